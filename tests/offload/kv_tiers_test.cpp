@@ -505,13 +505,13 @@ TEST_CASE("a mover whose memory lacks blocks of the cache is refused") {
       argument_error);
 }
 
-TEST_CASE("a cache tells one kv_tiers alone") {
+TEST_CASE("a cache reports to one kv_tiers only") {
   rig r;
   host_space other({.budget = 4096});
   CHECK_THROWS_WITH_AS(
       kv_tiers(r.cache, manual_mover(r.contents, r.stream), {.name = "t"}, offload::kv_tier(other, 1024)),
-      "t: the cache has tiers already, and tells one kv_tiers alone; end the other first, or give "
-      "one more tiers",
+      "t: the cache has tiers already, and reports to one kv_tiers only; destroy the other first, or give "
+      "one of them more tiers",
       argument_error);
 }
 

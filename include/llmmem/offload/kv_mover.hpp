@@ -50,8 +50,8 @@ inline constexpr std::size_t most_slot_pairs = 128;
 /// - `save(g, slots, pairs, after)`: begins behind `after`, and reads the blocks before the engine's later
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
-/// - A copy that fails is told by its fence and by all later ones of the mover, as of a stream whose device
-///   is lost; or at once, by the call.
+/// - Its fence, and all later fences of the mover, report a copy that fails, as for a stream whose device is
+///   lost; or the call returns the failure.
 /// - `blocks()`, where it has that: blocks of its memory, which must be those of the cache at least.
 /// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
 ///   that have passed.
@@ -105,12 +105,12 @@ class queue_mark {
 };
 
 /// Moves blocks through the description of their layout: slots hold them packed (`kv_layout::packed`), so
-/// that a slot's bytes are the same whatever order the cache's memory has.
+/// that a slot's bytes do not depend on the order of the cache's memory.
 ///
 ///     offload::layout_mover mover(host_executor{}, {.data = kv, .blocks = n, .layout = layout});
 ///
-/// @tparam Run   `host_executor`, or a `device_executor` for which slots lie where its kernels see them
-///               (pinned memory).
+/// @tparam Run   `host_executor`, or a `device_executor` whose kernels can access the slots (pinned
+///               memory).
 /// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or
 ///               `queue_mark` of a stream's queue.
 template <class Run, class Mark = passed_mark>
@@ -171,7 +171,7 @@ class layout_mover {
   }
 
  private:
-  /// Whether slots lie side by side, so that one call can move many. Otherwise each is a memory of one block.
+  /// Whether slots are contiguous, so that one call can move many. Otherwise each is a memory of one block.
   [[nodiscard]] bool is_packed(const slot_memory& slots) const noexcept {
     return slots.stride == packed_.block_bytes();
   }
@@ -199,8 +199,8 @@ layout_mover(Run, kv_memory) -> layout_mover<Run>;
 template <class Run, class Mark>
 layout_mover(Run, kv_memory, Mark) -> layout_mover<Run, Mark>;
 
-/// Moves blocks of a `hybrid_allocator` whose pages lie in host memory, as they are: each block is one run of
-/// bytes in its page, cut into equal parts for its layers.
+/// Moves blocks of a `hybrid_allocator` whose pages are in host memory, unchanged: each block is one run of
+/// bytes in its page, divided into equal parts for its layers.
 ///
 /// @par Thread safety   as a plain value.
 class page_mover {
@@ -263,8 +263,8 @@ class page_mover {
   std::vector<group_form> groups_;
 };
 
-/// Moves blocks whose bytes lie in two memories under one table, such as codes and their scales: a slot holds
-/// the first mover's bytes and, behind them, the second's.
+/// Moves blocks whose bytes are in two memories under one table, such as codes and their scales: a slot holds
+/// the first mover's bytes, followed by the second's.
 ///
 ///     offload::joint_mover mover(layout_mover(run, codes), layout_mover(run, scales));
 ///

@@ -1,5 +1,5 @@
 /// @file
-/// `kv_tier`: a memory that blocks of a paged cache go down to, and when they go to the next.
+/// `kv_tier`: a memory below a paged cache, and the policy by which its blocks move to the next one.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,12 +16,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace offload {
 
-/// When blocks go from one memory to the next, as a value: made from the policies that `tiered_buffer` has.
+/// When blocks move from one memory to the next, as a value: made from the policies of `tiered_buffer`.
 ///
 ///     .store = write_through{}                  // as soon as they are complete
 ///     .store = write_through_selective<2>{}     // when the second request uses them
 ///     .store = write_back{}                     // when they are evicted above
-///     .store = demoting<write_through>{}        // complete; and again when evicted, if they are gone below
+///     .store = demoting<write_through>{}        // complete; and again when evicted, if the tier below lacks
+///     them
 struct store_policy {
   bool (*writes_at)(std::uint32_t uses) noexcept = &write_through::writes_at;
   bool on_eviction = false;  ///< whether a block that is evicted goes to the next memory, if that lacks it
@@ -35,7 +36,7 @@ struct store_policy {
 
 /// One memory beneath a cache, its budget, and which blocks leave it.
 ///
-/// @tparam Space     where the bytes lie; outlives the tiers. The host must be able to touch those of the
+/// @tparam Space     the memory of the bytes; outlives the tiers. The host must be able to access that of the
 ///                   first tier; a `persistent_file_space` keeps its blocks across restarts.
 /// @tparam Eviction  `eviction_policy` over slots: one instance for each group of layers.
 template <memory_space Space, eviction_policy Eviction = lru_eviction>

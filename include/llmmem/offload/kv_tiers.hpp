@@ -29,8 +29,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps the blocks of one cache in several memories: what the cache evicts, or what is worth keeping, goes
-/// down to host memory and files, and the engine loads it instead of computing it again.
+/// Keeps the blocks of one cache in several memories. Blocks that the cache evicts, or that are worth
+/// keeping, move down to host memory and files; the engine loads them instead of computing them again.
 ///
 ///     struct traits : paged_traits { using observer = offload::tier_link; };
 ///     paged_allocator<traits> cache({.blocks = 4096});
@@ -47,35 +47,38 @@ inline namespace v0 {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // `match` finds what is right from now on
-///       if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///       const auto came = load.complete();                      // `match` finds the right blocks from now
+///       on if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // compute the rest
 ///     }
 ///     ...
-///     tiers.store(sequence, kernel_done).value();               // what the policy wants, behind the fence
+///     tiers.store(sequence, kernel_done).value();               // what the policy selects, after the fence
 ///
-/// **The first tier is the gateway**: the host can touch it, the mover copies between it and the cache, and
-/// all lower tiers read and write through its slots. These slots are the staging memory, and its budget
+/// **The first tier is the gateway.** The host can access it, the mover copies between it and the cache, and
+/// all lower tiers read and write through its slots. These slots are the staging memory; the tier's budget
 /// includes them.
 ///
-/// **Never a wrong token.** A lookup finds a block by the key of its whole prefix. The tiers check what comes
-/// back from a file against its checksum before the mover restores a layer of it; a damaged block is a miss.
-/// Contents that the cache invalidates leave the tiers with all that builds on them, also where a chain
-/// between is not known. `match` does not find a loading block before `complete`. The tiers pin the blocks
-/// that they store or load until the copy has ended, whatever becomes of their sequences.
+/// **Never a wrong token.** A lookup finds a block by the key of its whole prefix. The tiers verify the
+/// checksum of each block that returns from a file before the mover restores any of its layers; a damaged
+/// block is a miss. Contents that the cache invalidates leave the tiers together with all blocks computed
+/// from them, also where the tiers lack a chunk in between. `match` finds a loading block only after
+/// `complete`. The tiers pin the blocks that they store or load until the copy has ended, even if their
+/// sequences are released before.
 ///
-/// **One load for all**: a block that one request loads is `pending` for the others. They match it after the
-/// first one's `complete`; `match` takes a sequence without tokens, so they match again from the beginning.
+/// **One load serves all requests.** A block that one request loads is `pending` for the others. They match
+/// it after the first one's `complete`. `match` takes a sequence without tokens, so they match again from the
+/// beginning.
 ///
-/// **Nothing waits but `wait`, `issue`, `complete`, `flush`, `persist` and the destructor**, and there is no
-/// thread. Transfers go on in these, and in `prepare_load`, `store`, `has_arrived` and `progress`; not in
-/// `lookup`, `touch` and `stats`: an engine that waits for `pending` calls `progress`.
+/// **Only `wait`, `issue`, `complete`, `flush`, `persist` and the destructor wait.** There is no thread.
+/// Transfers advance in these calls and in `prepare_load`, `store`, `has_arrived` and `progress`; `lookup`,
+/// `touch` and `stats` do not advance them. An engine that waits for a `pending` block calls `progress`.
 ///
 /// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is an `offload::tier_link`, or
 ///                contains one.
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) besides its copy. Only `prepare_load`
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) in addition to its copy. Only
+/// `prepare_load`
 ///                      (O(blocks)) and the cache's `invalidate` (O(slots)) allocate. Metadata: 68 bytes a
 ///                      slot and the policy's.
 /// @par Thread safety   that of the cache: one thread at a time for both. File queues have their own threads.
@@ -89,12 +92,12 @@ class kv_tiers final : private offload::loss_listener {
   static_assert(sizeof...(Tiers) >= 1 && sizeof...(Tiers) <= max_kv_tiers, "kv_tiers takes 1 to 4 tiers");
   using observer_type = typename Cache::observer_type;
   static_assert(detail::link_finder<observer_type>::has_link,
-                "the cache must tell its tiers what it evicts and what is wrong: set Traits::observer to "
+                "the cache must report evicted and wrong blocks to its tiers: set Traits::observer to "
                 "offload::tier_link, or to paging::observers<..., offload::tier_link>");
   using first_tier = std::tuple_element_t<0, std::tuple<Tiers...>>;
   static_assert(
       first_tier::space_type::is_host_accessible,
-      "the host must be able to touch the first tier, through which all others are read and written: "
+      "the host must be able to access the first tier, through which all others are read and written: "
       "put a host_space or pinned_space in front");
 
  public:
@@ -109,90 +112,92 @@ class kv_tiers final : private offload::loss_listener {
   ///                (else `argument_error`), which outlives the tiers.
   /// @param places  from the fastest down. The constructor takes each budget from its space.
   kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places);
-  /// Waits for all transfers. @pre no `load` is left: complete or cancel each before (a load that is left
-  /// calls into the tiers that are gone).
+  /// Waits for all transfers. @pre no `load` remains: complete or cancel each before, because a remaining
+  /// load would call the destroyed tiers.
   ~kv_tiers();
   kv_tiers(const kv_tiers&) = delete;
   kv_tiers& operator=(const kv_tiers&) = delete;
 
   /// @name Looking
   /// @{
-  /// How much of the chain behind what `sequence` holds a load could bring now. Moves nothing, counts no use,
-  /// and lets no transfer go on. Looks from token 0 for a handle that the cache's `check` refuses.
+  /// Returns how many tokens of the chain, after those that `sequence` holds, a load could bring now. Moves
+  /// nothing, counts no use, and advances no transfer. Starts at token 0 for a handle that the cache's
+  /// `check` refuses.
   [[nodiscard]] offload::kv_where lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
   /// The same for a request that holds, or would match, `first` tokens.
   [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
-  /// What the tiers answer for one block of a chain, and in which tier it lies (`tiers` where in none).
+  /// Returns the tiers' answer for one block of a chain, and its tier (`tiers` if no tier has it).
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(const kv_chain& chain, std::size_t group,
                                                                      std::uint64_t index) const noexcept;
   /// Counts a use of the first `tokens` tokens' blocks in every tier that has them, the last block first, so
-  /// that prefixes outlive what follows them. For hits of the cache itself, which tiers do not see.
+  /// that prefixes outlive their followers. Call it for hits of the cache itself, which the tiers do not see.
   void touch(const kv_chain& chain, std::uint64_t tokens) noexcept;
   /// @}
 
   /// @name Loading
   /// @{
-  /// Appends to `sequence` the tokens that `lookup` says a load can bring, at most up to token `upto` of the
-  /// chain, and begins to bring their contents. The load is empty where a load can bring nothing.
+  /// Appends to `sequence` the tokens that `lookup` reports as loadable, at most up to token `upto` of the
+  /// chain, and begins to load their contents. Returns an empty load if no token is loadable.
   ///
-  /// The load keeps the address of `chain`: it must not be a temporary, nor move, nor end before the load.
+  /// The load keeps the address of `chain`, which must outlive the load and must not move.
   ///
   /// Until the load ends the engine must not write to the blocks that are loading, nor append to a sequence
   /// of a `hybrid_allocator` (whose states are copied then); it may append to one of a `paged_allocator`, and
-  /// compute those tokens as layers arrive. A commit caches nothing of what is loading, nor what lies behind
-  /// it. The engine may release the sequence: the blocks come back when the copies have ended.
+  /// compute those tokens as layers arrive. A commit caches none of the loading blocks and none after them.
+  /// The engine may release the sequence: its blocks become free when the copies have ended.
   /// @return what the cache refuses (`errc::out_of_blocks`; a stale handle); `errc::not_whole_blocks` for a
   ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
   ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for one of another
   ///         context, or of other tokens than the sequence has. The sequence is then as it was; of a hybrid
   ///         cache whose windows have moved on it may be shorter: read `tokens(sequence)` again.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
-  /// A load keeps a reference to its chain: a temporary one would be gone.
+  /// A load keeps a reference to its chain, which a temporary would leave dangling.
   result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
                             std::uint64_t upto = unlimited) = delete;
   /// @}
 
   /// @name Storing
   /// @{
-  /// Stores what the policy wants of the sequence's committed blocks, once `after` has passed: the fence
-  /// behind the kernels that write them. Does not wait for it; the tiers pin the blocks meanwhile, so that
-  /// the engine may release the sequence at once. Begins nothing under `write_back`.
+  /// Stores those of the sequence's committed blocks that the policy selects, once `after` has passed: the
+  /// fence after the kernels that write them. Does not wait for the fence. The tiers pin the blocks until
+  /// then, so the engine may release the sequence immediately. Stores nothing under `write_back`.
   ///
-  /// Considers each block once for each sequence, and one that finds no slot now again at the next call.
+  /// Considers each block once for each sequence; a block that finds no slot is considered again at the next
+  /// call.
   /// @return of the blocks considered by this call, how many a tier has already or this call began to store;
   ///         what the cache's `check` says of a handle.
   result<std::uint64_t> store(sequence_id sequence, const fence_type& after = {});
   /// @}
 
-  /// @name Going on
+  /// @name Progress
   /// @{
-  /// Lets transfers go on without waiting. To be called in each step of an engine. O(transfers under way).
+  /// Advances transfers without waiting. An engine calls it in each step. O(transfers in flight).
   void progress() noexcept;
-  /// Returns when no transfer is under way, and all blocks that were to go down have; waits for the fences
-  /// that `store` was given.
+  /// Returns when no transfer is in flight and every block selected for a lower tier is there. Waits for the
+  /// fences that `store` was given.
   void flush() noexcept;
-  /// `flush`, and then until the devices have what was written to files.
-  /// @return what a file fails with, or what its index could not be told since the last call: after a restart
-  ///         that block is missing, or one that was withdrawn is back.
+  /// Calls `flush`, then waits until the devices hold what was written to files.
+  /// @return the failure of a file, or of an update of its index since the last call: after a restart that
+  ///         block is missing, or a withdrawn block is back.
   result<void> persist() noexcept;
   /// @}
 
   /// @name Passing blocks on
   /// For code that moves blocks between the first tiers of several processes, as `kv_pool` does.
   /// @{
-  /// Brings blocks that lie in lower tiers into the first one, ahead of a load of the chain's tokens `first`
-  /// to `upto`: the hint of a scheduler that looks into its queue. Leaves `load_headroom` to loads, and stops
-  /// where slots or transfers run out. Waits for nothing and pins nothing: what came may be evicted again.
+  /// Brings blocks from lower tiers into the first one, ahead of a load of the chain's tokens `first` to
+  /// `upto`: a scheduler calls it for requests in its queue. Leaves `load_headroom` to loads, and stops when
+  /// slots or transfers run out. Waits for nothing and pins nothing: the blocks may be evicted again.
   /// @return blocks whose transfers this call began. O(blocks).
   std::uint64_t prefetch(const kv_chain& chain, std::uint64_t first, std::uint64_t upto = unlimited) noexcept;
-  /// The same for one block. Whether it is in the first tier, or on its way there.
+  /// The same for one block. Returns whether it is in the first tier or on its way there.
   bool prefetch_block(std::size_t group, const block_key& key) noexcept;
-  /// As `lookup`, where `elsewhere(group, chunks)` says of a block that no tier has whether another cache
-  /// has it: the block of `group` that ends with the first `chunks` chunks of the chain.
+  /// As `lookup`, but `elsewhere(group, chunks)` says of a block that no tier has whether another cache has
+  /// it: the block of `group` that ends with the first `chunks` chunks of the chain.
   template <class Elsewhere>
   [[nodiscard]] offload::kv_where lookup_with(const kv_chain& chain, std::uint64_t first,
                                               std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept;
-  /// What the tiers answer for one block by its key in the chain, and in which tier it lies.
+  /// Returns the tiers' answer for one block by its key in the chain, and its tier.
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(std::size_t group,
                                                                      const block_key& key) const noexcept;
   /// Pins a block in the first tier. Nothing where it is not there, or still on its way.
@@ -220,7 +225,7 @@ class kv_tiers final : private offload::loss_listener {
 
   /// @name Withdrawing
   /// @{
-  /// Gives up all that the tiers hold, in files too. `cache.reset` calls it.
+  /// Drops all blocks of all tiers, files included. `cache.reset` calls it.
   void clear() noexcept { cleared(); }
   /// @}
 
@@ -314,10 +319,10 @@ class kv_tiers final : private offload::loss_listener {
   std::uint64_t invalidated_ = 0;
 };
 
-/// A load under way: the contents of blocks on their way into the cache. Movable; its destructor cancels it.
+/// A load in flight: the contents of blocks on their way into the cache. Movable; its destructor cancels it.
 ///
-/// `cancel` does not wait: later calls of the tiers end what has begun, the tiers keep the blocks pinned
-/// until then, and nothing that arrives late is written to them.
+/// `cancel` does not wait. Later calls of the tiers end the copies that have begun; until then the tiers keep
+/// the blocks pinned, and late arrivals are not written to them.
 ///
 /// @par Thread safety   that of its tiers, which outlive it.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -344,8 +349,8 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   /// Tokens that the sequence has from `prepare_load` on, right only up to `load_result::tokens`.
   [[nodiscard]] std::uint64_t wanted() const noexcept { return result_.wanted; }
 
-  /// Returns when layer `layer` of every block of `group` is in the cache's memory, has failed, or is given
-  /// up because the patience has ended. Succeeds all the same: `complete` tells which tokens are right. The
+  /// Returns when layer `layer` of every block of `group` is in the cache's memory, has failed, or is dropped
+  /// because the patience has ended. Succeeds in all three cases: `complete` says which tokens are right. The
   /// engine asks in the order in which the model runs.
   /// @return `errc::out_of_range` for a layer or group that the mover does not have; what a copy's fence
   /// fails
@@ -371,7 +376,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
   }
-  /// Gives the load up. The sequence keeps its blocks, and no token behind `first()` is right: truncate it to
+  /// Cancels the load. The sequence keeps its blocks, but no token after `first()` is right: truncate it to
   /// `first()`, or release it.
   void cancel() noexcept {
     if (tiers_ != nullptr) std::exchange(tiers_, nullptr)->cancel(slot_);

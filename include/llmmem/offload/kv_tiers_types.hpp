@@ -1,5 +1,5 @@
 /// @file
-/// What `kv_tiers` is set up with, and what it answers.
+/// The options, answers and counters of `kv_tiers`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,8 +25,8 @@ inline constexpr std::size_t max_kv_tiers = 4;
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
   offload::store_policy store{};  ///< when blocks go from the cache to the first tier
-  /// How many nanoseconds a load may take, from `prepare_load` on, also while nobody waits. `wait` and
-  /// `complete` give up what has not come by then, and the engine computes it. Default: no limit.
+  /// How many nanoseconds a load may take, counted from `prepare_load`, whether or not the engine waits.
+  /// `wait` and `complete` drop the blocks that are late, and the engine computes them. Default: no limit.
   std::uint64_t patience_ns = ~std::uint64_t{0};
   /// Transfers under way at once: between the cache and the first tier, and again to and from each lower
   /// tier.
@@ -48,15 +48,15 @@ struct kv_tiers_options {
 
 namespace offload {
 
-/// Whether a block that a request needs lies in the tiers.
+/// Whether the tiers have a block that a request needs.
 enum class answer : std::uint8_t {
   hit,      ///< it can be loaded now
   pending,  ///< a store or another load moves it: call `progress`, match and ask again
   miss,     ///< no tier has it
-  unknown,  ///< its tier does not answer now: ask again, and do not remember it as a miss
+  unknown,  ///< its tier does not answer now: ask again, and do not record a miss
 };
 
-/// Where the beginning of a prompt lies.
+/// Which part of a prompt the tiers have.
 struct kv_where {
   std::uint64_t first = 0;   ///< tokens that the sequence has already
   std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
@@ -84,7 +84,7 @@ struct load_result {
   std::uint64_t wanted = 0;         ///< tokens that the load was to make right, `first` included
   std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the load was cancelled
-  std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier where they lay
+  std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier that had them
   failure why{};  ///< of a block that failed; late and withdrawn blocks may leave `errc::ok`
 
   [[nodiscard]] bool is_whole() const noexcept { return tokens == wanted; }

@@ -1,5 +1,5 @@
 /// @file
-/// `tier_link`: the observer through which a cache tells its tiers what it evicts and what is wrong.
+/// `tier_link`: the observer through which a cache reports evicted and wrong blocks to its tiers.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,16 +15,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace offload {
 
-/// Hears of a cache's losses. The cache makes these calls while it changes: do not change it from here.
+/// Receives a cache's losses. The cache makes these calls while it changes: do not change it from here.
 class loss_listener {
  public:
   loss_listener() = default;
   loss_listener(const loss_listener&) = delete;
   loss_listener& operator=(const loss_listener&) = delete;
 
-  /// Contents are given up for room; they are still in the block while the call lasts.
+  /// The cache evicts contents; they remain in the block during the call.
   virtual void evicted(block_id block, const block_key& key, std::size_t group) noexcept = 0;
-  /// Contents are wrong, and so is whatever was computed from them.
+  /// Contents are wrong, and so is everything computed from them.
   virtual void invalidated(const block_key& key, std::size_t group) noexcept = 0;
   /// All contents are out of date: the cache begins another epoch.
   virtual void cleared() noexcept = 0;
@@ -53,8 +53,9 @@ class tier_link {
     if (listener_ != nullptr) listener_->cleared();
   }
 
-  /// Tells `listener` from now on, and no longer the one before; null: tells nothing. The constructor of
-  /// `kv_tiers` attaches itself, and its destructor attaches null: one cache, one `kv_tiers`.
+  /// Reports to `listener` from now on, and no longer to the previous one; null: reports nothing. The
+  /// constructor of `kv_tiers` attaches the tiers, and its destructor attaches null: one cache, one
+  /// `kv_tiers`.
   void attach(loss_listener* listener) noexcept { listener_ = listener; }
   [[nodiscard]] bool is_attached() const noexcept { return listener_ != nullptr; }
 

@@ -1,5 +1,5 @@
 /// @file
-/// What tiers ask of a cache, the same for a `paged_allocator` and a `hybrid_allocator`.
+/// The operations that tiers need from a cache, the same for a `paged_allocator` and a `hybrid_allocator`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -65,7 +65,7 @@ class cache_view {
   result<void> grow(sequence_id sequence, const kv_chain& chain, std::uint64_t end) const noexcept {
     const std::uint64_t have = cache_->tokens(sequence);
     if constexpr (is_hybrid) {
-      // Piece by piece: what leaves the windows meanwhile is given back, instead of all being held at once.
+      // Piece by piece, so that blocks that leave the windows become free before the next piece.
       for (std::uint64_t first = have; first < end;) {
         const std::uint64_t piece = piece_tokens();
         const std::uint64_t next = end - first < piece ? end : first + piece;

@@ -23,8 +23,8 @@ kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_o
   offload::tier_link& link = detail::link_finder<observer_type>::of(cache.observer());
   if (link.is_attached()) {
     throw argument_error(options_.name +
-                         ": the cache has tiers already, and tells one kv_tiers alone; end the other "
-                         "first, or give one more tiers");
+                         ": the cache has tiers already, and reports to one kv_tiers only; destroy the "
+                         "other first, or give one of them more tiers");
   }
   link.attach(this);
 }

@@ -245,7 +245,7 @@ void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, st
   begin();
 }
 
-/// Gives back the slots of what is in the cache's memory.
+/// Releases the slots of blocks that are in the cache's memory.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::free_restored(record& of) noexcept {
   for (part& each : of.parts) {
@@ -400,7 +400,7 @@ void kv_tiers<Cache, Mover, Tiers...>::reap() noexcept {
   }
 }
 
-/// Gives back all that a load holds.
+/// Releases everything that a load holds.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::end(record& of) noexcept {
   of.state = record::phase::free;

@@ -1,5 +1,5 @@
 /// @file
-/// What tiers remember of a load under way.
+/// The state of a load in flight.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -37,8 +37,8 @@ struct load_part {
   std::uint32_t index = 0;  ///< in the sequence's table
   block_id block = null_block;
   slot_id slot = no_slot;  ///< in `tier`, pinned
-  std::uint8_t tier = 0;   ///< where it lies now
-  std::uint8_t from = 0;   ///< where it lay first
+  std::uint8_t tier = 0;   ///< where it is now
+  std::uint8_t from = 0;   ///< where it was first
   part_state state = part_state::queued;
   bool is_wrong = false;     ///< its contents were withdrawn while it was loading
   std::uint32_t layers = 0;  ///< whose restoring is begun

@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Waits for a copy of a mover, and says how it went where its fence can tell. Asking changes nothing.
+/// Waits for a copy of a mover, and returns its outcome if the fence reports one.
 template <class Fence>
 [[nodiscard]] result<void> settled(const Fence& fence) noexcept {
   if constexpr (requires { fence.settled(); }) {

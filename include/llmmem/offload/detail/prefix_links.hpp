@@ -17,8 +17,8 @@ inline namespace v0 {
 namespace detail {
 
 /// The chunks that tiers hold, and which comes before each. A chunk is *sound* if the chain back from it is
-/// known without a gap to the beginning of a prompt, and the wrong chunk is not in it. With a gap nobody can
-/// tell what it was computed from.
+/// known without a gap to the beginning of a prompt, and the wrong chunk is not in it. With a gap it is
+/// unknown what the block was computed from.
 ///
 /// @par Complexity   `judge` O(n log n) for n chunks; `is_sound` O(log n).
 class prefix_links {

@@ -1,5 +1,5 @@
 /// @file
-/// One tier beneath a cache: its bytes, its slots, and what is on its way to and from it.
+/// One tier beneath a cache: its bytes, its slots, and the transfers to and from it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -36,7 +36,7 @@ struct tier_level {
     slot_id lower = no_slot;  ///< here
     std::uint32_t checksum = 0;
     bool goes_down = false;
-    bool for_room = false;  ///< the upper slot is to be free afterwards
+    bool for_room = false;  ///< the upper slot must be free afterwards
     load_cookie waiting{};
   };
   struct owed_write {

@@ -1,5 +1,5 @@
 /// @file
-/// The bytes of one tier: where its slots lie, and the copies in and out of them.
+/// The bytes of one tier: where its slots are, and the copies to and from them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,7 +26,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Where the slots of one group lie in a tier.
+/// Where the slots of one group are in a tier.
 struct slot_region {
   std::uint64_t first = 0;  ///< byte of the tier's range
   std::uint64_t slots = 0;
@@ -70,7 +70,7 @@ using slot_regions = std::array<slot_region, max_layer_groups>;
   return out;
 }
 
-/// One tier's range, and its copies. Slots of a space that keeps an index are told to it.
+/// One tier's range, and its copies. A space that keeps an index records its slots there.
 template <memory_space Space>
 class tier_medium {
  public:
@@ -128,7 +128,7 @@ class tier_medium {
       return {};
     }
   }
-  /// Lets copies go on, where nobody else does.
+  /// Advances copies, for a space without threads of its own.
   void poll() noexcept {
     if constexpr (requires { space_->queue().poll(); }) space_->queue().poll();
   }

@@ -101,7 +101,7 @@ class tier_slots {
       make_free(slot);
     }
   }
-  /// A load wants the contents: others who ask are told that they are on their way.
+  /// A load needs the contents: for other requests the block is `pending`.
   void begin_load(slot_id slot) noexcept { ++at(slot).loads; }
   void end_load(slot_id slot) noexcept { --at(slot).loads; }
 
@@ -118,7 +118,7 @@ class tier_slots {
     if (!found) return std::nullopt;
     return slot_id{to_index(*found)};
   }
-  /// Gives up contents for room. @pre ready and unpinned
+  /// Evicts contents. @pre ready and unpinned
   void evict(slot_id slot) noexcept {
     detail::evict(eviction_, policy_slot(slot));
     --candidates_;
@@ -127,7 +127,7 @@ class tier_slots {
     make_free(slot);
     ++evictions_;
   }
-  /// Gives up contents that nobody may have any more. A slot that transfers use becomes free behind the last.
+  /// Drops contents that no request may use. A slot in use by transfers becomes free after the last of them.
   void drop(slot_id slot) noexcept {
     if (at(slot).state == slot_state::doomed) return;
     const bool was_ready = at(slot).state == slot_state::ready;
@@ -146,7 +146,7 @@ class tier_slots {
   [[nodiscard]] bool is_live(slot_id slot) const noexcept {
     return at(slot).state == slot_state::ready || at(slot).state == slot_state::filling;
   }
-  /// Whether the contents can be had at once: nobody is bringing them in or up.
+  /// Whether the contents are available immediately: no transfer or load brings them.
   [[nodiscard]] bool is_settled(slot_id slot) const noexcept { return is_ready(slot) && at(slot).loads == 0; }
   [[nodiscard]] const block_key& key(slot_id slot) const noexcept { return index_.key(block_of(slot)); }
   [[nodiscard]] parent_digest parent(slot_id slot) const noexcept { return at(slot).parent; }

@@ -125,11 +125,11 @@ class kv_tier_stack {
   /// A use of what is in the first tier: by its policy it may go down now.
   void use(std::size_t group, slot_id slot) noexcept { pass_down<1>(group, slot); }
 
-  /// What became of `begin_read`.
+  /// The outcome of `begin_read`.
   enum class begun : std::uint8_t { yes, no_slot, no_transfer, withdrawn, failed };
-  /// Brings a block of tier `k` into the first tier; `poll` tells when it is there, and the reader then has
-  /// the pin of its slot. The slot below stays pinned meanwhile by its load. Without a reader to tell, it
-  /// leaves the headroom to loads.
+  /// Brings a block of tier `k` into the first tier; `poll` reports its arrival, and the reader then has
+  /// the pin of its slot. The load keeps the slot below pinned until then. A read without a reader leaves the
+  /// headroom to loads.
   [[nodiscard]] begun begin_read(std::size_t k, std::size_t group, slot_id lower, load_cookie waiting,
                                  std::uint64_t now) noexcept {
     begun out = begun::failed;
@@ -179,7 +179,7 @@ class kv_tier_stack {
     });
     return out;
   }
-  /// Nobody waits for a load's reads any more.
+  /// No load waits for these reads any longer.
   void forget_reader(std::uint32_t load, std::uint32_t generation) noexcept {
     each_lower(*this, [&](std::size_t, auto& level) {
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
@@ -583,7 +583,7 @@ class kv_tier_stack {
   std::array<std::uint64_t, max_layer_groups> leaving_{};  // slots of the first tier that leave when written
   std::tuple<tier_level<Tiers>...> levels_;
   failure last_failure_{};
-  failure index_failure_{};  // what an index could not be told since the last `sync`
+  failure index_failure_{};  // the first index update that failed since the last `sync`
 };
 
 template <class... Tiers>

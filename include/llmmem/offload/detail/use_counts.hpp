@@ -1,5 +1,5 @@
 /// @file
-/// How often keys were seen that lie in no tier yet.
+/// Counts the uses of keys that no tier has yet.
 #pragma once
 
 #include <llmmem/config.hpp>
