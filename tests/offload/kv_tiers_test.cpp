@@ -256,6 +256,29 @@ TEST_CASE("what does not come within the patience is computed, and comes to no h
   CHECK(r.tiers.audit() == sound);
 }
 
+TEST_CASE("a load can have a patience of its own") {
+  rig r({.patience_ns = 100});
+  const auto prompt = count_up(0, 16);
+  r.stored(prompt);
+  r.fill_first_tier(500);
+  const kv_chain chain(r.cache, prompt);
+  const sequence_id id = r.cache.create().value();
+  auto patient = r.tiers.prepare_load(id, chain, {.patience_ns = 1000}).value();
+  r.now += 500;
+  r.below.transfers().end_all();
+  CHECK(patient.complete().is_whole());
+  r.cache.release(id).value();
+  r.cache.drop_idle();
+  r.tiers.flush();
+  r.fill_first_tier(900);
+  const sequence_id other = r.cache.create().value();
+  auto hasty = r.tiers.prepare_load(other, chain, {.upto = 8, .patience_ns = 0}).value();
+  CHECK(hasty.wanted() == 8);
+  const offload::load_result came = hasty.complete();
+  CHECK(came.tokens == 0);
+  CHECK(came.late_blocks == 2);
+}
+
 TEST_CASE("a cancelled load keeps its blocks until the copies into them have ended") {
   rig r;
   const auto prompt = count_up(0, 16);

@@ -150,10 +150,16 @@ class kv_tiers final : private offload::loss_listener {
   ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for one of another
   ///         context, or of other tokens than the sequence has. The sequence is then as it was; of a hybrid
   ///         cache whose windows have moved on it may be shorter: read `tokens(sequence)` again.
-  result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
+  result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited) {
+    return prepare_load(sequence, chain, offload::load_limits{.upto = upto});
+  }
+  /// The same, with a patience of its own: a request that may wait longer, or not at all.
+  result<load> prepare_load(sequence_id sequence, const kv_chain& chain, const offload::load_limits& limits);
   /// A load keeps a reference to its chain, which a temporary would leave dangling.
   result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
                             std::uint64_t upto = unlimited) = delete;
+  result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
+                            const offload::load_limits& limits) = delete;
   /// @}
 
   /// @name Storing

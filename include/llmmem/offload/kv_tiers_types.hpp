@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace llmmem {
@@ -75,6 +76,13 @@ struct held_block {
   slot_id slot = no_slot;
 
   friend constexpr bool operator==(const held_block&, const held_block&) noexcept = default;
+};
+
+/// How far and how long one load goes.
+struct load_limits {
+  std::uint64_t upto = ~std::uint64_t{0};  ///< token of the chain at which the load ends at the latest
+  /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
+  std::optional<std::uint64_t> patience_ns{};
 };
 
 /// What came of a load.

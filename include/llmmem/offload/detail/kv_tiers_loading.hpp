@@ -10,7 +10,7 @@ inline namespace v0 {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, Tiers...>::prepare_load(
-    sequence_id sequence, const kv_chain& chain, std::uint64_t upto) {
+    sequence_id sequence, const kv_chain& chain, const offload::load_limits& limits) {
   Cache& cache = view_.cache();
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const std::uint64_t have = cache.tokens(sequence);
@@ -20,7 +20,7 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   if (!continues(sequence, chain, have)) return refusal(errc::not_a_prefix, sequence.slot, have, 0);
   go_on();
   const std::uint64_t whole = chain.keys().size();
-  const std::uint64_t limit = upto >= chain.tokens() ? whole : upto / step;
+  const std::uint64_t limit = limits.upto >= chain.tokens() ? whole : limits.upto / step;
   const offload::kv_where where = lookup_with(chain, have, limit < whole ? limit : whole,
                                               [](std::size_t, std::uint64_t) noexcept { return false; });
   load empty;
@@ -32,7 +32,7 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   if (slot == loads_.size()) return refusal(errc::table_full, 0, loads_.size() + 1, loads_.size());
 
   record& made = loads_[slot];
-  const std::uint64_t most = options_.patience_ns;
+  const std::uint64_t most = limits.patience_ns.value_or(options_.patience_ns);
   const std::uint64_t begun = now();
   made.sequence = sequence;
   made.chain = &chain;

@@ -6,6 +6,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/hash/errors.hpp>
+#include <llmmem/offload/detail/pending_save.hpp>
 #include <llmmem/offload/detail/prefix_links.hpp>
 #include <llmmem/offload/detail/tier_keys.hpp>
 #include <llmmem/offload/detail/tier_level.hpp>
@@ -558,12 +559,7 @@ class kv_tier_stack {
   }
   template <class Fence>
   static void wait_for(const Fence& fence) noexcept {
-    // A failure stays with the fence: `poll` takes it.
-    if constexpr (requires { fence.settled(); }) {
-      static_cast<void>(fence.settled());
-    } else {
-      fence.wait();
-    }
+    static_cast<void>(settled(fence));  // a failure stays with the fence: `poll` takes it
   }
 
   /// Grows with each key that comes or leaves.
