@@ -198,8 +198,9 @@ class kv_tiers final : private offload::loss_listener {
   std::uint64_t prefetch(const kv_chain& chain, std::uint64_t first, std::uint64_t upto = unlimited) noexcept;
   /// The same for one block. Returns whether it is in the first tier or on its way there.
   bool prefetch_block(std::size_t group, const block_key& key) noexcept;
-  /// As `lookup`, but `elsewhere(group, chunks)` says of a block that no tier has whether another cache has
-  /// it: the block of `group` that ends with the first `chunks` chunks of the chain.
+  /// As `lookup`, but a block that no tier can bring now counts where `elsewhere(group, chunks, answer)` is
+  /// true, because another cache has it: the block of `group` that ends with the first `chunks` chunks of the
+  /// chain, for which the tiers' answer is `answer`.
   template <class Elsewhere>
   [[nodiscard]] offload::kv_where lookup_with(const kv_chain& chain, std::uint64_t first,
                                               std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept;

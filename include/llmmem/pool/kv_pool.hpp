@@ -160,6 +160,7 @@ class kv_pool {
   void hear_answer(seat_id from, detail::pool_reader in) noexcept;
   void hear_get(seat_id from, detail::pool_reader in) noexcept;
   void hear_missing(seat_id from, detail::pool_reader in) noexcept;
+  void hear_gone(seat_id from, detail::pool_reader in) noexcept;
   [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
@@ -211,6 +212,7 @@ class kv_pool {
   Tiers* tiers_;
   Endpoint* end_;
   std::size_t groups_;
+  std::uint64_t nonce_;  // of this pool: its endpoint may have had another before
   std::uint64_t epoch_ = 0;
   detail::pool_likeness likeness_{};
   detail::span_table directory_;

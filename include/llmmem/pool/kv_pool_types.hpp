@@ -54,7 +54,7 @@ enum class peer_state : std::uint8_t {
 /// What came of a request.
 struct fetch_result {
   std::uint64_t first = 0;          ///< tokens that the caller had
-  std::uint64_t tokens = 0;         ///< tokens that the tiers of this node can load now, `first` included
+  std::uint64_t tokens = 0;         ///< tokens that this node's tiers have, or load, `first` included
   std::uint64_t blocks = 0;         ///< that came from other nodes
   std::uint64_t failed_blocks = 0;  ///< damaged on their way, or their node died, or had them no more
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the request was ended

@@ -128,7 +128,7 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain,
                                                            std::uint64_t first) const noexcept {
   return lookup_with(chain, first, chain.keys().size(),
-                     [](std::size_t, std::uint64_t) noexcept { return false; });
+                     [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -158,7 +158,7 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup_with(const kv_chain& 
         is_there = found.first == offload::answer::hit;
         if (is_there) {
           ++from[found.second.tier];
-        } else if (found.first == offload::answer::miss && elsewhere(g, c)) {
+        } else if (elsewhere(g, c, found.first)) {
           is_there = true;
           ++from_elsewhere;
         } else if (out.next == offload::answer::hit || found.first != offload::answer::miss) {

@@ -21,8 +21,9 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   go_on();
   const std::uint64_t whole = chain.keys().size();
   const std::uint64_t limit = limits.upto >= chain.tokens() ? whole : limits.upto / step;
-  const offload::kv_where where = lookup_with(chain, have, limit < whole ? limit : whole,
-                                              [](std::size_t, std::uint64_t) noexcept { return false; });
+  const offload::kv_where where =
+      lookup_with(chain, have, limit < whole ? limit : whole,
+                  [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
   load empty;
   empty.result_ = {.first = have, .tokens = have, .wanted = have};
   if (where.loadable() == 0) return empty;

@@ -16,8 +16,8 @@ std::uint64_t kv_tiers<Cache, Mover, Tiers...>::prefetch(const kv_chain& chain, 
   const std::uint64_t step = chain.chunk_tokens();
   const std::uint64_t whole = chain.keys().size();
   const std::uint64_t limit = upto >= chain.tokens() ? whole : upto / step;
-  const offload::kv_where where =
-      lookup_with(chain, first, limit, [](std::size_t, std::uint64_t) noexcept { return false; });
+  const offload::kv_where where = lookup_with(
+      chain, first, limit, [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
   const std::uint64_t at = now();
   std::uint64_t count = 0;
   bool has_room = true;

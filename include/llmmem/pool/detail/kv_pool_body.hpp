@@ -18,6 +18,7 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
       tiers_(&tiers),
       end_(&end),
       groups_(tiers.groups().size()),
+      nonce_(detail::mix_pair(end.nonce(), end.now_ns())),
       epoch_(tiers.cache().epoch()),
       likeness_(own_likeness()),
       directory_(options.directory_spans, groups_, options.metadata),
@@ -25,6 +26,9 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
       serving_(options.max_serving, detail::pool_serving{}, options.metadata, "kv_pool: blocks to send"),
       peers_(end.seats()),
       requests_(options.max_requests) {
+  // What others still send to an earlier pool of this endpoint is for none of these requests.
+  for (record& each : requests_)
+    each.generation = static_cast<std::uint32_t>(nonce_ >> 32);
   for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
     if (end.is_connected(seat_id{seat})) tell_hello(seat_id{seat});
   }
@@ -135,7 +139,7 @@ template <class Tiers, endpoint Endpoint>
 seat_id kv_pool<Tiers, Endpoint>::directory_of(const block_key& span) const noexcept {
   const std::uint64_t what = span.low ^ span.high;
   seat_id best = self();
-  std::uint64_t most = detail::mix_pair(what, end_->nonce());
+  std::uint64_t most = detail::mix_pair(what, nonce_);
   for (std::uint32_t i = 0; i < peers_.size(); ++i) {
     if (peers_[i].state != pool::peer_state::present) continue;
     const std::uint64_t score = detail::mix_pair(what, peers_[i].nonce);
@@ -196,6 +200,7 @@ void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<con
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
+  if (tiers_->cache().epoch() != epoch_) begin_epoch();
   if (chain.epoch() != epoch_ || chain.chunk_tokens() != likeness_.chunk_tokens) return;
   std::uint64_t chunks = tokens >= chain.tokens() ? chain.keys().size() : tokens / chain.chunk_tokens();
   if (chunks > chain.keys().size()) chunks = chain.keys().size();
@@ -233,31 +238,25 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
     is_known = is_known || is_same;
   });
   if (is_known) return;
-  const std::uint32_t entry =
-      published_.put(key, self(), end_->nonce(), told, std::span(masks).first(groups_));
+  const std::uint32_t entry = published_.put(key, self(), nonce_, told, std::span(masks).first(groups_));
   if (entry != detail::span_table::none) tell_published(entry);
 }
 
-/// A block is not here any more.
+/// A block is not here any more. The directory is told also where this node has forgotten to have published
+/// it: else it would name this node to all who ask.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                                        const block_key& key) noexcept {
-  const std::uint64_t bit = std::uint64_t{1} << place;
-  std::uint32_t next = published_.first_of(span);
-  while (next != detail::span_table::none) {
-    const std::uint32_t entry = next;
-    const detail::span_entry& each = published_.at(entry);
-    next = each.next;
-    if (each.span != span || each.chunks <= place || each.digests[place] != detail::hint_digest(key))
-      continue;
-    if ((published_.masks(entry)[group] & bit) == 0) continue;
-    published_.masks(entry)[group] &= ~bit;
-    tell_published(entry);
-    bool any = false;
-    for (const std::uint64_t mask : published_.masks(entry))
-      any = any || mask != 0;
-    if (!any) published_.erase(entry);
-  }
+  const std::uint32_t digest = detail::hint_digest(key);
+  published_.take_back(span, self(), group, place, digest);
+  const seat_id to = directory_of(span);
+  if (to == self()) return directory_.take_back(span, self(), group, place, digest);
+  detail::pool_writer out;
+  out.put(span);
+  out.put(group);
+  out.put(place);
+  out.put(digest);
+  tell(to, detail::pool_frame::gone, out);
 }
 
 /// Tells what this node holds to the nodes that have come to look after it.
@@ -290,7 +289,7 @@ void kv_pool<Tiers, Endpoint>::tell_hello(seat_id to) noexcept {
   if (to == self() || to_index(to) >= peers_.size()) return;
   detail::pool_writer out;
   out.put(likeness_);
-  out.put(end_->nonce());
+  out.put(nonce_);
   tell(to, detail::pool_frame::hello, out);
 }
 
@@ -301,7 +300,7 @@ void kv_pool<Tiers, Endpoint>::tell_published(std::uint32_t entry) noexcept {
   const seat_id to = directory_of(each.span);
   each.place = to_index(to);
   if (to == self()) {
-    directory_.put(each.span, self(), end_->nonce(), std::span(each.digests).first(each.chunks), masks);
+    directory_.put(each.span, self(), nonce_, std::span(each.digests).first(each.chunks), masks);
     return;
   }
   detail::pool_writer out;

@@ -46,6 +46,7 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
   made.spans.assign(count, {});
   made.masks.assign(count * pool::most_holders * groups_, 0);
   made.chain = &chain;
+  made.chunks = chunks;
   made.deadline = patience_ns > ~std::uint64_t{0} - now ? ~std::uint64_t{0} : now + patience_ns;
   made.is_late = false;
   made.first_open = 0;
@@ -86,12 +87,13 @@ void kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
 template <class Tiers, endpoint Endpoint>
 offload::kv_where kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_t upto,
                                                   bool& is_pending) const noexcept {
-  const std::uint64_t whole = of.chain->keys().size();
+  const std::uint64_t whole = of.chunks;
   const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
   is_pending = false;
   return tiers_->lookup_with(
       *of.chain, of.came.first, limit < whole ? limit : whole,
-      [&](std::size_t group, std::uint64_t chunks) noexcept {
+      [&](std::size_t group, std::uint64_t chunks, offload::answer here) noexcept {
+        if (here != offload::answer::miss) return false;
         const std::uint64_t span = (chunks - 1) / pool::span_chunks;
         if (span < of.first_span) return false;
         const auto index = static_cast<std::size_t>(span - of.first_span);
@@ -164,7 +166,7 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
     if ((each.tried >> h & 1U) != 0 || !is_present(in.holders[h].seat, in.holders[h].nonce)) continue;
     if ((mask(of, index, h, each.group) >> each.chunk % pool::span_chunks & 1U) == 0) continue;
     // Equal ones are taken in an order that differs from node to node.
-    const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, end_->nonce()) >> 32;
+    const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, nonce_) >> 32;
     const std::uint64_t cost = std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;
     least = cost;
@@ -190,20 +192,25 @@ bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
   return false;
 }
 
-/// A block that another request brings, or brought.
+/// A block that another request or a load brings, or brought. A load that waits for its caller keeps it
+/// `pending` for long: what is in the first tier is here all the same, and lower tiers' is a load's to bring.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
+  if (const auto held = tiers_->hold(each.group, key_of(of, each))) {
+    each.block = *held;
+    each.state = part_state::arrived;
+    return;
+  }
   const auto found = tiers_->lookup_block(each.group, key_of(of, each));
-  if (found.first == offload::answer::pending) return;
-  each.state = found.first == offload::answer::hit ? part_state::arrived : part_state::queued;
-  if (each.state != part_state::arrived || found.second != 0) return;
-  if (const auto held = tiers_->hold(each.group, key_of(of, each))) each.block = *held;
+  const bool is_here = found.first == offload::answer::hit || found.first == offload::answer::pending;
+  if (is_here && found.second == 0) return;  // on its way
+  each.state = is_here ? part_state::arrived : part_state::queued;
 }
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
-  if (!of.is_late && end_->now_ns() >= of.deadline) give_up_late(of);
+  if (end_->now_ns() >= of.deadline) give_up_late(of);  // also of a request that fetches when it is late
   detail::pool_writer out;
   seat_id to = no_seat;
   std::uint64_t span = 0;
@@ -261,7 +268,8 @@ void kv_pool<Tiers, Endpoint>::fail(record& of, part& each, error_code why) noex
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::give_up_late(record& of) noexcept {
   of.is_late = true;
-  for (part& each : of.parts) {
+  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
+    part& each = of.parts[i];
     if (is_over(each)) continue;
     if (each.state == part_state::asked) {
       // What the transport writes to the slot is dropped before the slot is another's.
@@ -283,7 +291,13 @@ pool::fetch_result kv_pool<Tiers, Endpoint>::finish(std::uint32_t slot) noexcept
   record& of = requests_[slot];
   give_up_late(of);
   pool::fetch_result out = of.came;
-  if (of.chain->epoch() == tiers_->cache().epoch()) out.tokens = tiers_->lookup(*of.chain, out.first).tokens;
+  if (of.chain->epoch() == tiers_->cache().epoch()) {
+    // A load that was prepared has taken some: they are its, and `pending` for others.
+    const auto is_loading = [](std::size_t, std::uint64_t, offload::answer here) noexcept {
+      return here == offload::answer::pending;
+    };
+    out.tokens = tiers_->lookup_with(*of.chain, out.first, of.chain->keys().size(), is_loading).tokens;
+  }
   for (part& each : of.parts) {
     out.blocks += each.is_fetched ? 1U : 0U;
     out.failed_blocks += each.state == part_state::failed ? 1U : 0U;
@@ -318,8 +332,13 @@ void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::request::wait_for_answers() {
-  while (pool_ != nullptr && where().next == offload::answer::pending && !pool_->requests_[slot_].is_late)
-    pool_->wait_once(pool_->requests_[slot_]);
+  bool is_pending = pool_ != nullptr;  // where blocks are `pending` in this node's tiers, there is no answer
+  while (is_pending) {
+    const record& of = pool_->requests_[slot_];
+    static_cast<void>(pool_->where(of, unlimited, is_pending));
+    if (of.is_late || !is_pending) return;
+    pool_->wait_once(of);
+  }
 }
 
 template <class Tiers, endpoint Endpoint>

@@ -113,6 +113,8 @@ void kv_pool<Tiers, Endpoint>::told(seat_id from, const frame_header& frame,
       return hear_get(from, in);
     case pool_frame::missing:
       return hear_missing(from, in);
+    case pool_frame::gone:
+      return hear_gone(from, in);
     default:
       ++counted_.refused_frames;
   }
@@ -129,7 +131,7 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   detail::pool_peer& peer = peers_[to_index(from)];
   const bool is_known = peer.state != pool::peer_state::absent && peer.nonce == nonce;
   if (is_known && peer.likeness == like) return;
-  forget_peer(from, peer.nonce != nonce);  // of another process the endpoint has told the death before
+  forget_peer(from, false);  // whatever it says of itself: of a death the endpoint tells
   peer.likeness = like;
   peer.nonce = nonce;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
@@ -254,6 +256,19 @@ void kv_pool<Tiers, Endpoint>::hear_missing(seat_id from, detail::pool_reader in
 }
 
 template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_gone(seat_id from, detail::pool_reader in) noexcept {
+  const auto span = in.take<block_key>();
+  const auto group = in.take<std::uint32_t>();
+  const auto place = in.take<std::uint32_t>();
+  const auto digest = in.take<std::uint32_t>();
+  if (!in.is_over() || group >= groups_ || place >= pool::span_chunks) {
+    ++counted_.refused_frames;
+    return;
+  }
+  directory_.take_back(span, from, group, place, digest);
+}
+
+template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::died(seat_id seat) noexcept {
   if (to_index(seat) >= peers_.size() || seat == self()) return;
   forget_peer(seat, true);
@@ -262,18 +277,26 @@ void kv_pool<Tiers, Endpoint>::died(seat_id seat) noexcept {
   republished_ = 0;
 }
 
-/// What a node was asked for will not come, and what it holds is of no use. Of one that lives, the block that
-/// the transport is writing ends by itself.
+/// What a node was asked for will not come, and what it holds or looked after is of no use. Of one that
+/// lives, the frame that the transport is writing ends by itself, and no more of its block is awaited: that
+/// the node has it no more would not be heard.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept {
   directory_.forget(seat);
+  for (std::uint32_t i = 0; i < published_.capacity(); ++i) {
+    // The next process there knows nothing, also where this node has not looked since.
+    if (published_.at(i).place == to_index(seat)) published_.at(i).place = to_index(no_seat);
+  }
   for (record& of : requests_) {
     if (!of.is_live) continue;
     for (detail::pool_span& span : of.spans)
       span.is_answered = span.is_answered || span.asked == seat;
     for (part& each : of.parts) {
       if (each.state != part_state::asked || each.holder != seat) continue;
-      if (each.is_receiving && !is_dead) continue;
+      if (each.is_receiving && !is_dead) {
+        each.is_broken = true;
+        continue;
+      }
       each.is_receiving = false;
       fail(of, each, errc::peer_failed);
     }
@@ -289,7 +312,7 @@ void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::serve() {
   std::uint64_t sent = 0;
-  for (std::size_t left = serving_count_; left != 0 && sent < options_.serve_bytes; --left) {
+  for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     const detail::pool_serving next = serving_[serving_first_];
     serving_first_ = (serving_first_ + 1) % serving_.size();
     --serving_count_;

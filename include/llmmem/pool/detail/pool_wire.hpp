@@ -26,6 +26,7 @@ enum class pool_frame : std::uint16_t {
   get,        ///< send these blocks
   missing,    ///< one of them will not come
   data,       ///< bytes of one
+  gone,       ///< the sender holds this block of a span no more
 };
 
 /// Writes numbers and keys one after the other into a message.

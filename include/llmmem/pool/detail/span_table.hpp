@@ -101,6 +101,21 @@ class span_table {
       this->masks(same)[g] = (this->masks(same)[g] & ~told) | (masks[g] & told);
     return same;
   }
+  /// A node holds one block of a span no more.
+  void take_back(const block_key& span, seat_id holder, std::size_t group, std::uint32_t place,
+                 std::uint32_t digest) noexcept {
+    for (std::uint32_t i = first_of(span), next = none; i != none; i = next) {
+      const span_entry& each = entries_[i];
+      next = each.next;
+      if (each.span != span || each.holder != holder || each.chunks <= place || each.digests[place] != digest)
+        continue;
+      masks(i)[group] &= ~(std::uint64_t{1} << place);
+      bool any = false;
+      for (const std::uint64_t mask : masks(i))
+        any = any || mask != 0;
+      if (!any) erase(i);
+    }
+  }
   void erase(std::uint32_t entry) noexcept {
     std::uint32_t* link = &buckets_[bucket_of(entries_[entry].span)];
     while (*link != entry)
