@@ -108,6 +108,14 @@ class gpt {
     }
   }
 
+  /// Fills a part of a record whose other values are there. The bits are those of `fill`.
+  void refill(layer_id layer, std::span<const T> weights, std::span<T> record, rebuilt_part part) noexcept {
+    if (part == rebuilt_part::all_but_input || layer == shape_.head()) return fill(layer, weights, record);
+    const layer_view<T> saved(record, activations(layer));
+    attend(saved[block_activation::attended], saved[block_activation::probabilities],
+           saved[block_activation::qkv]);
+  }
+
   /// The residual stream becomes the output of a block whose record is filled.
   void advance(layer_id block, std::span<const T> weights, std::span<const T> record) noexcept {
     const layer_view<const T> of(weights, parameters(block));

@@ -140,8 +140,9 @@ void gather_schedule<State>::released(std::uint32_t scope) noexcept {
   slot& it = *slots_[scope];
   it.is_leased = false;
   is_in_use_ = false;
-  if (it.is_dropped) drop(scope);
   const auto event = static_cast<std::uint32_t>(2 * use_ - 1);
+  // Behind its last use the program may change what it was gathered from, and here may be that very piece.
+  if (it.is_dropped || !is_used_from(scope, event)) drop(scope);
   issue_up_to(event, plan_moment::at_call);
   issue_up_to(event + 1, plan_moment::ahead);
 }
