@@ -5,6 +5,8 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/training/training_plan.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -58,8 +60,10 @@ struct planned_run {
     if (i != 0) layer.record = run.records.forms[i - 1];
     run.layers.layers.push_back(layer);
   }
-  run.layers.workspace_bytes =
-      gpt<float, llmmem::host_space>::workspace_elements(run.shape, run.threads) * sizeof(float);
+  run.plan.memory.page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (asked.parallel.ranks == 0) run.plan.ranges = llmmem::state_ranges::per_layer;
+  for (const std::size_t elements : gpt<float, llmmem::host_space>::workspace_ranges(run.shape, run.threads))
+    run.layers.workspace_bytes += run.plan.memory.taken(elements * sizeof(float));
   return run;
 }
 
@@ -72,7 +76,7 @@ struct planned_run {
   const bool is_alone = asked.parallel.ranks == 0;
   predicted_usage all;
   all.kept_state_bytes = of.kept.total();
-  all.peak_state_bytes = of.gathered.bytes + (is_tiered ? 0 : of.kept.total());
+  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes;
   all.state_is_bound = of.gathered.is_bound;
   all.peak_record_bytes = of.records_bytes;
   // Without ranks the workspace is apart from the tiers in what is measured, too.

@@ -193,6 +193,21 @@ TEST_CASE("settings drawn at random train to one digest, and take the bytes that
   }
 }
 
+TEST_CASE("of ranges that take whole pages, too, the bytes are those predicted") {
+  const arguments large{"--width", "128", "--layers", "3", "--batch", "2"};
+  for (const arguments& more : std::vector<arguments>{{},
+                                                      {"--recompute", "full"},
+                                                      {"--ranks", "2", "--parallel", "zero1"},
+                                                      {"--ranks", "2", "--parallel", "zero3"}}) {
+    arguments all = large;
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, 1);
+    for (const nlohmann::json& each : json.value("ranks", nlohmann::json::array()))
+      check_predicted(each);
+    if (!json.contains("ranks")) CHECK(json["peak_resident_bytes"] == json["predicted"]["peak_bytes"]);
+  }
+}
+
 TEST_CASE("without ranks, too, the peak is what was predicted") {
   const nlohmann::json reference = json_of({});
   for (const arguments& memory : features()[1].values) {

@@ -44,6 +44,24 @@ enum class optimizer_time : std::uint8_t {
   after_backward  ///< behind all of them
 };
 
+/// What a `host_space` takes for a range: whole pages from a size on (`page_options`).
+struct memory_rounding {
+  std::uint64_t from_bytes = std::uint64_t{1} << 20;
+  std::uint64_t page_bytes = 4096;
+
+  /// @throws length_error  past 2^63 - 1.
+  [[nodiscard]] constexpr std::uint64_t taken(std::uint64_t bytes) const {
+    if (bytes < from_bytes || page_bytes == 0 || bytes % page_bytes == 0) return bytes;
+    return checked_add(bytes, page_bytes - bytes % page_bytes, "memory_rounding: bytes");
+  }
+};
+
+/// What of the state has a range of memory of its own, where it is not in tiers.
+enum class state_ranges : std::uint8_t {
+  per_kind,  ///< all layers' weights, and so on: `sharded_state`
+  per_layer  ///< each piece
+};
+
 /// How a model is trained: the settings of one run, in one place.
 ///
 /// Every combination is allowed, but those that `check_plan` names.
@@ -56,6 +74,8 @@ struct training_plan {
   optimizer_time update = optimizer_time::in_backward;
   std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
   std::uint32_t segment_bytes = 256 * 1024;  ///< as `sharded_options` has it
+  memory_rounding memory{};
+  state_ranges ranges = state_ranges::per_kind;
 };
 
 /// Bytes that a plan comes to: exactly, or no more than.
@@ -70,9 +90,11 @@ struct predicted_bytes {
 
 /// What one rank takes.
 struct training_prediction {
-  training_bytes kept{};            ///< weights, gradients and moments between operations, in whatever tier
-  predicted_bytes gathered{};       ///< the most at once of gathered layers and of what a sum takes
-  std::uint64_t records_bytes = 0;  ///< the most at once of activations, in whatever tier
+  training_bytes kept{};  ///< weights, gradients and moments between operations, in whatever tier
+  std::uint64_t resident_state_bytes = 0;    ///< what these take in plain memory; 0 in tiers
+  predicted_bytes gathered{};                ///< the most at once of gathered layers and of what a sum takes
+  std::uint64_t records_bytes = 0;           ///< the most at once of activations, in whatever tier
+  std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
   std::uint64_t workspace_bytes = 0;
   std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
   predicted_bytes fast{};                 ///< all that lies in the fastest memory

@@ -195,6 +195,37 @@ class step_writer {
   std::vector<chunk> kept_{};
 };
 
+/// The most of activations at once, of ranges that each take what `memory` says.
+[[nodiscard]] inline std::uint64_t records_at_once(const training_shape& shape,
+                                                   const memory_rounding& memory) {
+  std::uint64_t kept = 0;
+  std::uint64_t most = 0;
+  for (const training_layer& each : shape.layers) {
+    const std::uint64_t stays = memory.taken(each.record.kept_bytes());
+    const std::uint64_t in_use =
+        each.record.is_whole() ? stays : checked_add(memory.taken(each.record.bytes), stays, "training_plan");
+    most = std::max(most, checked_add(kept, in_use, "training_plan: bytes of activations"));
+    kept += stays;
+  }
+  return most;
+}
+
+/// Weights, gradients and both moments in plain memory.
+[[nodiscard]] inline std::uint64_t resident_state(const training_plan& plan, const rank_shares_of& shares) {
+  std::uint64_t sum = 0;
+  for (const state_kind kind :
+       {state_kind::weights, state_kind::gradients, state_kind::optimizer, state_kind::optimizer}) {
+    std::uint64_t range = 0;
+    for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+      range = checked_add(range, shares.local(layer, kind), "training_plan: bytes of a kind of state");
+      if (plan.ranges == state_ranges::per_kind && layer + 1 < shares.layers()) continue;
+      sum = checked_add(sum, plan.memory.taken(range), "training_plan: bytes of state");
+      range = 0;
+    }
+  }
+  return sum;
+}
+
 /// The most of gathered layers and sums at once, in a step that gathers when it uses.
 [[nodiscard]] inline predicted_bytes gathered_at_once(const training_plan& plan,
                                                       const rank_shares_of& shares) {
@@ -202,10 +233,10 @@ class step_writer {
   std::uint64_t most_sum = 0;  // gradients and what their sum takes
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
-    const std::uint64_t whole = shares.whole(layer);
+    const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
     const std::uint64_t weights = shares.is_gathered(layer, state_kind::weights) ? whole : 0;
-    const std::uint64_t sum =
-        (shares.is_gathered(layer, state_kind::gradients) ? whole : 0) + shares.sum_bytes(layer);
+    const std::uint64_t sum = (shares.is_gathered(layer, state_kind::gradients) ? whole : 0) +
+                              plan.memory.taken(shares.sum_bytes(layer));
     // The embedding's gradients are made without its weights.
     most = std::max({most, weights, sum + (layer == 0 ? 0 : weights)});
     most_sum = std::max(most_sum, sum);
@@ -287,7 +318,6 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   }
   const detail::rank_shares_of shares(plan, shape, rank);
   training_prediction all;
-  std::uint64_t records_kept = 0;
   std::uint64_t compute_ns = 0;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const training_layer& it = shape.layers[layer];
@@ -295,19 +325,18 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     all.kept.gradients += shares.local(layer, state_kind::gradients);
     all.kept.optimizer += 2 * shares.local(layer, state_kind::optimizer);
     all.saved_bytes += 3 * shares.owned(layer);
-    const std::uint64_t in_use =
-        it.record.is_whole() ? it.record.bytes : it.record.bytes + it.record.kept_bytes();
-    all.records_bytes = std::max(all.records_bytes, records_kept + in_use);
-    records_kept += it.record.kept_bytes();
     compute_ns += it.forward_ns + it.backward_ns + it.update_ns + it.rebuild_ns;
   }
+  all.records_bytes = detail::records_at_once(shape, {.from_bytes = max_bytes});
   all.workspace_bytes = shape.workspace_bytes;
   all.gathered = detail::gathered_at_once(plan, shares);
   detail::count_sent(plan, shares, all);
   all.fast = {all.gathered.bytes + all.workspace_bytes, all.gathered.is_bound};
   if (plan.tiers.empty()) {
-    all.fast.bytes =
-        checked_add(all.fast.bytes, all.kept.total() + all.records_bytes, "training_plan: bytes");
+    all.resident_state_bytes = detail::resident_state(plan, shares);
+    all.resident_records_bytes = detail::records_at_once(shape, plan.memory);
+    all.fast.bytes = checked_add(all.fast.bytes, all.resident_state_bytes + all.resident_records_bytes,
+                                 "training_plan: bytes");
   } else {
     const schedule_trace trace = step_trace(plan, shape, rank);
     std::uint64_t chunks = 0;
