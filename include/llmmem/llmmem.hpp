@@ -289,6 +289,7 @@
 #include <llmmem/training/memory_chunks.hpp>
 #include <llmmem/training/recompute_plan.hpp>
 #include <llmmem/training/training_plan.hpp>
+#include <llmmem/training/way_back.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/copy_plan.hpp>
 #include <llmmem/transfer/copy_task.hpp>
