@@ -28,7 +28,7 @@ TEST_CASE(
     "a rank leases what the trace of its plan says, chunk by chunk, and the bound is below its plan's") {
   using llmmem::zero_stage;
   using buffer_type = llmmem::tiered_buffer<llmmem::host_space, llmmem::host_space>;
-  using schedule_type = llmmem::prefetch_schedule<buffer_type>;
+  using schedule_type = llmmem::prefetch_schedule<buffer_type, llmmem::schedule::on_demand>;
   constexpr std::uint64_t ten_seconds = 10'000'000'000;
   for (const zero_stage stage :
        {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {

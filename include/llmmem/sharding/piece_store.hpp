@@ -11,15 +11,14 @@
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/errors.hpp>
-#include <llmmem/tiering/tiered_types.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace llmmem {
@@ -122,49 +121,58 @@ class leased_pieces {
     }
     switch (mode) {
       case access_mode::read:
-        return take(it, mode, store_->read(it.chunk));
+        return take(it, mode, it.read, store_->read(it.chunk));
       case access_mode::write:
-        return take(it, mode, store_->write(it.chunk));
+        return take(it, mode, it.write, store_->write(it.chunk));
       case access_mode::read_write:
         break;
     }
-    return take(it, mode, store_->update(it.chunk));
+    return take(it, mode, it.update, store_->update(it.chunk));
   }
   void release(std::uint32_t piece) noexcept {
     entry& it = pieces_[piece];
     if (it.bytes == 0 || --it.holders != 0) return;
     it.data = nullptr;
-    it.lease = std::monostate{};
+    it.end();
   }
   [[nodiscard]] result<void> discard(std::uint32_t piece) {
     return pieces_[piece].bytes == 0 ? result<void>{} : store_->discard(pieces_[piece].chunk);
   }
 
  private:
+  using handle_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(std::uint64_t{}).value())>;
+
   struct entry {
-    chunk_handle chunk{};
+    handle_type chunk{};
     std::uint64_t bytes = 0;
     std::uint32_t holders = 0;
     access_mode mode = access_mode::read;  // of the first holder
     std::byte* data = nullptr;
-    std::variant<std::monostate, typename Store::read_lease, typename Store::write_lease,
-                 typename Store::update_lease>
-        lease{};
+    // One of them, as `mode` says.
+    typename Store::read_lease read{};
+    typename Store::write_lease write{};
+    typename Store::update_lease update{};
+
+    void end() noexcept {
+      read = {};
+      write = {};
+      update = {};
+    }
   };
 
   template <class Lease>
-  [[nodiscard]] static result<std::byte*> take(entry& it, access_mode mode, result<Lease> had) {
+  [[nodiscard]] static result<std::byte*> take(entry& it, access_mode mode, Lease& held, result<Lease> had) {
     if (!had) return had.error();
     it.mode = mode;
     it.holders = 1;
     // Who holds it to read does not write: one type of pointer for all.
     it.data = const_cast<std::byte*>(had->span().data());
-    it.lease = std::move(*had);
+    held = std::move(*had);
     return it.data;
   }
   void remove_all() noexcept {
     for (entry& each : pieces_) {
-      each.lease = std::monostate{};
+      each.end();
       if (each.bytes != 0) static_cast<void>(store_->remove(each.chunk));
     }
   }

@@ -391,6 +391,7 @@ class sharded_state {
   sharded_stats stats_{};
 };
 
+/// A state whose pieces are chunks of the store that it is given.
 template <partition Partition, transport Transport, memory_space Space, class Store>
   requires(!std::same_as<Store, sharded_options>)
 sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space&, Store&,

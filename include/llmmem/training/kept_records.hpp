@@ -6,14 +6,13 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/tiering/tiered_types.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -169,10 +168,12 @@ class kept_records {
   [[nodiscard]] const record_form& form(std::uint32_t i) const noexcept { return entries_[i].form; }
 
  private:
+  using handle_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(std::uint64_t{}).value())>;
+
   struct entry {
     record_form form{};
-    chunk_handle record{};
-    chunk_handle kept{};
+    handle_type record{};
+    handle_type kept{};
     bool is_kept = false;     // `kept` has contents
     bool is_counted = false;  // `record` has
     std::span<std::byte> bytes{};
@@ -213,13 +214,13 @@ class kept_records {
   }
   void count(std::uint64_t bytes) noexcept {
     stats_.live_bytes += bytes;
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    if (stats_.live_bytes > stats_.peak_bytes) stats_.peak_bytes = stats_.live_bytes;
   }
   void remove_all() noexcept {
     for (entry& each : entries_) {
       each.lease = std::monostate{};
-      if (each.record != chunk_handle{}) static_cast<void>(store_->remove(each.record));
-      if (each.kept != chunk_handle{}) static_cast<void>(store_->remove(each.kept));
+      if (each.record != handle_type{}) static_cast<void>(store_->remove(each.record));
+      if (each.kept != handle_type{}) static_cast<void>(store_->remove(each.kept));
     }
   }
 

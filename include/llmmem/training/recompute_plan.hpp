@@ -11,6 +11,8 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace llmmem {
@@ -155,8 +157,8 @@ inline void check_choices(std::span<const record_choices> records) {
                            " bytes of activations at once; the least that will do is " +
                            std::to_string(least_recompute_budget(records)));
     }
-    std::ranges::stable_sort(next, [](const partial& a, const partial& b) {
-      return a.kept != b.kept ? a.kept < b.kept : a.cost < b.cost;
+    std::ranges::sort(next, [](const partial& a, const partial& b) {
+      return std::tie(a.kept, a.cost, a.before, a.way) < std::tie(b.kept, b.cost, b.before, b.way);
     });
     std::vector<partial> front;
     for (const partial& each : next) {

@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -132,10 +134,9 @@ namespace detail {
       throw argument_error("plan_way_back: piece " + std::to_string(i) +
                            " has no way that can be taken; give it one that fetches it");
     }
-    std::ranges::stable_sort(next, [](const partial& a, const partial& b) {
-      if (a.link != b.link) return a.link < b.link;
-      if (a.time != b.time) return a.time < b.time;
-      return a.kept < b.kept;
+    std::ranges::sort(next, [](const partial& a, const partial& b) {
+      return std::tie(a.link, a.time, a.kept, b.is_chain, a.before, a.way) <
+             std::tie(b.link, b.time, b.kept, a.is_chain, b.before, b.way);
     });
     // A chain can do all that one that is none can, and more.
     std::vector<partial> front;
