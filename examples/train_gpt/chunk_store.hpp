@@ -157,6 +157,25 @@ class erased_chunks final : public chunk_store {
   std::exception_ptr thrown_{};
 };
 
+/// The steps of a store of chunks.
+struct step_bounds {
+  void* store = nullptr;
+  void (*at_begin)(void* store) = nullptr;
+  void (*at_end)(void* store) = nullptr;
+
+  template <class Store>
+  [[nodiscard]] static step_bounds of(Store& store) noexcept {
+    return {&store, [](void* it) { static_cast<Store*>(it)->begin_step(); },
+            [](void* it) { static_cast<Store*>(it)->end_step(); }};
+  }
+  void begin() const {
+    if (store != nullptr) at_begin(store);
+  }
+  void end() const {
+    if (store != nullptr) at_end(store);
+  }
+};
+
 /// Weights, gradients and moments, a chunk each.
 template <std::floating_point T>
 class chunk_state {

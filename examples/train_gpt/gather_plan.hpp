@@ -1,5 +1,5 @@
 /// @file
-/// Which layers' weights a step reads, and the plan to gather them ahead.
+/// The layers as a catalogue, whose weights a step reads, and the plan to gather them ahead.
 #pragma once
 
 #include <llmmem/sharding/gather_schedule.hpp>
@@ -9,12 +9,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
+
+/// The layers as a catalogue: one tensor each, so that a layer is one range of the flat space.
+[[nodiscard]] inline std::vector<llmmem::tensor_facts> layer_catalogue(const gpt_shape& shape,
+                                                                       std::uint32_t value_bytes) {
+  std::vector<llmmem::tensor_facts> all;
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    all.push_back({"layer " + std::to_string(i),
+                   llmmem::tensor_shape::vector(parameter_layout(shape, shape.layer(i)).elements),
+                   value_bytes});
+  }
+  return all;
+}
 
 /// The layers whose weights a step reads, in order.
 [[nodiscard]] inline std::vector<std::uint32_t> weight_reads(const gpt_shape& shape) {

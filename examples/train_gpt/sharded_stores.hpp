@@ -26,23 +26,12 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/chunk_store.hpp"
 #include "train_gpt/gather_plan.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
-
-/// The layers as a catalogue: one tensor each, so that a layer is one range of the flat space.
-[[nodiscard]] inline std::vector<llmmem::tensor_facts> layer_catalogue(const gpt_shape& shape,
-                                                                       std::uint32_t value_bytes) {
-  std::vector<llmmem::tensor_facts> all;
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
-    all.push_back({"layer " + std::to_string(i),
-                   llmmem::tensor_shape::vector(parameter_layout(shape, shape.layer(i)).elements),
-                   value_bytes});
-  }
-  return all;
-}
 
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank
 /// has batches of its own; after a layer's backward pass its gradients are those of all, summed in the order
@@ -199,25 +188,6 @@ class sharded_layers {
  private:
   using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space, Pieces>;
   using piece = llmmem::piece_lease<Pieces>;
-
-  /// The steps of a store of chunks.
-  struct step_bounds {
-    void* store = nullptr;
-    void (*at_begin)(void* store) = nullptr;
-    void (*at_end)(void* store) = nullptr;
-
-    template <class Store>
-    [[nodiscard]] static step_bounds of(Store& store) noexcept {
-      return {&store, [](void* it) { static_cast<Store*>(it)->begin_step(); },
-              [](void* it) { static_cast<Store*>(it)->end_step(); }};
-    }
-    void begin() const {
-      if (store != nullptr) at_begin(store);
-    }
-    void end() const {
-      if (store != nullptr) at_end(store);
-    }
-  };
 
   void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
     if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;
