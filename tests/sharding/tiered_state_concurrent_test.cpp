@@ -164,7 +164,7 @@ TEST_SUITE("pieces in tiers") {
   }
 
   TEST_CASE("a reshard moves pieces between tiers of different ranks, a tensor at a time") {
-    const auto tensors = layers_of({700, 3, 0, 512, 129});
+    const auto tensors = layers_of({700, 3, 0, 512, 129, 600, 600});
     for (const std::uint32_t world : {2U, 3U, 4U}) {
       CAPTURE(world);
       in_sim_world(world, world, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {

@@ -135,6 +135,15 @@ TEST_SUITE("way_back") {
     CHECK(other.time_ns <= time_way_back(of_3, all_fetched, machine).time_ns);
   }
 
+  TEST_CASE("a dear beginning that can go on is not given up for a cheap one that cannot") {
+    const piece_ways pieces{
+        {{.kind = way_kind::keep}, {.kind = way_kind::recompute, .compute_ns = 5}},
+        {{.kind = way_kind::recompute, .compute_ns = 1}, {.kind = way_kind::fetch, .link_bytes = 100}}};
+    const way_back_plan plan = plan_way_back(pieces, {.link = slow_link});
+    CHECK(plan.time_ns == 6);
+    CHECK(plan.ways == std::vector<std::uint32_t>{1, 0});
+  }
+
   TEST_CASE("what cannot come back is refused") {
     const piece_ways none{{{.kind = way_kind::fetch, .link_bytes = 1}},
                           {{.kind = way_kind::keep, .kept_bytes = 2}}};
