@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/space/host.hpp>
+#include <llmmem/training/memory_chunks.hpp>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -21,11 +22,15 @@
 
 #include "common/program.hpp"
 #include "common/text.hpp"
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/host_stores.hpp"
+#include "train_gpt/plan_of_run.hpp"
 #include "train_gpt/process_ranks.hpp"
+#include "train_gpt/rank_voice.hpp"
 #include "train_gpt/ranks_run.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/shape.hpp"
@@ -76,7 +81,12 @@ struct planned_bytes {
       example::grouped(static_cast<std::uint64_t>(result.tokens_per_second)), asked.threads,
       bytes(plan.state.weights), bytes(plan.state.gradients), bytes(plan.state.optimizer),
       bytes(plan.activations), bytes(plan.workspace));
+  const auto predicted = [&](const predicted_usage& of) {
+    return fmt::format("  {:<12} peak {}{}\n", "predicted", bytes(of.peak_bytes),
+                       of.peak_is_bound ? " at most" : "");
+  };
   if (result.ranks.empty()) {
+    text += predicted(result.predicted);
     for (const tier_usage& tier : result.memory.tiers)
       text += fmt::format("  {:<12} peak {}\n", tier.name, bytes(tier.peak_bytes));
   }
@@ -85,6 +95,7 @@ struct planned_bytes {
     text += fmt::format("  {:<12} state {}, peak {}; with activations peak {}; sent {}\n",
                         fmt::format("rank {}", rank), bytes(each.kept_state_bytes),
                         bytes(each.peak_state_bytes), bytes(each.peak_bytes), bytes(each.bytes_sent));
+    text += predicted(each.predicted);
   }
   return text;
 }
@@ -99,26 +110,52 @@ namespace detail {
                                : std::uint64_t{1} << 40;
 }
 
-[[nodiscard]] inline run_result train_in_plain_memory(const command_line& asked, std::uint64_t budget,
-                                                      worker_team& team, const corpus& text,
-                                                      std::FILE* notes) {
-  llmmem::host_space host({.budget = budget, .name = "host"});
-  host_state<float, llmmem::host_space> state(host, asked.shape);
-  host_activations<float, llmmem::host_space> activations(host, asked.shape);
+[[nodiscard]] inline run_result train_in_plain_memory(const command_line& asked, const planned_run& run,
+                                                      std::uint64_t budget, worker_team& team,
+                                                      const corpus& text, std::FILE* notes) {
+  using space = llmmem::host_space;
+  space host({.budget = budget, .name = "host"});
+  host_state<float, space> state(host, asked.shape);
+  erased_state held(state);
+  rank_voice alone;
   const auto memory = [&] {
     const llmmem::space_stats stats = host.stats();
     memory_report report;
     report.tiers.push_back({std::string(host.name()), stats.used, stats.peak});
     return report;
   };
-  return train_with(asked, team, host, state, activations, text, memory, notes);
+  const auto train = [&](auto& activations) {
+    erased_activations kept(activations);
+    return train_with(asked, asked.shape, team, host, held, kept, text, memory, alone, notes);
+  };
+  if (asked.recompute.kind == recompute_kind::none) {
+    host_activations<float, space> activations(host, asked.shape);
+    return train(activations);
+  }
+  llmmem::memory_chunks<space> chunks(host);
+  erased_chunks<llmmem::memory_chunks<space>> store(chunks);
+  recorded_activations<float> activations(store, run.records.forms);
+  return train(activations);
+}
+
+[[nodiscard]] inline run_result train_as_asked(const command_line& asked, const planned_run& run,
+                                               std::uint64_t budget, const corpus& text, std::FILE* notes) {
+  if (asked.parallel.ranks != 0) {
+    return asked.parallel.are_processes ? train_in_processes(asked, budget, text, notes)
+                                        : train_in_ranks(asked, budget, text, notes);
+  }
+  worker_team team(asked.threads);
+  if (asked.memory == memory_kind::plain) return train_in_plain_memory(asked, run, budget, team, text, notes);
+  if (asked.recompute.kind == recompute_kind::none) return train_in_tiers(asked, team, text, notes);
+  return train_in_tiers(asked, run.records, run.of_rank(0), team, text, notes);
 }
 
 inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
   const gpt_shape& shape = asked.shape;
   const std::size_t ranks = std::max<std::size_t>(asked.parallel.ranks, 1);
-  const planned_bytes plan = plan_bytes(ranks == 1 ? shape : shape_of_rank(shape, ranks),
-                                        std::max<std::size_t>(asked.threads / ranks, 1), asked.parallel);
+  const planned_run run = plan_run(asked);
+  planned_bytes plan = plan_bytes(run.shape, run.threads, asked.parallel);
+  plan.activations = run.records.plan.peak_bytes;
   const std::uint64_t budget = physical_bytes();
   if (llmmem::checked_multiply(plan.total(), ranks, "train_gpt: bytes of all ranks") > budget) {
     throw example::usage_error(fmt::format(
@@ -131,17 +168,8 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
 
   std::optional<llmmem::termination_request> termination;  // before there are other threads
   if (!asked.checkpoints.folder.empty()) asked.checkpoints.termination = &termination.emplace();
-  if (asked.parallel.ranks != 0) {
-    const run_result result = asked.parallel.are_processes ? train_in_processes(asked, budget, text, notes)
-                                                           : train_in_ranks(asked, budget, text, notes);
-    example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
-                   "standard output");
-    return;
-  }
-  worker_team team(asked.threads);
-  const run_result result = asked.memory == memory_kind::plain
-                                ? train_in_plain_memory(asked, budget, team, text, notes)
-                                : train_in_tiers(asked, team, text, notes);
+  run_result result = train_as_asked(asked, run, budget, text, notes);
+  result.predicted = predict_usage(run, asked, 0, asked.steps - result.first_step);
   example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
                  "standard output");
   if (!result.unsaved.empty())

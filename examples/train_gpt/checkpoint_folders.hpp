@@ -3,13 +3,16 @@
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 #include <llmmem/checkpoint/recover.hpp>
+#include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -19,6 +22,7 @@
 
 #include "common/program.hpp"
 #include "train_gpt/command_line.hpp"
+#include "train_gpt/rank_voice.hpp"
 
 namespace train_gpt {
 
@@ -27,16 +31,65 @@ class copy_notes {
  public:
   explicit copy_notes(std::FILE* to) noexcept : to_(to) {}
   void copied(const llmmem::checkpoint_id& id) const {
+    if (to_ == nullptr) return;
     fmt::print(to_, "copied {} {}\n", id.step, id.generation);
     std::fflush(to_);
   }
   void failed(const llmmem::checkpoint_id& id, const std::string& why) const {
+    if (to_ == nullptr) return;
     fmt::print(to_, "train_gpt: step {}: not copied: {}\n", id.step, example::printable(why, 1024));
     std::fflush(to_);
   }
 
  private:
   std::FILE* to_;
+};
+
+/// One rank's `checkpoint_coordinator` of a folder: by itself, or with the other ranks by files in it.
+class folder_coordinator {
+ public:
+  using storage_type = llmmem::posix_storage<>;
+
+  /// Of several ranks it returns once all are there.
+  folder_coordinator(storage_type& storage, std::uint32_t rank, std::uint32_t world) {
+    const llmmem::keep_last_and_every keep{.last = 2};
+    if (world == 1) {
+      alone_.emplace(storage, keep);
+    } else {
+      constexpr std::chrono::seconds patience(60);
+      together_.emplace(storage,
+                        llmmem::file_coordinator_options{.rank = rank,
+                                                         .world = world,
+                                                         .join_within = patience,
+                                                         .begin_within = patience,
+                                                         .commit_within = patience,
+                                                         .poll = std::chrono::milliseconds(2)},
+                        keep);
+    }
+  }
+
+  [[nodiscard]] std::uint32_t rank() const noexcept { return alone_ ? 0 : together_->rank(); }
+  [[nodiscard]] std::uint32_t world() const noexcept { return alone_ ? 1 : together_->world(); }
+  [[nodiscard]] storage_type& storage() noexcept { return alone_ ? alone_->storage() : together_->storage(); }
+  /// @pre it is rank 0's
+  [[nodiscard]] llmmem::checkpoint_folder_base& folder() noexcept {
+    if (alone_) return alone_->folder();
+    return *together_->session().folder();
+  }
+  [[nodiscard]] llmmem::checkpoint_draft begin(std::uint64_t step) {
+    return alone_ ? alone_->begin(step) : together_->begin(step);
+  }
+  void commit(const llmmem::checkpoint_draft& draft, const llmmem::checkpoint_manifest& part) {
+    alone_ ? alone_->commit(draft, part) : together_->commit(draft, part);
+  }
+  std::string abandon(const llmmem::checkpoint_draft& draft, const std::string& why) noexcept {
+    return alone_ ? alone_->abandon(draft, why) : together_->abandon(draft, why);
+  }
+  [[nodiscard]] std::string tidy() { return alone_ ? alone_->tidy() : together_->tidy(); }
+
+ private:
+  std::optional<llmmem::solo_coordinator<storage_type>> alone_;
+  std::optional<llmmem::file_coordinator<storage_type>> together_;
 };
 
 /// A `checkpoint_coordinator` that commits to one folder, and copies to another if there is one.
@@ -52,8 +105,9 @@ class checkpoint_folders {
     std::string message{};                   ///< all of that in a line
   };
 
-  checkpoint_folders(const checkpoint_options& asked, std::FILE* notes)
-      : storage_(asked.folder), local_(storage_, {.last = 2}), notes_(notes) {
+  /// @param notes  null: nowhere.
+  checkpoint_folders(const checkpoint_options& asked, rank_voice& ranks, std::FILE* notes)
+      : storage_(asked.folder), local_(storage_, met(ranks), ranks.world()), notes_(notes) {
     if (!asked.copy.empty()) durable_.emplace(asked.copy);
   }
 
@@ -95,8 +149,8 @@ class checkpoint_folders {
   }
 
   // What the checkpointer asks for.
-  [[nodiscard]] std::uint32_t rank() const noexcept { return 0; }
-  [[nodiscard]] std::uint32_t world() const noexcept { return 1; }
+  [[nodiscard]] std::uint32_t rank() const noexcept { return local_.rank(); }
+  [[nodiscard]] std::uint32_t world() const noexcept { return local_.world(); }
   [[nodiscard]] storage_type& storage() noexcept { return storage_; }
   [[nodiscard]] llmmem::checkpoint_draft begin(std::uint64_t step) { return local_.begin(step); }
   void commit(const llmmem::checkpoint_draft& draft, const llmmem::checkpoint_manifest& part) {
@@ -108,13 +162,17 @@ class checkpoint_folders {
   [[nodiscard]] std::string tidy() { return mirror_ ? mirror_->tidy() : local_.tidy(); }
 
  private:
-  using local_coordinator = llmmem::solo_coordinator<storage_type>;
+  /// A rank that failed before this one came here is noticed by a message, and not waited for in the folder.
+  [[nodiscard]] static std::uint32_t met(rank_voice& ranks) {
+    static_cast<void>(ranks.exchange(0));
+    return ranks.rank();
+  }
 
   storage_type storage_;
-  local_coordinator local_;
+  folder_coordinator local_;
   std::optional<storage_type> durable_;
   std::optional<
-      llmmem::mirrored_coordinator<local_coordinator, storage_type, llmmem::keep_last_and_every, copy_notes>>
+      llmmem::mirrored_coordinator<folder_coordinator, storage_type, llmmem::keep_last_and_every, copy_notes>>
       mirror_;  // goes first, when its copies are done
   std::FILE* notes_;
 };

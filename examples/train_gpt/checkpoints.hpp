@@ -23,118 +23,25 @@
 
 #include "common/program.hpp"
 #include "common/standard_streams.hpp"
+#include "train_gpt/any_stores.hpp"
 #include "train_gpt/checkpoint_folders.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
+#include "train_gpt/gated_state.hpp"
+#include "train_gpt/rank_voice.hpp"
+#include "train_gpt/saved_tensors.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
 
-/// Weights as GPT-2's checkpoints call them, in `model.safetensors`; Adam's moments in
-/// `optimizer.safetensors`.
-struct saved_tensors {
-  struct place {
-    layer_id layer{};
-    state_kind kind = state_kind::weights;
-    std::size_t first = 0;  ///< element of the piece
-  };
-  std::vector<llmmem::state_tensor> tensors{};
-  std::vector<place> places{};  ///< of each
-
-  explicit saved_tensors(const gpt_shape& shape) {
-    for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
-      for (std::size_t i = 0; i < shape.layers(); ++i) {
-        const layer_id layer = shape.layer(i);
-        for (const tensor_place& each : parameter_layout(shape, layer).tensors)
-          add(each, layer, kind);
-      }
-    }
-  }
-
- private:
-  void add(const tensor_place& tensor, layer_id layer, state_kind kind) {
-    const bool is_weight = kind == state_kind::weights;
-    const char* const prefix = is_weight ? "" : kind == state_kind::mean ? "mean." : "variance.";
-    std::vector<std::uint64_t> sizes{tensor.columns};
-    if (tensor.rows != 1) sizes.insert(sizes.begin(), tensor.rows);
-    tensors.push_back({.name = prefix + tensor.name,
-                       .type = llmmem::safetensors_type::f32,
-                       .shape = std::move(sizes),
-                       .group = is_weight ? "model" : "optimizer",
-                       .part = {}});
-    places.push_back({layer, kind, tensor.offset});
-  }
-};
-
-/// A store's tensors, to be copied piece by piece. Leases one piece at a time, between two steps; a store
-/// whose leases are always the same memory is read beside the next step's passes, too.
-template <state_store State, bool IsConcurrent>
-class store_view {
- public:
-  static constexpr bool is_concurrent = IsConcurrent;
-
-  store_view(State& store, const saved_tensors& saved) noexcept : store_(&store), saved_(&saved) {}
-
-  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
-    const saved_tensors::place& at = saved_->places[tensor];
-    const state_lease<State, lease_mode::read> lease(*store_, at.layer, at.kind);
-    const auto bytes = std::as_bytes(lease.values().subspan(at.first));
-    std::memcpy(into.data(), bytes.data() + offset, into.size());
-  }
-  void copy_in(std::uint32_t tensor, std::uint64_t offset, std::span<const std::byte> from) const {
-    const saved_tensors::place& at = saved_->places[tensor];
-    const state_lease<State, lease_mode::read_write> lease(*store_, at.layer, at.kind);
-    const auto bytes = std::as_writable_bytes(lease.values().subspan(at.first));
-    std::memcpy(bytes.data() + offset, from.data(), from.size());
-  }
-
- private:
-  State* store_;
-  const saved_tensors* saved_;
-};
-
-/// A store whose weights and moments change only with a permit of the gate: the first lease of a step that
-/// changes them waits until a snapshot that was begun before is copied.
-template <state_store State>
-class gated_state {
- public:
-  using value_type = typename State::value_type;
-
-  gated_state(State& store, llmmem::snapshot_gate& gate) noexcept : store_(&store), gate_(&gate) {}
-
-  [[nodiscard]] std::span<value_type> acquire(layer_id layer, state_kind kind, lease_mode mode) {
-    if (kind != state_kind::gradients && mode != lease_mode::read && !permit_)
-      permit_.emplace(gate_->mutate());
-    return store_->acquire(layer, kind, mode);
-  }
-  void release(layer_id layer, state_kind kind, lease_mode mode) noexcept {
-    store_->release(layer, kind, mode);
-    if (!is_in_step_) permit_.reset();
-  }
-  [[nodiscard]] element_range owned(layer_id layer) const noexcept { return store_->owned(layer); }
-  void begin_step(std::uint64_t step) {
-    is_in_step_ = true;
-    if constexpr (follows_steps<State>) store_->begin_step(step);
-  }
-  void end_step(std::uint64_t step) {
-    if constexpr (follows_steps<State>) store_->end_step(step);
-    is_in_step_ = false;
-    permit_.reset();
-  }
-
- private:
-  State* store_;
-  llmmem::snapshot_gate* gate_;
-  std::optional<llmmem::mutation_permit> permit_;
-  bool is_in_step_ = false;
-};
-
 /// Says on a stream what has been committed, as soon as it is.
 class commit_notes {
  public:
+  /// @param to  null: nowhere.
   explicit commit_notes(std::FILE* to) noexcept : to_(to) {}
   void settled(const llmmem::commit_ticket& ticket) const {
+    if (to_ == nullptr) return;
     if (ticket.is_committed()) {
       example::tell(to_, "committed {} {}\n", ticket.step(), ticket.generation());
     } else {
@@ -163,22 +70,29 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
                      shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum());
 }
 
-/// Saves a run as it goes, and goes on with one that was saved.
-template <state_store State, bool IsConcurrent>
+/// Saves a run as it goes, and goes on with one that was saved. Of several ranks, each saves its share of
+/// every checkpoint, all at the same steps, and loads what it holds: from checkpoints of any number of ranks
+/// that kept anything.
+///
+/// @tparam IsConcurrent  `any_state::stays` of the store.
+template <bool IsConcurrent>
 class run_checkpoints {
  public:
-  using view_type = store_view<State, IsConcurrent>;
+  using view_type = store_view<IsConcurrent>;
 
-  run_checkpoints(const command_line& asked, std::string identity, State& store, std::FILE* notes)
+  run_checkpoints(const command_line& asked, std::string identity, any_state<float>& store, rank_voice& ranks,
+                  std::FILE* notes)
       : asked_(&asked),
         identity_(std::move(identity)),
-        notes_(notes),
+        ranks_(&ranks),
+        notes_(ranks.rank() == 0 ? notes : nullptr),
         store_(&store),
-        saved_(asked.shape),
-        folders_(asked.checkpoints, notes),
-        checkpointer_(folders_, saved_.tensors,
-                      {.ring_bytes = ring_bytes, .chunk_bytes = chunk_bytes, .name = "train_gpt"},
-                      commit_notes(notes)) {}
+        saved_(asked.shape, store),
+        folders_(asked.checkpoints, ranks, notes_),
+        checkpointer_(
+            folders_, saved_.tensors,
+            {.ring_bytes = ring_for(saved_.bytes()), .chunk_bytes = chunk_bytes, .name = "train_gpt"},
+            commit_notes(notes_)) {}
 
   [[nodiscard]] llmmem::snapshot_gate& gate() noexcept { return checkpointer_.gate(); }
 
@@ -199,13 +113,14 @@ class run_checkpoints {
   void after_step(std::uint64_t done, std::span<const double> losses, double step_seconds) {
     learn(step_seconds);
     const bool is_last = done == asked_->steps;
-    if (asked_->checkpoints.termination->is_there() && !is_last) {
+    const agreed_on all = agree(done);
+    if (all.ends && !is_last) {
       save(done, losses);
       const std::string unsaved = finish();
       throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; go on with --resume",
                                       done, unsaved.empty() ? "saved" : "NOT saved: " + unsaved));
     }
-    if (is_due(done) || is_last) save(done, losses);
+    if (all.saves || is_last) save(done, losses);
   }
 
   /// Waits for what is pending. Why the last save is not committed; nothing when it is.
@@ -216,12 +131,36 @@ class run_checkpoints {
   }
 
  private:
+  struct agreed_on {
+    bool ends = false;   // a signal came, to any rank
+    bool saves = false;  // the first rank's clock says so
+  };
+  [[nodiscard]] agreed_on agree(std::uint64_t done) {
+    const std::uint64_t mine =
+        (asked_->checkpoints.termination->is_there() ? 2U : 0U) | (is_due(done) ? 1U : 0U);
+    const std::vector<std::uint64_t> all = ranks_->exchange(mine);
+    agreed_on what{.ends = false, .saves = (all.front() & 1U) != 0};
+    for (const std::uint64_t each : all)
+      what.ends = what.ends || (each & 2U) != 0;
+    return what;
+  }
+
   static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
-  static constexpr std::uint64_t ring_bytes = std::uint64_t{64} << 20;
+  /// As large as the state, so that a step is held up for no longer than copying takes; 64 MiB at most.
+  [[nodiscard]] static constexpr std::uint64_t ring_for(std::uint64_t bytes) noexcept {
+    return std::clamp<std::uint64_t>(bytes + 4 * chunk_bytes, 4 * chunk_bytes, std::uint64_t{64} << 20);
+  }
 
   /// Puts back what the newest checkpoint has, and gives the losses up to its step; none without one.
   [[nodiscard]] std::vector<double> resume() {
     const checkpoint_folders::newest_checkpoint newest = folders_.newest();
+    const std::uint64_t id = newest.found ? newest.found->id.generation + 1 : 0;
+    for (const std::uint64_t each : ranks_->exchange(id)) {
+      if (each == id) continue;
+      throw llmmem::format_error(asked_->checkpoints.folder +
+                                 ": its ranks found different checkpoints to go on with; look at the folder, "
+                                 "and start again");
+    }
     if (!newest.found) {
       if (!newest.passed_over.empty())
         throw llmmem::format_error(asked_->checkpoints.folder + ": " + newest.message +
@@ -242,6 +181,7 @@ class run_checkpoints {
     std::vector<double> losses = losses_of(*newest.storage, found);
     load(*newest.storage, found);
     last_saved_ = found.id.step;
+    if (notes_ == nullptr) return losses;
     example::tell(notes_, "resumed from step {}\n", found.id.step);
     for (const std::string& each : newest.passed_over)
       example::tell(notes_, "train_gpt: passed over {}\n", example::printable(each, 1024));
@@ -257,9 +197,10 @@ class run_checkpoints {
     const auto bytes = std::as_bytes(losses);
     const auto who = std::as_bytes(std::span(identity_.data(), identity_.size()));
     last_saved_ = done;
-    auto guard = checkpointer_.begin_snapshot(
-        done, view_type(*store_, saved_),
-        {{"losses", {bytes.begin(), bytes.end()}}, {"run", {who.begin(), who.end()}}});
+    std::vector<llmmem::checkpoint_extra> extras;
+    if (ranks_->rank() == 0)
+      extras = {{"losses", {bytes.begin(), bytes.end()}}, {"run", {who.begin(), who.end()}}};
+    auto guard = checkpointer_.begin_snapshot(done, view_type(*store_, saved_), std::move(extras));
     if constexpr (!IsConcurrent) guard.wait_staged();
     held_.emplace(std::move(guard));
   }
@@ -285,14 +226,14 @@ class run_checkpoints {
   }
 
   void load(llmmem::posix_storage<>& storage, const llmmem::found_checkpoint& found) {
-    const view_type view(*store_, saved_);
-    std::vector<llmmem::wanted_tensor> wanted;
-    for (const llmmem::state_tensor& each : saved_.tensors)
-      wanted.push_back({.name = each.name, .part = {}, .type = each.type, .shape = each.shape});
-    llmmem::load_checkpoint(storage, found, wanted,
-                            [&](std::uint32_t tensor, std::uint64_t offset,
-                                std::span<const std::byte> bytes) { view.copy_in(tensor, offset, bytes); },
-                            {.readers = IsConcurrent ? 2U : 1U, .sink = llmmem::sink_calls::by_readers});
+    llmmem::load_checkpoint(
+        storage, found, saved_.wanted,
+        [&](std::uint32_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
+          const typename view_type::held_piece piece(*store_, saved_.wanted_places[tensor],
+                                                     lease_mode::read_write);
+          std::memcpy(piece.bytes.data() + offset, bytes.data(), bytes.size());
+        },
+        {.readers = IsConcurrent ? 2U : 1U, .sink = llmmem::sink_calls::by_readers});
   }
 
   [[nodiscard]] static std::vector<double> losses_of(llmmem::posix_storage<>& storage,
@@ -307,8 +248,9 @@ class run_checkpoints {
 
   const command_line* asked_;
   std::string identity_;
-  std::FILE* notes_;
-  State* store_;
+  rank_voice* ranks_;
+  std::FILE* notes_;  // null on all ranks but the first
+  any_state<float>* store_;
   saved_tensors saved_;
   checkpoint_folders folders_;
   llmmem::async_checkpointer<run_checkpointer_traits<view_type>> checkpointer_;

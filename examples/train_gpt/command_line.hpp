@@ -60,6 +60,19 @@ struct checkpoint_options {
   const llmmem::termination_request* termination = nullptr;  ///< of the program, with a folder
 };
 
+/// What of the activations is computed again in the backward pass.
+enum class recompute_kind : std::uint8_t {
+  none,       ///< nothing
+  selective,  ///< the attention's probabilities
+  full,       ///< each block from its input
+  budget,     ///< the cheapest that stays within a budget, layer by layer
+};
+
+struct recompute_options {
+  recompute_kind kind = recompute_kind::none;
+  std::uint64_t budget_bytes = 0;  ///< with `budget`: of a rank's activations at once
+};
+
 /// Ranks that train together, each on its share of the batch.
 struct parallel_options {
   std::size_t ranks = 0;       ///< 0: no ranks, one process that keeps all
@@ -80,6 +93,7 @@ struct command_line {
   tier_options tiers;
   checkpoint_options checkpoints;
   parallel_options parallel;
+  recompute_options recompute;
 };
 
 /// The options that every program that trains has; a program adds its own to the same `app`.
@@ -135,6 +149,11 @@ class training_options {
                    "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
         ->type_name("data|zero1|zero2|zero3");
     number("--gather-ahead", "layers whose weights zero3 gathers before it uses them, and has room for", 0);
+    app.add_option("--recompute", recompute_,
+                   "activations that the backward pass computes again (default: none): the attention's "
+                   "(selective), all from each block's input (full), or the cheapest within so many bytes at "
+                   "once, of each rank; the figures do not depend on it")
+        ->type_name("none|selective|full|budget:BYTES");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -161,6 +180,7 @@ class training_options {
     read_memory(all);
     read_checkpoints(all);
     read_parallel(all);
+    read_recompute(all);
     return all;
   }
 
@@ -240,14 +260,26 @@ class training_options {
       if (!transport_.empty()) throw example::usage_error("--transport is of ranks; add --ranks N");
       return;
     }
-    if (all.memory == memory_kind::tiered || !all.checkpoints.folder.empty()) {
-      throw example::usage_error(
-          "--ranks trains in plain memory and saves nothing; leave out " +
-          std::string(all.memory == memory_kind::tiered ? "--memory tiered" : "--checkpoint-dir"));
-    }
     if (all.shape.batch % ranks != 0) {
       throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
                                              ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+    }
+  }
+
+  void read_recompute(command_line& all) const {
+    const std::string prefix = "budget:";
+    if (recompute_ == "selective") {
+      all.recompute.kind = recompute_kind::selective;
+    } else if (recompute_ == "full") {
+      all.recompute.kind = recompute_kind::full;
+    } else if (recompute_.rfind(prefix, 0) == 0) {
+      all.recompute.kind = recompute_kind::budget;
+      all.recompute.budget_bytes = example::usage_count(
+          "--recompute budget:", recompute_.substr(prefix.size()), 1, std::uint64_t{1} << 50);
+    } else if (!recompute_.empty() && recompute_ != "none") {
+      throw example::usage_error(
+          fmt::format("--recompute: '{}' is unknown; there are none, selective, full and budget:BYTES",
+                      example::printable(recompute_, 64)));
     }
   }
 
@@ -264,6 +296,7 @@ class training_options {
   std::string every_;
   std::string parallel_;
   std::string transport_;
+  std::string recompute_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

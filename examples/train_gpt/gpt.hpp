@@ -10,6 +10,7 @@
 #include <llmmem/space/concepts.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -58,7 +59,16 @@ class gpt {
   /// The memory of its own, in values.
   [[nodiscard]] static constexpr std::size_t workspace_elements(const gpt_shape& shape,
                                                                 std::size_t workers) noexcept {
-    return 3 * input_elements(shape) + wide_elements(shape) + workers * scratch_elements(shape);
+    std::size_t sum = 0;
+    for (const std::size_t each : workspace_ranges(shape, workers))
+      sum += each;
+    return sum;
+  }
+  /// The same by range.
+  [[nodiscard]] static constexpr std::array<std::size_t, 5> workspace_ranges(const gpt_shape& shape,
+                                                                             std::size_t workers) noexcept {
+    const std::size_t input = input_elements(shape);
+    return {input, input, input, wide_elements(shape), workers * scratch_elements(shape)};
   }
 
   [[nodiscard]] const gpt_shape& shape() const noexcept { return shape_; }
@@ -106,6 +116,14 @@ class gpt {
     } else {
       fill_block(layer, weights, record);
     }
+  }
+
+  /// Fills a part of a record whose other values are there. The bits are those of `fill`.
+  void refill(layer_id layer, std::span<const T> weights, std::span<T> record, rebuilt_part part) noexcept {
+    if (part == rebuilt_part::all_but_input || layer == shape_.head()) return fill(layer, weights, record);
+    const layer_view<T> saved(record, activations(layer));
+    attend(saved[block_activation::attended], saved[block_activation::probabilities],
+           saved[block_activation::qkv]);
   }
 
   /// The residual stream becomes the output of a block whose record is filled.

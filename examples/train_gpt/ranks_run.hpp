@@ -2,10 +2,12 @@
 /// A run on several ranks, each with its own share of every batch; and ranks that are threads.
 #pragma once
 
-#include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/thread_network.hpp>
+#include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/space/host.hpp>
+#include <llmmem/training/memory_chunks.hpp>
+#include <llmmem/training/training_plan.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -18,72 +20,19 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
-#include "train_gpt/gpt.hpp"
-#include "train_gpt/host_stores.hpp"
+#include "train_gpt/plan_of_run.hpp"
+#include "train_gpt/rank_voice.hpp"
 #include "train_gpt/run.hpp"
-#include "train_gpt/shape.hpp"
 #include "train_gpt/sharded_stores.hpp"
+#include "train_gpt/tiered_run.hpp"
 #include "train_gpt/train_with.hpp"
-#include "train_gpt/trainer.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
-
-/// What one rank of several computes with: the model's shape, for its share of the batch.
-[[nodiscard]] inline gpt_shape shape_of_rank(const gpt_shape& shape, std::size_t ranks) noexcept {
-  gpt_shape mine = shape;
-  mine.batch = shape.batch / ranks;
-  return mine;
-}
-
-/// A trainer that is one rank of several: of each batch it takes its own sequences, the first ranks the first
-/// ones, and its losses are the means over all.
-///
-/// @par Thread safety   one thread, and all ranks the same calls.
-/// @par Errors          as `trainer`; `comm_error` when losses cannot be exchanged.
-template <class Trainer, llmmem::transport Ranks>
-class rank_trainer {
- public:
-  rank_trainer(Trainer& trainer, Ranks& ranks) : trainer_(&trainer), ranks_(&ranks) {}
-
-  [[nodiscard]] double step(const token_batch& batch, std::uint64_t number) {
-    return mean(trainer_->step(share_of(batch), number));
-  }
-  [[nodiscard]] double evaluate(const token_batch& batch) {
-    return mean(trainer_->evaluate(share_of(batch)));
-  }
-  /// Of all weights: every rank calls it, and gets the same.
-  [[nodiscard]] std::uint64_t digest() { return trainer_->digest(); }
-
- private:
-  [[nodiscard]] token_batch share_of(const token_batch& batch) const {
-    const std::size_t tokens = batch.tokens.size() / to_number(ranks_->world());
-    const auto part = [&](const std::vector<std::uint8_t>& all) {
-      const auto first = all.begin() + static_cast<std::ptrdiff_t>(to_index(ranks_->rank()) * tokens);
-      return std::vector<std::uint8_t>(first, first + static_cast<std::ptrdiff_t>(tokens));
-    };
-    return {part(batch.tokens), part(batch.targets)};
-  }
-  /// Added up in the order of ranks.
-  [[nodiscard]] double mean(double mine) {
-    std::vector<double> all(to_number(ranks_->world()), mine);
-    const auto bytes = std::as_writable_bytes(std::span(all));
-    llmmem::all_gather(*ranks_, bytes, llmmem::even_blocks(bytes.size(), ranks_->world(), sizeof(double)),
-                       {.by = ranks_->after(patience_ns)})
-        .value();
-    double sum = 0;
-    for (const double each : all)
-      sum += each;
-    return sum / static_cast<double>(all.size());
-  }
-
-  static constexpr std::uint64_t patience_ns = 60'000'000'000;
-
-  Trainer* trainer_;
-  Ranks* ranks_;
-};
 
 namespace detail {
 
@@ -93,39 +42,76 @@ struct rank_outcome {
   rank_usage usage;
 };
 
+/// One rank's run over the stores that were made for it.
+/// @param kept       has what is gathered and summed, and in plain memory the state.
+/// @param workspace  has what the model computes in, and in plain memory the activations.
+/// @param tiers      or null.
+template <class Layers, llmmem::transport Ranks>
+[[nodiscard]] rank_outcome train_over(const command_line& asked, const planned_run& run, Ranks& ranks,
+                                      Layers& layers, chunk_store& records_in, worker_team& team,
+                                      llmmem::host_space& kept, llmmem::host_space& workspace,
+                                      const run_tiers* tiers, const corpus& text, std::FILE* notes) {
+  recorded_activations<float> recorded(records_in, run.records.forms);
+  erased_state state(layers);
+  erased_activations activations(recorded);
+  rank_voice_of voice(ranks);
+  const auto memory = [&] {
+    memory_report report;
+    if (tiers != nullptr) report = tiers->report(asked.steps);
+    const std::uint64_t used = kept.stats().used + workspace.stats().used;
+    const std::uint64_t peak = kept.stats().peak + workspace.stats().peak;
+    if (tiers == nullptr) {
+      report.tiers.push_back({"rank 0", used, peak});
+    } else {
+      report.tiers.front().resident_bytes += used;
+      report.tiers.front().peak_bytes += peak;
+    }
+    return report;
+  };
+  rank_outcome outcome;
+  outcome.result =
+      train_with(asked, run.shape, team, workspace, state, activations, text, memory, voice, notes);
+  rank_usage& usage = outcome.usage;
+  usage.kept_state_bytes = layers.kept_bytes();
+  usage.peak_state_bytes = kept.stats().peak;
+  usage.peak_bytes = outcome.result.memory.tiers.front().peak_bytes;
+  usage.peak_record_bytes = recorded.stats().peak_bytes;
+  usage.rebuilds = recorded.stats().rebuilds;
+  if (tiers != nullptr) {
+    const memory_report report = tiers->report(asked.steps);
+    usage.tiers = static_cast<std::uint32_t>(report.tiers.size());
+    for (std::size_t i = 0; i < report.tiers.size(); ++i)
+      usage.tier_peak_bytes[i] = report.tiers[i].peak_bytes;
+  }
+  for (const llmmem::seat_id seat : ranks.seats())
+    usage.bytes_sent += ranks.traffic(seat).sent_bytes;
+  usage.predicted = predict_usage(run, asked, voice.rank(), asked.steps - outcome.result.first_step);
+  return outcome;
+}
+
 template <llmmem::transport Ranks>
 [[nodiscard]] rank_outcome train_as_rank(const command_line& asked, std::uint64_t budget, Ranks& ranks,
                                          const corpus& text, std::FILE* notes) {
-  const gpt_shape mine = shape_of_rank(asked.shape, asked.parallel.ranks);
-  const bool is_first = to_index(ranks.rank()) == 0;
-  worker_team team(std::max<std::size_t>(asked.threads / asked.parallel.ranks, 1));
-  llmmem::host_space kept({.budget = budget, .name = "state"});
-  llmmem::host_space host({.budget = budget, .name = "host"});
-  sharded_layers<float, llmmem::host_space, Ranks> state(kept, mine, ranks, asked.parallel.stage,
-                                                         asked.parallel.gather_ahead);
-  host_activations<float, llmmem::host_space> activations(host, mine);
-  gpt<float, llmmem::host_space> model(mine, team, host);
-  trainer inner(model, team, state, activations, adam_options{}, asked.update);
-  inner.initialise(asked.seed);
-  rank_trainer training(inner, ranks);
-  const auto memory = [&] {
-    memory_report report;
-    report.tiers.push_back(
-        {"rank 0", kept.stats().used + host.stats().used, kept.stats().peak + host.stats().peak});
-    return report;
-  };
-  const progress_lines lines(notes, "train_gpt", asked.steps);
-  const auto show = [&](const run_progress& now) {
-    if (is_first) lines(now);
-  };
-  rank_outcome outcome;
-  outcome.result = run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show);
-  outcome.usage.kept_state_bytes = state.kept_bytes();
-  outcome.usage.peak_state_bytes = kept.stats().peak;
-  outcome.usage.peak_bytes = kept.stats().peak + host.stats().peak;
-  for (const llmmem::seat_id seat : ranks.seats())
-    outcome.usage.bytes_sent += ranks.traffic(seat).sent_bytes;
-  return outcome;
+  using space = llmmem::host_space;
+  const planned_run run = plan_run(asked);
+  worker_team team(run.threads);
+  space kept({.budget = budget, .name = "state"});
+  space workspace({.budget = budget, .name = "host"});
+  if (asked.memory == memory_kind::plain) {
+    sharded_layers<float, space, Ranks> layers(kept, run.shape, ranks, asked.parallel.stage,
+                                               asked.parallel.gather_ahead);
+    llmmem::memory_chunks<space> memory(workspace);
+    erased_chunks<llmmem::memory_chunks<space>> records(memory);
+    return train_over(asked, run, ranks, layers, records, team, kept, workspace, nullptr, text, notes);
+  }
+  const llmmem::training_prediction predicted = run.of_rank(to_index(ranks.rank()));
+  tier_spaces spaces(asked.tiers, predicted.tiers.back().bytes);
+  const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
+  const progress_beside_computing beside(team, tiers->chunks());
+  sharded_layers<float, space, Ranks, llmmem::leased_pieces<chunk_store>> layers(
+      kept, tiers->chunks(), run.shape, ranks, asked.parallel.stage, asked.parallel.gather_ahead);
+  return train_over(asked, run, ranks, layers, tiers->chunks(), team, kept, workspace, tiers.get(), text,
+                    notes);
 }
 
 }  // namespace detail

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -49,12 +50,30 @@ struct run_progress {
   const memory_report& memory;
 };
 
+/// What the library predicted before the run, of one rank. `is_bound` marks what may come out lower.
+struct predicted_usage {
+  std::uint64_t kept_state_bytes = 0;
+  std::uint64_t peak_state_bytes = 0;
+  std::uint64_t peak_record_bytes = 0;
+  std::uint64_t peak_bytes = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint32_t tiers = 0;
+  std::array<std::uint64_t, 3> tier_peak_bytes{};  ///< bounds, but for the last
+  bool state_is_bound = false;                     ///< of `peak_state_bytes`
+  bool peak_is_bound = false;                      ///< of `peak_bytes`
+};
+
 /// What one rank of several kept and sent.
 struct rank_usage {
   std::uint64_t kept_state_bytes = 0;  ///< weights, gradients and moments, between operations
   std::uint64_t peak_state_bytes = 0;  ///< with gathered layers and what a sum takes, as their space measured
   std::uint64_t peak_bytes = 0;        ///< and activations and workspace
   std::uint64_t bytes_sent = 0;        ///< of messages, in all of the run
+  std::uint64_t peak_record_bytes = 0;  ///< of activations at once, in whatever tier
+  std::uint64_t rebuilds = 0;           ///< records that were computed again
+  std::uint32_t tiers = 0;              ///< that it kept state in; 0: plain memory
+  std::array<std::uint64_t, 3> tier_peak_bytes{};
+  predicted_usage predicted{};
 };
 
 struct run_result {
@@ -63,7 +82,9 @@ struct run_result {
   double tokens_per_second = 0;
   memory_report memory;
   std::string unsaved{};            ///< why the last step's checkpoint is not committed, if it was to be
+  std::uint64_t first_step = 0;     ///< of this process: those before were loaded
   std::vector<rank_usage> ranks{};  ///< of a run on several, by rank
+  predicted_usage predicted{};      ///< of a run without ranks
 };
 
 /// Saves nothing: see `run_checkpoints`.
@@ -87,6 +108,7 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   run_result result;
   result.losses = std::move(before);
   const std::uint64_t first = result.losses.size();
+  result.first_step = first;
   std::chrono::duration<double> training{0};
   const double stalled_before = memory().stall_seconds;
   double stalled = 0;
@@ -121,6 +143,32 @@ template <class Trainer, class Memory, class Show>
   return run_training(trainer, text, shape, steps, seed, memory, show, {}, none);
 }
 
+namespace detail {
+
+[[nodiscard]] inline std::string json_list(const std::array<std::uint64_t, 3>& values, std::uint32_t count) {
+  std::string list;
+  for (std::uint32_t i = 0; i < count; ++i)
+    list += fmt::format("{}{}", i == 0 ? "" : ", ", values[i]);
+  return "[" + list + "]";
+}
+
+[[nodiscard]] inline std::string to_json(const predicted_usage& it) {
+  std::string bounds;
+  const auto is_bound = [&](const char* name, bool it_is) {
+    if (it_is) bounds += fmt::format("{}\"{}\"", bounds.empty() ? "" : ", ", name);
+  };
+  is_bound("peak_state_bytes", it.state_is_bound);
+  is_bound("peak_bytes", it.peak_is_bound);
+  is_bound("tier_peak_bytes", it.tiers != 0);
+  return fmt::format(
+      R"({{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_record_bytes": {}, "peak_bytes": {}, )"
+      R"("bytes_sent": {}, "tier_peak_bytes": {}, "bounds": [{}]}})",
+      it.kept_state_bytes, it.peak_state_bytes, it.peak_record_bytes, it.peak_bytes, it.bytes_sent,
+      json_list(it.tier_peak_bytes, it.tiers), bounds);
+}
+
+}  // namespace detail
+
 /// One object. Losses are hexadecimal floating point, so that equal bits are equal texts.
 [[nodiscard]] inline std::string to_json(const run_result& result) {
   std::string losses;
@@ -133,11 +181,14 @@ template <class Trainer, class Memory, class Show>
   std::string ranks;
   for (const rank_usage& each : result.ranks) {
     ranks += fmt::format(
-        R"({}{{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_bytes": {}, "bytes_sent": {}}})",
+        R"({}{{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_bytes": {}, "bytes_sent": {}, )"
+        R"("peak_record_bytes": {}, "rebuilds": {}, "tier_peak_bytes": {}, "predicted": {}}})",
         ranks.empty() ? "" : ", ", each.kept_state_bytes, each.peak_state_bytes, each.peak_bytes,
-        each.bytes_sent);
+        each.bytes_sent, each.peak_record_bytes, each.rebuilds,
+        detail::json_list(each.tier_peak_bytes, each.tiers), detail::to_json(each.predicted));
   }
-  if (!ranks.empty()) ranks = R"(, "ranks": [)" + ranks + "]";
+  ranks = ranks.empty() ? R"(, "predicted": )" + detail::to_json(result.predicted)
+                        : R"(, "ranks": [)" + ranks + "]";
   return fmt::format(
       R"({{"losses": [{}], "digest": "{:016x}", "tokens_per_second": {}, "peak_resident_bytes": {}, )"
       R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}{}}})"

@@ -138,6 +138,12 @@ enum class block_activation : std::uint8_t {
 };
 enum class head_activation : std::uint8_t { input, norm_statistics, norm, probabilities };
 
+/// Which values of a layer's activations are computed again.
+enum class rebuilt_part : std::uint8_t {
+  all_but_input,  ///< from the layer's input
+  attention,      ///< the probabilities and what they attend to, from queries, keys and values
+};
+
 /// Where the parameters of `layer` lie. Gradients and Adam's moments lie alike.
 [[nodiscard]] inline layer_layout parameter_layout(const gpt_shape& shape, layer_id layer) {
   const std::size_t width = shape.width;

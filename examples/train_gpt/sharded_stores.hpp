@@ -10,10 +10,13 @@
 #include <llmmem/result.hpp>
 #include <llmmem/sharded_state.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
+#include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/tiering/access.hpp>
 
-#include <algorithm>
+#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -23,55 +26,12 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/chunk_store.hpp"
+#include "train_gpt/gather_plan.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
-
-/// The layers as a catalogue: one tensor each, so that a layer is one range of the flat space.
-[[nodiscard]] inline std::vector<llmmem::tensor_facts> layer_catalogue(const gpt_shape& shape,
-                                                                       std::uint32_t value_bytes) {
-  std::vector<llmmem::tensor_facts> all;
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
-    all.push_back({"layer " + std::to_string(i),
-                   llmmem::tensor_shape::vector(parameter_layout(shape, shape.layer(i)).elements),
-                   value_bytes});
-  }
-  return all;
-}
-
-/// The layers whose weights a step reads, in order.
-[[nodiscard]] inline std::vector<std::uint32_t> weight_reads(const gpt_shape& shape) {
-  std::vector<std::uint32_t> layers;
-  for (const step_event& each : step_schedule(shape, update_time::after_backward)) {
-    if (each.what == step_event::call::acquire && each.kind == state_kind::weights &&
-        each.mode == lease_mode::read)
-      layers.push_back(to_index(each.layer));
-  }
-  return layers;
-}
-
-/// Gathers of a step's weights, each layer's `ahead` reads before its own. They have room for as many layers
-/// in a row, and one: what is whole anyway and used again soon stays, as the last layers of the forward pass.
-[[nodiscard]] inline llmmem::schedule_plan plan_weight_gathers(std::span<const llmmem::tensor_facts> layers,
-                                                               std::span<const std::uint32_t> reads,
-                                                               std::uint32_t ahead) {
-  std::vector<std::uint64_t> bytes;
-  for (const llmmem::tensor_facts& each : layers)
-    bytes.push_back(each.bytes());
-  std::vector<llmmem::gather_use> uses;
-  std::uint64_t budget = 0;
-  for (std::size_t i = 0; i < reads.size(); ++i) {
-    uses.push_back({.scope = reads[i], .compute_ns = bytes[reads[i]]});
-    std::uint64_t together = 0;
-    for (std::size_t k = i; k < reads.size() && k <= i + ahead; ++k)
-      together += bytes[reads[k]];
-    budget = std::max(budget, together);
-  }
-  // By count and not by time: any link will do, the same for all ranks.
-  return llmmem::plan_gathers(bytes, uses, budget, {.bytes_per_second = 1'000'000'000},
-                              llmmem::schedule::lookahead{.accesses = ahead});
-}
 
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank
 /// has batches of its own; after a layer's backward pass its gradients are those of all, summed in the order
@@ -89,14 +49,19 @@ namespace train_gpt {
 /// is under way, and the transport is free for others. Weights that are read beside what `step_schedule`
 /// lists are gathered when they are.
 ///
+/// Given a store of chunks, what the rank keeps lies there between operations: in tiers, say. What is
+/// gathered and what a sum takes comes from the space in any case.
+///
 /// @par Thread safety   one thread, and all ranks the same calls.
 /// @par Errors          as `state_store` says: what fails behind a release is thrown by the next `acquire` or
 ///                      at the end of the step.
-template <std::floating_point T, llmmem::memory_space Space, llmmem::transport Ranks>
+template <std::floating_point T, llmmem::memory_space Space, llmmem::transport Ranks,
+          llmmem::piece_store Pieces = llmmem::resident_pieces<Space>>
   requires(sizeof(T) == 4)
 class sharded_layers {
  public:
   using value_type = T;
+  static constexpr bool leases_stay = Pieces::is_resident;
 
   /// Transport and space outlive it.
   /// @param gather_ahead  how many reads before its own a layer's weights are gathered; where all have them
@@ -104,6 +69,7 @@ class sharded_layers {
   /// @throws what the constructors of `sharded_state` throw; `std::system_error` where there is no thread.
   sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
                  std::uint32_t gather_ahead = 0)
+    requires(Pieces::is_resident)
       : ranks_(&ranks),
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
@@ -111,33 +77,42 @@ class sharded_layers {
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, {.name = "gradients"}),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}),
         variance_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "variance"}) {
-    if (stage != llmmem::zero_stage::weights || gather_ahead == 0) return;
-    reads_ = weight_reads(shape);
-    next_read_ = reads_.size();  // until a step begins
-    std::vector<std::vector<llmmem::tensor_id>> layers;
-    for (std::uint32_t i = 0; i < facts_.size(); ++i)
-      layers.push_back({llmmem::tensor_id{i}});
-    queue_.emplace();
-    schedule_.emplace(weights_, *queue_, std::move(layers), reads_,
-                      plan_weight_gathers(facts_, reads_, gather_ahead));
+    plan_gathers_ahead(shape, gather_ahead);
+  }
+  /// The same over chunks.
+  template <class Store>
+    requires std::same_as<Pieces, llmmem::leased_pieces<Store>>
+  sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
+                 std::uint32_t gather_ahead = 0)
+      : ranks_(&ranks),
+        stage_(stage),
+        facts_(layer_catalogue(shape, sizeof(T))),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, {.name = "weights"}),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, {.name = "gradients"}),
+        mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "mean"}),
+        variance_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "variance"}),
+        chunks_(step_bounds::of(chunks)) {
+    plan_gathers_ahead(shape, gather_ahead);
   }
 
   [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode mode) {
     throw_what_failed();
     const llmmem::tensor_id tensor{to_index(layer)};
-    if (kind == state_kind::mean) return mine(mean_, tensor);
-    if (kind == state_kind::variance) return mine(variance_, tensor);
-    if (kind == state_kind::weights) {
-      if (mode != lease_mode::read) return mine(weights_, tensor);
-      return as_values(whole_weights_of(tensor));
+    if (kind == state_kind::weights && mode == lease_mode::read) return as_values(whole_weights_of(tensor));
+    if (kind == state_kind::gradients && mode == lease_mode::write) {
+      whole_gradients_ = gradients_.allocate_whole({&tensor, 1}).value();
+      return as_values(whole_gradients_.tensor(0));
     }
-    if (mode != lease_mode::write) return mine(gradients_, tensor);
-    whole_gradients_ = gradients_.allocate_whole({&tensor, 1}).value();
-    return as_values(whole_gradients_.tensor(0));
+    piece& held = held_[static_cast<std::size_t>(kind)];
+    // What others own of a piece stays.
+    const bool is_all = owned(layer).count == this->held(layer, kind).count;
+    held = kept(kind).lease(tensor, access_of(mode, is_all)).value();
+    return mine(held);
   }
 
   void release(layer_id layer, state_kind kind, lease_mode mode) noexcept {
     const llmmem::tensor_id tensor{to_index(layer)};
+    held_[static_cast<std::size_t>(kind)] = {};
     if (kind == state_kind::weights) {
       if (mode == lease_mode::read) {
         // The plan goes on with the lease's end, and this rank will not: what it gathers then would meet what
@@ -151,27 +126,52 @@ class sharded_layers {
     } else if (kind == state_kind::gradients && mode == lease_mode::write) {
       share(tensor, kind);
       whole_gradients_ = {};
+    } else if (kind == state_kind::gradients && mode == lease_mode::read) {
+      static_cast<void>(gradients_.discard(tensor));  // the optimizer has used them
     }
   }
 
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    const llmmem::tensor_id tensor{to_index(layer)};
-    if (stage_ == llmmem::zero_stage::none) return {0, facts_[to_index(tensor)].shape.elements()};
-    const llmmem::element_runs runs = weights_.who().owned(tensor, ranks_->rank());
-    return {runs.begin, runs.elements()};
+    return stage_ == llmmem::zero_stage::none ? all_of(layer) : saved(layer);
   }
+
+  /// @name What a checkpoint has of this rank
+  /// @{
+  [[nodiscard]] element_range saved(layer_id layer) const noexcept {
+    return range_of(weights_.who().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
+  }
+  [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept {
+    return range_of(kept(kind).who().local(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
+  }
+  [[nodiscard]] std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) {
+    const llmmem::tensor_id tensor{to_index(layer)};
+    if constexpr (Pieces::is_resident) {
+      return as_values(kept(kind).local(tensor));  // by any thread
+    } else {
+      piece& held = held_[static_cast<std::size_t>(kind)];
+      held = kept(kind).lease(tensor, access_of(mode, true)).value();
+      return as_values(held.local());
+    }
+  }
+  void release_held(layer_id /*layer*/, state_kind kind, lease_mode /*mode*/) noexcept {
+    if constexpr (!Pieces::is_resident) held_[static_cast<std::size_t>(kind)] = {};
+  }
+  /// @}
 
   void begin_step(std::uint64_t /*step*/) {
     throw_what_failed();
+    chunks_.begin();
     if (!schedule_) return;
     schedule_->begin_iteration();
     next_read_ = 0;
   }
   void end_step(std::uint64_t /*step*/) {
     throw_what_failed();
-    if (!schedule_) return;
-    next_read_ = reads_.size();
-    schedule_->end_iteration().value();
+    if (schedule_) {
+      next_read_ = reads_.size();
+      schedule_->end_iteration().value();
+    }
+    chunks_.end();
   }
 
   /// What was gathered ahead: nothing without `gather_ahead`.
@@ -186,7 +186,20 @@ class sharded_layers {
   }
 
  private:
-  using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space>;
+  using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space, Pieces>;
+  using piece = llmmem::piece_lease<Pieces>;
+
+  void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
+    if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;
+    reads_ = weight_reads(shape);
+    next_read_ = reads_.size();  // until a step begins
+    std::vector<std::vector<llmmem::tensor_id>> layers;
+    for (std::uint32_t i = 0; i < facts_.size(); ++i)
+      layers.push_back({llmmem::tensor_id{i}});
+    queue_.emplace();
+    schedule_.emplace(weights_, *queue_, std::move(layers), reads_,
+                      plan_weight_gathers(facts_, reads_, gather_ahead));
+  }
 
   [[nodiscard]] llmmem::zero_partition of(llmmem::state_kind kind) const {
     return {facts_, ranks_->world(), stage_, kind};
@@ -195,8 +208,26 @@ class sharded_layers {
     return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
   /// What this rank's optimizer updates: its shard, or with plain data parallelism everything.
-  [[nodiscard]] std::span<T> mine(state& from, llmmem::tensor_id tensor) const noexcept {
-    return as_values(stage_ == llmmem::zero_stage::none ? from.local(tensor) : from.owned(tensor));
+  [[nodiscard]] std::span<T> mine(const piece& held) const noexcept {
+    return as_values(stage_ == llmmem::zero_stage::none ? held.local() : held.owned());
+  }
+  [[nodiscard]] state& kept(state_kind kind) noexcept {
+    state* const all[] = {&weights_, &gradients_, &mean_, &variance_};
+    return *all[static_cast<std::size_t>(kind)];
+  }
+  [[nodiscard]] const state& kept(state_kind kind) const noexcept {
+    const state* const all[] = {&weights_, &gradients_, &mean_, &variance_};
+    return *all[static_cast<std::size_t>(kind)];
+  }
+  [[nodiscard]] static llmmem::access_mode access_of(lease_mode mode, bool is_all) noexcept {
+    if (mode == lease_mode::read) return llmmem::access_mode::read;
+    return mode == lease_mode::write && is_all ? llmmem::access_mode::write : llmmem::access_mode::read_write;
+  }
+  [[nodiscard]] static element_range range_of(const llmmem::element_runs& runs) noexcept {
+    return {runs.begin, runs.elements()};
+  }
+  [[nodiscard]] element_range all_of(layer_id layer) const noexcept {
+    return {0, facts_[to_index(layer)].shape.elements()};
   }
 
   /// Has it done by the thread that talks, if there is one.
@@ -239,9 +270,7 @@ class sharded_layers {
           return is_whole ? gradients_.all_reduce(whole_gradients_, llmmem::sum_f32)
                           : gradients_.reduce_scatter(whole_gradients_, llmmem::sum_f32);
         });
-        const auto ranks = static_cast<T>(to_number(ranks_->world()));
-        for (T& each : mine(gradients_, tensor))
-          each /= ranks;
+        if (done) divide(tensor);
       } else if (!is_whole) {
         done = talk([&] { return weights_.refresh({&tensor, 1}); });
       }
@@ -250,6 +279,14 @@ class sharded_layers {
       thrown_ = std::current_exception();
       revoke();
     }
+  }
+
+  /// The sum becomes the mean.
+  void divide(llmmem::tensor_id tensor) {
+    const auto ranks = static_cast<T>(to_number(ranks_->world()));
+    const piece sum = gradients_.lease(tensor, llmmem::access_mode::read_write).value();
+    for (T& each : mine(sum))
+      each /= ranks;
   }
 
   void throw_what_failed() const {
@@ -264,6 +301,8 @@ class sharded_layers {
   state gradients_;
   state mean_;
   state variance_;
+  step_bounds chunks_{};
+  std::array<piece, 4> held_{};  // by kind
   typename state::whole whole_weights_{};
   typename state::whole whole_gradients_{};
   llmmem::result<void> failed_{};

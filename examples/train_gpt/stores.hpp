@@ -80,18 +80,20 @@ concept follows_steps = requires(S& store, std::uint64_t step) {
   store.end_step(step);
 };
 
-/// Computes a layer's activations again from its input: what an activation store may call in `fetch`. The
-/// bits are those of the first time.
+/// Computes a layer's activations again: what an activation store may call in `fetch`. The bits are those of
+/// the first time. The layer's weights are leased already.
 template <class T>
 class rebuild_activations {
  public:
-  using function = void (*)(void* context, layer_id layer, std::span<T> activations);
+  using function = void (*)(void* context, layer_id layer, std::span<T> activations, rebuilt_part part);
 
   constexpr rebuild_activations(function call, void* context) noexcept : call_(call), context_(context) {}
 
-  /// Leases the layer's weights to read them, and releases them.
-  /// @pre the first `input_elements(shape)` of `activations` are as they were kept; the others become so.
-  void operator()(layer_id layer, std::span<T> activations) const { call_(context_, layer, activations); }
+  /// @pre the other values of `activations` are as they were kept; those of the part become so.
+  void operator()(layer_id layer, std::span<T> activations,
+                  rebuilt_part part = rebuilt_part::all_but_input) const {
+    call_(context_, layer, activations, part);
+  }
 
  private:
   function call_;
@@ -217,8 +219,8 @@ enum class update_time : std::uint8_t {
 
 /// Every call that `trainer::step` makes, in order, the same each step: forward from the embedding to the
 /// head, backward from the head to the embedding, and the optimizer, after it from the embedding to the head
-/// or in it after each layer. What a store that computes activations again leases for it comes on top,
-/// between a `fetch` and what follows it. `trainer::evaluate` makes the calls of the forward pass, with
+/// or in it after each layer. A layer's weights are leased when its activations are fetched, so that what is
+/// computed again leases nothing more. `trainer::evaluate` makes the calls of the forward pass, with
 /// `drop` for `keep`.
 [[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape, update_time when) {
   using enum step_event::call;
@@ -244,14 +246,14 @@ enum class update_time : std::uint8_t {
     const layer_id layer = shape.layer(i);
     const bool kept = layer != shape.embedding();
     if (kept) {
-      all.push_back({fetch, layer});
       all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
+      all.push_back({fetch, layer});
     }
     all.push_back({acquire, layer, state_kind::gradients, lease_mode::write});
     all.push_back({release, layer, state_kind::gradients, lease_mode::write});
     if (kept) {
-      all.push_back({release, layer, state_kind::weights, lease_mode::read});
       all.push_back({drop, layer});
+      all.push_back({release, layer, state_kind::weights, lease_mode::read});
     }
     if (when == update_time::in_backward) update(layer);
   }

@@ -4,67 +4,41 @@
 
 #include <llmmem/arena/stitched_source.hpp>
 #include <llmmem/eviction/min.hpp>
+#include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/training/training_plan.hpp>
 #include <llmmem/transfer/file_space.hpp>
 
 #include <fmt/format.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
-#include <new>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "common/program.hpp"
-#include "common/text.hpp"
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/rank_voice.hpp"
+#include "train_gpt/recomputation.hpp"
 #include "train_gpt/run.hpp"
+#include "train_gpt/tier_places.hpp"
 #include "train_gpt/tiered_stores.hpp"
 #include "train_gpt/train_with.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
 
-/// A file of its own name in `folder`. Once it is open it needs none: what is killed then leaves nothing
-/// there.
-class tier_file {
- public:
-  explicit tier_file(const std::string& folder) {
-    const std::filesystem::path where =
-        folder.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(folder);
-    path_ = (where / "train_gpt-").string() + std::string(6, 'X');  // mkstemp puts letters of its own there
-    const int file = ::mkstemp(path_.data());
-    if (file < 0) throw example::file_error(where.string(), "made a file in (--tier-dir)");
-    ::close(file);
-  }
-  tier_file(const tier_file&) = delete;
-  tier_file& operator=(const tier_file&) = delete;
-  ~tier_file() { unname(); }
-
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  void unname() noexcept {
-    if (!path_.empty()) ::unlink(path_.c_str());
-    path_.clear();
-  }
-
- private:
-  std::string path_;
-};
-
 namespace detail {
-
-inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
 /// What a step keeps, each piece rounded to whole pages: what the last tier must hold.
 [[nodiscard]] inline std::uint64_t rounded_bytes(const gpt_shape& shape) {
@@ -103,49 +77,6 @@ template <class Buffer, class Schedule>
   return report;
 }
 
-/// What plans compute with: bytes a second of the median of `times` copies of `bytes`. The fastest is one
-/// that met a cache.
-/// @param copy  called with the number of the copy.
-template <class Copy>
-[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, std::size_t times, Copy copy) {
-  std::vector<double> took;
-  for (std::size_t i = 0; i < times; ++i) {
-    const auto began = std::chrono::steady_clock::now();
-    copy(i);
-    took.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
-  }
-  std::sort(took.begin(), took.end());
-  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(took[times / 2], 1e-6)) + 1;
-}
-
-/// Copies to and from other parts of the file each, as those of a step are. @pre nothing is in the file yet.
-template <class File>
-[[nodiscard]] llmmem::link_model file_link(File& file) {
-  constexpr std::uint64_t bytes = 4 * mib;
-  llmmem::host_space memory({.budget = 2 * bytes});
-  const llmmem::space_buffer held(memory, bytes, std::align_val_t{4096});
-  const std::span<std::byte> all = held.range().span();
-  std::fill(all.begin(), all.end(), std::byte{1});
-  const auto times = static_cast<std::size_t>(std::clamp<std::uint64_t>(file.capacity() / bytes, 1, 15));
-  const auto run = [&](const llmmem::file_copy& copy) { file.queue().start(copy).value().wait(); };
-  const std::uint64_t down =
-      measured_rate(bytes, times, [&](std::size_t i) { run(llmmem::write_to(file.file(), i * bytes, all)); });
-  const std::uint64_t up = measured_rate(
-      bytes, times, [&](std::size_t i) { run(llmmem::read_from(file.file(), i * bytes, all)); });
-  return {.bytes_per_second = up,
-          .latency_ns = 50'000,
-          .offload_bytes_per_second = down,
-          .duplex = llmmem::link_duplex::half};
-}
-
-[[nodiscard]] inline llmmem::link_model memory_link() {
-  const std::vector<std::byte> from(4 * mib, std::byte{1});
-  std::vector<std::byte> to(from.size());
-  const std::uint64_t rate =
-      measured_rate(from.size(), 5, [&](std::size_t) { std::copy(from.begin(), from.end(), to.begin()); });
-  return {.bytes_per_second = rate, .latency_ns = 1'000, .duplex = llmmem::link_duplex::half};
-}
-
 /// Lets pieces go on while the team computes, for as long as this lives.
 template <class Pieces>
 class progress_beside_computing {
@@ -161,52 +92,146 @@ class progress_beside_computing {
   worker_team& team_;
 };
 
+/// The spaces of a run's tiers.
+struct tier_spaces {
+  using file = llmmem::file_space<>;
+  using memory = llmmem::stitched_host_space;
+  using tier = llmmem::tier<memory, llmmem::min_eviction>;
+
+  /// @param all  bytes of the last tier.
+  tier_spaces(const tier_options& asked, std::uint64_t all_bytes)
+      : budget(asked.budget_mib * mib),
+        host_budget(asked.host_mib * mib),
+        all(all_bytes),
+        where(asked.folder),
+        disk(where.path(), {.budget = all, .file = {.mode = llmmem::open_mode::update}}),
+        // Layers are of unequal size: in one range, a piece may not fit though enough is free in parts.
+        top(llmmem::stitched_source({.budget = budget, .chunk_bytes = page, .name = "first tier"}),
+            {.budget = budget, .name = "first tier"}) {
+    where.unname();
+    if (host_budget == 0) return;
+    host.emplace(llmmem::stitched_source({.budget = host_budget, .chunk_bytes = page, .name = "second tier"}),
+                 llmmem::host_options{.budget = host_budget, .name = "second tier"});
+  }
+
+  static constexpr std::uint64_t page = 16 * 1024;
+  std::uint64_t budget;
+  std::uint64_t host_budget;
+  std::uint64_t all;
+  tier_file where;
+  file disk;
+  memory top;
+  std::optional<memory> host{};
+};
+
+inline constexpr std::array two_tier_names{"memory", "file"};
+inline constexpr std::array three_tier_names{"memory", "host", "file"};
+
+/// Chunks of a tiered buffer under a schedule that learns what a step does in the first one.
+class run_tiers {
+ public:
+  virtual ~run_tiers() = default;
+  [[nodiscard]] virtual chunk_store& chunks() noexcept = 0;
+  [[nodiscard]] virtual memory_report report(std::uint64_t steps) const = 0;
+};
+
+template <class Buffer>
+class planned_tiers final : public run_tiers {
+ public:
+  template <class... Places>
+  planned_tiers(schedule_kind kind, std::vector<llmmem::link_model> links, std::span<const char* const> names,
+                const llmmem::tiered_options& options, const Places&... places)
+      : names_(names),
+        buffer_(options, places...),
+        schedule_(buffer_, {.links = std::move(links), .replans = 2}, chosen_planner{kind}),
+        chunks_(schedule_, kind != schedule_kind::on_demand) {}
+
+  [[nodiscard]] chunk_store& chunks() noexcept override { return chunks_; }
+  [[nodiscard]] memory_report report(std::uint64_t steps) const override {
+    return report_of(buffer_, schedule_, steps, names_);
+  }
+
+ private:
+  std::span<const char* const> names_;
+  Buffer buffer_;
+  llmmem::prefetch_schedule<Buffer, chosen_planner> schedule_;
+  erased_chunks<llmmem::prefetch_schedule<Buffer, chosen_planner>> chunks_;
+};
+
+/// @param largest  bytes leased at once.
+[[nodiscard]] inline std::unique_ptr<run_tiers> open_tiers(tier_spaces& spaces, schedule_kind kind,
+                                                           std::uint64_t largest) {
+  using tier = tier_spaces::tier;
+  using file = tier_spaces::file;
+  const llmmem::tiered_options options{.largest_lease_bytes = largest, .name = "train_gpt"};
+  const llmmem::tier_place<tier_spaces::memory> top(spaces.top, spaces.budget);
+  const llmmem::tier_place<file> disk(spaces.disk, spaces.all);
+  if (!spaces.host) {
+    return std::make_unique<planned_tiers<llmmem::tiered_buffer<tier, file>>>(
+        kind, std::vector{file_link(spaces.disk)}, two_tier_names, options, top, disk);
+  }
+  return std::make_unique<planned_tiers<llmmem::tiered_buffer<tier, tier, file>>>(
+      kind, std::vector{memory_link(), file_link(spaces.disk)}, three_tier_names, options, top,
+      llmmem::tier_place<tier_spaces::memory>(*spaces.host, spaces.host_budget), disk);
+}
+
+[[nodiscard]] inline std::uint64_t workspace_budget(const command_line& asked) {
+  return 2 * gpt<float, llmmem::host_space>::workspace_elements(asked.shape, asked.threads) * sizeof(float) +
+         mib;
+}
+
 template <class Buffer>
 [[nodiscard]] run_result train_in(Buffer& buffer, std::span<const char* const> names,
                                   std::vector<llmmem::link_model> links, const command_line& asked,
                                   worker_team& team, const corpus& text, std::FILE* notes) {
-  llmmem::host_space workspace(
-      {.budget = 2 * gpt<float, llmmem::host_space>::workspace_elements(asked.shape, asked.threads) *
-                     sizeof(float) +
-                 mib,
-       .name = "workspace"});
+  llmmem::host_space workspace({.budget = workspace_budget(asked), .name = "workspace"});
   tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, asked.update,
                                       std::move(links));
   tiered_state<float, Buffer> state(pieces);
   tiered_activations<float, Buffer> activations(pieces);
   const progress_beside_computing beside(team, pieces);
+  erased_state held(state);
+  erased_activations records(activations);
+  rank_voice alone;
   return train_with(
-      asked, team, workspace, state, activations, text,
-      [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, notes);
+      asked, asked.shape, team, workspace, held, records, text,
+      [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, alone, notes);
 }
 
+/// Everything is kept: what a step does is known before the first.
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, worker_team& team,
                                                const corpus& text, std::FILE* notes) {
-  using file = llmmem::file_space<>;
-  using memory = llmmem::stitched_host_space;
-  using tier = llmmem::tier<memory, llmmem::min_eviction>;
-  const std::uint64_t budget = asked.tiers.budget_mib * mib;
-  const std::uint64_t host_budget = asked.tiers.host_mib * mib;
-  const std::uint64_t all = rounded_bytes(asked.shape);
-  tier_file where(asked.tiers.folder);
-  file disk(where.path(), {.budget = all, .file = {.mode = llmmem::open_mode::update}});
-  where.unname();
-  // Layers are of unequal size: in one range, a piece may not fit though enough is free in parts.
-  constexpr std::uint64_t page = 16 * 1024;
-  memory top(llmmem::stitched_source({.budget = budget, .chunk_bytes = page, .name = "first tier"}),
-             {.budget = budget, .name = "first tier"});
+  using tier = tier_spaces::tier;
+  using file = tier_spaces::file;
+  tier_spaces spaces(asked.tiers, rounded_bytes(asked.shape));
   const llmmem::tiered_options options{
       .largest_lease_bytes = most_leased_elements(asked.shape) * sizeof(float), .name = "train_gpt"};
-  if (host_budget == 0) {
-    llmmem::tiered_buffer<tier, file> buffer(options, {top, budget}, {disk, all});
-    constexpr std::array names{"memory", "file"};
-    return train_in(buffer, names, {file_link(disk)}, asked, team, text, notes);
+  if (!spaces.host) {
+    llmmem::tiered_buffer<tier, file> buffer(options, {spaces.top, spaces.budget}, {spaces.disk, spaces.all});
+    return train_in(buffer, two_tier_names, {file_link(spaces.disk)}, asked, team, text, notes);
   }
-  memory host(llmmem::stitched_source({.budget = host_budget, .chunk_bytes = page, .name = "second tier"}),
-              {.budget = host_budget, .name = "second tier"});
-  llmmem::tiered_buffer<tier, tier, file> buffer(options, {top, budget}, {host, host_budget}, {disk, all});
-  constexpr std::array names{"memory", "host", "file"};
-  return train_in(buffer, names, {memory_link(), file_link(disk)}, asked, team, text, notes);
+  llmmem::tiered_buffer<tier, tier, file> buffer(
+      options, {spaces.top, spaces.budget}, {*spaces.host, spaces.host_budget}, {spaces.disk, spaces.all});
+  return train_in(buffer, three_tier_names, {memory_link(), file_link(spaces.disk)}, asked, team, text,
+                  notes);
+}
+
+/// A part of the activations is computed again.
+[[nodiscard]] inline run_result train_in_tiers(const command_line& asked, const planned_records& records,
+                                               const llmmem::training_prediction& predicted,
+                                               worker_team& team, const corpus& text, std::FILE* notes) {
+  llmmem::host_space workspace({.budget = workspace_budget(asked), .name = "workspace"});
+  tier_spaces spaces(asked.tiers, predicted.tiers.back().bytes);
+  const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
+  chunk_state<float> state(tiers->chunks(), asked.shape);
+  recorded_activations<float> activations(tiers->chunks(), records.forms);
+  const progress_beside_computing beside(team, tiers->chunks());
+  erased_state held(state);
+  erased_activations kept(activations);
+  rank_voice alone;
+  return train_with(
+      asked, asked.shape, team, workspace, held, kept, text, [&] { return tiers->report(asked.steps); },
+      alone, notes);
 }
 
 }  // namespace detail

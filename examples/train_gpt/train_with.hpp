@@ -12,10 +12,12 @@
 
 #include "common/standard_streams.hpp"
 #include "common/text.hpp"
+#include "train_gpt/any_stores.hpp"
 #include "train_gpt/checkpoints.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/rank_voice.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/trainer.hpp"
 #include "train_gpt/worker_team.hpp"
@@ -44,37 +46,40 @@ class progress_lines {
   std::uint64_t each_;
 };
 
-namespace detail {
-
-/// Whether another thread may read a store's pieces while the trainer does.
-template <class State>
-[[nodiscard]] consteval bool leases_stay() {
-  if constexpr (requires { State::leases_stay; }) return State::leases_stay;
-  return false;
-}
-
-}  // namespace detail
-
-/// Trains with the stores that are given. `memory` tells what they hold.
-template <class State, class Activations, class Memory>
-[[nodiscard]] run_result train_with(const command_line& asked, worker_team& team,
-                                    llmmem::host_space& workspace, State& state, Activations& activations,
-                                    const corpus& text, Memory memory, std::FILE* notes) {
-  gpt<float, llmmem::host_space> model(asked.shape, team, workspace);
-  const auto train = [&](auto& store, auto& checkpoints, auto before) {
-    trainer training(model, team, store, activations, adam_options{}, asked.update);
-    training.initialise(asked.seed);
-    return run_training(training, text, asked.shape, asked.steps, asked.seed, memory,
-                        progress_lines(notes, "train_gpt", asked.steps), before(), checkpoints);
+/// Trains with the stores that are given, as one of several ranks or alone. `memory` tells what they hold.
+/// @param shape  of what this rank computes.
+template <class Memory>
+[[nodiscard]] run_result train_with(const command_line& asked, const gpt_shape& shape, worker_team& team,
+                                    llmmem::host_space& workspace, any_state<float>& state,
+                                    any_activations<float>& activations, const corpus& text, Memory memory,
+                                    rank_voice& ranks, std::FILE* notes) {
+  gpt<float, llmmem::host_space> model(shape, team, workspace);
+  const progress_lines lines(notes, "train_gpt", asked.steps);
+  const auto show = [&](const run_progress& now) {
+    if (ranks.rank() == 0) lines(now);
+  };
+  const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {
+    trainer<any_state<float>, any_activations<float>, llmmem::host_space> inner(
+        model, team, store, activations, adam_options{}, asked.update);
+    inner.initialise(asked.seed);
+    shared_batch_trainer training(inner, ranks);
+    return run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show, before(),
+                        checkpoints);
+  };
+  const auto saving = [&](auto& checkpoints) {
+    gated_state gated(state, checkpoints.gate());
+    return train(gated, checkpoints, [&] { return checkpoints.begin(); });
   };
   if (asked.checkpoints.folder.empty()) {
     no_checkpoints none;
     return train(state, none, [] { return std::vector<double>(); });
   }
-  run_checkpoints<State, detail::leases_stay<State>()> checkpoints(asked, run_identity(asked, text), state,
-                                                                   notes);
-  gated_state<State> gated(state, checkpoints.gate());
-  return train(gated, checkpoints, [&] { return checkpoints.begin(); });
+  if (state.stays()) {
+    run_checkpoints<true> checkpoints(asked, run_identity(asked, text), state, ranks, notes);
+    return saving(checkpoints);
+  }
+  run_checkpoints<false> checkpoints(asked, run_identity(asked, text), state, ranks, notes);
+  return saving(checkpoints);
 }
 
 }  // namespace train_gpt

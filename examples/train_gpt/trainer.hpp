@@ -186,21 +186,29 @@ class trainer {
     });
   }
 
+  /// Computes with a layer's weights what its record lacks.
+  struct rebuilding {
+    gpt<value_type, Space>* model;
+    std::span<const value_type> weights;
+
+    [[nodiscard]] rebuild_activations<value_type> call() noexcept {
+      return {[](void* self, layer_id layer, std::span<value_type> record, rebuilt_part part) {
+                const auto& me = *static_cast<rebuilding*>(self);
+                me.model->refill(layer, me.weights, record, part);
+              },
+              this};
+    }
+  };
+
   /// @param done  called with each layer whose gradients are there, and that this pass has no more use for.
   template <class Done>
   void backward(const token_batch& batch, Done done) {
-    const rebuild_activations<value_type> rebuild(
-        [](void* self, layer_id layer, std::span<value_type> activations) {
-          auto& me = *static_cast<trainer*>(self);
-          const lease<lease_mode::read> weights(*me.state_, layer, state_kind::weights);
-          me.model_->fill(layer, weights.values(), activations);
-        },
-        this);
     for (std::size_t i = shape().layers() - 1; i > 0; --i) {
       const layer_id layer = shape().layer(i);
       {
-        const fetched_activations<Activations> record(*activations_, layer, rebuild);
         const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
+        rebuilding with{model_, weights.values()};
+        const fetched_activations<Activations> record(*activations_, layer, with.call());
         const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
         if (layer == shape().head()) {
           model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());

@@ -235,6 +235,7 @@
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
+#include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/process_grid.hpp>
 #include <llmmem/sharding/replicated.hpp>
 #include <llmmem/sharding/reshard.hpp>
@@ -286,6 +287,11 @@
 #include <llmmem/tiering/tiered_buffer.hpp>
 #include <llmmem/tiering/tiered_tensors.hpp>
 #include <llmmem/tiering/tiered_types.hpp>
+#include <llmmem/training/kept_records.hpp>
+#include <llmmem/training/memory_chunks.hpp>
+#include <llmmem/training/recompute_plan.hpp>
+#include <llmmem/training/training_plan.hpp>
+#include <llmmem/training/way_back.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/copy_plan.hpp>
 #include <llmmem/transfer/copy_task.hpp>

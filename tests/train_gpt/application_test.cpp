@@ -41,7 +41,8 @@ TEST_CASE("with --json there is one object on standard output, with every field"
   const outcome done = run(small({"--json", "--text", readme, "--threads", "2"}));
   REQUIRE(done.status == exit_status::success);
   const auto json = nlohmann::json::parse(done.out);
-  CHECK(json.size() == 8);
+  CHECK(json.size() == 9);
+  CHECK(json["predicted"]["peak_bytes"] == json["peak_resident_bytes"]);
   REQUIRE(json["losses"].size() == 4);
   for (const auto& loss : json["losses"]) {
     const auto text = loss.get<std::string>();

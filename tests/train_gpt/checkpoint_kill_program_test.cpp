@@ -228,6 +228,43 @@ TEST_CASE("the same in tiers, whose files are gone with the run") {
   CHECK(killed > 0);
 }
 
+TEST_CASE(
+    "ranks with tiers and recomputation, killed at any moment, go on in other settings to the same bits") {
+  // Threads and processes; what each run keeps, and where, is drawn.
+  const std::vector<std::vector<std::string>> settings{
+      {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+      {"--parallel", "zero3", "--gather-ahead", "1", "--recompute", "selective"},
+      {"--parallel", "zero1", "--transport", "socket"},
+      {"--parallel", "zero2", "--memory", "tiered", "--budget-mib", "1", "--transport", "socket"},
+      {"--parallel", "data"}};
+  const nlohmann::json uninterrupted = uninterrupted_run(run_of({"--ranks", "2"}));
+  std::uint64_t killed = 0;
+  for (const auto seed : seeds(2)) {
+    CAPTURE(seed);
+    const temporary_folder folder;
+    random_numbers random(seed);
+    std::uint64_t acknowledged = 0;
+    constexpr std::uint64_t kills = 5;
+    for (std::uint64_t i = 0; i <= kills; ++i) {
+      auto arguments = run_of({"--ranks", "2", "--checkpoint-dir", folder.file("checkpoints"),
+                               "--checkpoint-every", "1", "--resume"});
+      const auto& drawn = settings[random.below(static_cast<std::uint32_t>(settings.size()))];
+      arguments.insert(arguments.end(), drawn.begin(), drawn.end());
+      const auto ended =
+          run_in(folder, arguments, random, i == kills ? std::nullopt : std::optional<std::uint64_t>(400));
+      CAPTURE(contents_of(folder.file("notes")));
+      ended.check_resumed(acknowledged);
+      acknowledged = std::max(acknowledged, ended.notes.committed);
+      killed += ended.end.signal == SIGKILL ? 1 : 0;
+      if (i == kills) {
+        REQUIRE(ended.end.status == 0);
+        check_result(folder, uninterrupted);
+      }
+    }
+  }
+  CHECK(killed > 0);
+}
+
 TEST_CASE("killed, and its local checkpoints lost or damaged, a run goes on from the last that was copied") {
   const auto run = run_of({});
   const nlohmann::json uninterrupted = uninterrupted_run(run);

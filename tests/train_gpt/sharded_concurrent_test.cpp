@@ -175,10 +175,10 @@ TEST_CASE("wrong options of ranks are told apart, with what would be right") {
         "train_gpt: --gather-ahead is of weights in shards; add --parallel zero3" + hint);
   CHECK(wrong({"--ranks", "2", "--parallel", "zero3", "--gather-ahead", "1025"}) ==
         "train_gpt: --gather-ahead \"1025\": must be a whole number from 0 to 1024" + hint);
-  CHECK(wrong({"--ranks", "2", "--memory", "tiered", "--budget-mib", "1"}) ==
-        "train_gpt: --ranks trains in plain memory and saves nothing; leave out --memory tiered" + hint);
-  CHECK(wrong({"--ranks", "2", "--checkpoint-dir", "/tmp/x"}) ==
-        "train_gpt: --ranks trains in plain memory and saves nothing; leave out --checkpoint-dir" + hint);
+  CHECK(wrong({"--recompute", "half"}) ==
+        "train_gpt: --recompute: 'half' is unknown; there are none, selective, full and budget:BYTES" + hint);
+  CHECK(wrong({"--recompute", "budget:0"}) ==
+        "train_gpt: --recompute budget: \"0\": must be a whole number from 1 to 1125899906842624" + hint);
 }
 
 TEST_CASE("the report tells what each rank kept and sent") {

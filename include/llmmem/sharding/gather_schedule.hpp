@@ -93,13 +93,16 @@ struct gather_schedule_stats {
 ///
 /// @tparam State  a `sharded_state`, whose operations are the queue's meanwhile.
 /// @par Complexity      a use O(steps of the plan at it).
-/// @par Thread safety   one thread; the gathers run on the queue's.
+/// @par Thread safety   one thread; the gathers run on the queue's. Pieces in tiers are leased on the one,
+/// when
+///                      a gather is begun, and stay in tier 0 until it has arrived.
 /// @par Errors          the constructor throws `argument_error` for a plan of other scopes or uses; `next`
 ///                      and `end_iteration` return what a gather failed with.
 template <class State>
 class gather_schedule {
  public:
   using whole_type = typename State::whole;
+  using hold_type = typename State::hold_type;
 
   /// A scope in use. One at a time.
   class lease {
@@ -162,6 +165,10 @@ class gather_schedule {
           scope(std::move(scope_of)),
           bytes(bytes_of) {}
     [[nodiscard]] result<void> gather() {
+      if (!refused) {  // its pieces could not be held: the other ranks are not to wait for this one
+        state->ranks().revoke();
+        return refused;
+      }
       result<whole_type> made = state->gather(scope);
       if (!made) return made.error();
       whole = std::move(*made);
@@ -171,6 +178,8 @@ class gather_schedule {
     State* state;
     std::vector<tensor_id> scope;
     std::uint64_t bytes;
+    hold_type held{};        // its pieces, until it has arrived: leased and ended by the program's thread
+    result<void> refused{};  // why they are not
     whole_type whole{};
     bool is_here = false;  // gathered or under way
     bool is_pending = false;
@@ -183,7 +192,8 @@ class gather_schedule {
   void start(std::uint32_t scope);
   void start_pending();
   void drop(std::uint32_t scope) noexcept;
-  [[nodiscard]] result<void> arrived(slot& it) noexcept;
+  [[nodiscard]] result<void> arrived(slot& it);
+  [[nodiscard]] result<void> settled(slot& it) noexcept;
   void released(std::uint32_t scope) noexcept;
   [[nodiscard]] result<void> drop_all() noexcept;
   [[nodiscard]] bool is_used_from(std::uint32_t scope, std::uint32_t event) const noexcept {

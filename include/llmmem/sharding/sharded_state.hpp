@@ -12,9 +12,12 @@
 #include <llmmem/sharding/detail/sharded_state_parts.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/tiering/access.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -66,8 +69,10 @@ struct sharded_stats {
 ///
 /// The state outlives it.
 ///
-/// @par Thread safety   as a plain value; it may end on another thread than it was made on.
-template <memory_space Space>
+/// @par Thread safety   as a plain value; it may end on another thread than it was made on, but one that
+/// holds
+///                      pieces of a tiered buffer, where that is one's thread.
+template <memory_space Space, piece_store Pieces = resident_pieces<Space>>
 class whole_tensors {
  public:
   whole_tensors() noexcept = default;
@@ -84,17 +89,39 @@ class whole_tensors {
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_.bytes(); }
 
  private:
-  template <partition P, transport T, memory_space S>
+  template <partition P, transport T, memory_space S, piece_store M>
     requires(S::is_host_accessible)
   friend class sharded_state;
 
   std::vector<tensor_id> scope_{};
   std::vector<std::span<std::byte>> tensors_{};
   detail::held_range<Space> buffer_{};
+  held_pieces_of<Pieces> held_{};  // what is whole as a piece
+};
+
+/// A rank's piece of one tensor, at its address for as long as this lives. Movable; the state outlives it.
+template <piece_store Pieces>
+class piece_lease {
+ public:
+  piece_lease() noexcept = default;
+
+  /// The elements of `local`, in their order.
+  [[nodiscard]] std::span<std::byte> local() const noexcept { return local_; }
+  /// Those of them that are this rank's to answer for.
+  [[nodiscard]] std::span<std::byte> owned() const noexcept { return owned_; }
+
+ private:
+  template <partition P, transport T, memory_space S, piece_store M>
+    requires(S::is_host_accessible)
+  friend class sharded_state;
+
+  held_pieces_of<Pieces> held_{};
+  std::span<std::byte> local_{};
+  std::span<std::byte> owned_{};
 };
 
 /// One kind of state of a catalogue of tensors, of which each rank keeps its `local` part of every tensor,
-/// dense, in a space whose accounting tells what it costs.
+/// dense: in a space whose accounting tells what it costs, or in chunks of a `tiered_buffer`.
 ///
 ///     sharded_state weights(zero.of(state_kind::weights), tensors, ranks, space);
 ///     sharded_state gradients(zero.of(state_kind::gradients), tensors, ranks, space);
@@ -128,13 +155,26 @@ class whole_tensors {
 ///
 /// Ranks of the transport beyond the partition's world hold nothing, and may only `reshard_to`.
 ///
+/// **Pieces in tiers.** Given a `tiered_buffer`, or a `prefetch_schedule` over one, each piece is a chunk of
+/// it, and lies in host memory or a file between operations; an operation leases the pieces of its scope for
+/// its own length. Sums and gathers have the same bits. The program leases a piece by `lease`, which is the
+/// same call for pieces in memory.
+///
+///     sharded_state weights(zero.of(state_kind::weights), tensors, ranks, space, buffer);
+///     auto mine = weights.lease(tensor_id{3}, access_mode::read_write).value();   // in tier 0 until it ends
+///     update(mine.owned());
+///
 /// @tparam Partition  copied.
-/// @tparam Space      of memory that the host can touch. Pieces, gathered buffers and staging come from it.
+/// @tparam Space      of memory that the host can touch. Gathered buffers, staging and resident pieces come
+///                    from it.
+/// @tparam Pieces     where pieces lie: `resident_pieces`, or `leased_pieces` over a buffer.
 /// @par Complexity      an operation takes O(runs) of the pieces involved beside its bytes, which are copied
 ///                      once at most on either side where runs are strided, and not at all where they are
 ///                      flat ranges. An operation that sums takes room for N + 2 messages beside it.
 /// @par Thread safety   one thread for operations, which talk on the transport; `local` and `owned` read
 ///                      nothing that changes, but do not touch what an operation under way reads or writes.
+///                      Operations on pieces in tiers lease them on the calling thread, but those that `hold`
+///                      holds meanwhile.
 ///                      Counters may be read when none is under way, but `whole_bytes` at any time.
 /// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that is not
 ///                      the partition's, `length_error` past 2^63 - 1 bytes, `out_of_memory` when the space
@@ -143,37 +183,70 @@ class whole_tensors {
 ///                      elements that are not the operation's: of the last two nothing was sent.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,
 ///                      "ZeRO++", arXiv 2306.10209.
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space,
+          piece_store Pieces = resident_pieces<Space>>
   requires(Space::is_host_accessible)
 class sharded_state {
  public:
   using partition_type = Partition;
   using transport_type = Transport;
   using space_type = Space;
-  using whole = whole_tensors<Space>;
+  using pieces_type = Pieces;
+  using whole = whole_tensors<Space, Pieces>;
+  using hold_type = held_pieces_of<Pieces>;
 
   /// Pieces begin with zeros. Transport and space outlive the state.
   sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
-                sharded_options options = {});
+                sharded_options options = {})
+    requires(Pieces::is_resident);
+  /// Pieces are chunks of `store`, which outlives the state, too.
+  template <class Store>
+    requires std::same_as<Pieces, leased_pieces<Store>>
+  sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
+                Store& store, sharded_options options = {});
   sharded_state(const sharded_state&) = delete;
   sharded_state& operator=(const sharded_state&) = delete;
 
   [[nodiscard]] const Partition& who() const noexcept { return who_; }
   [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
+  /// What its operations talk on.
+  [[nodiscard]] Transport& ranks() const noexcept { return *ranks_; }
   /// This rank's number, and whether it is one of the partition's.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
   [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(who_.world()); }
 
   /// This rank's piece: the elements of `who().local`, in their order. @pre there is that tensor
-  [[nodiscard]] std::span<std::byte> local(tensor_id tensor) noexcept { return piece(tensor); }
-  [[nodiscard]] std::span<const std::byte> local(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
-    return piece(tensor);
+  [[nodiscard]] std::span<std::byte> local(tensor_id tensor) noexcept
+    requires(Pieces::is_resident)
+  {
+    return local_of(tensor, pieces_.data(to_index(tensor)));
+  }
+  [[nodiscard]] std::span<const std::byte> local(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND
+    requires(Pieces::is_resident)
+  {
+    return local_of(tensor, pieces_.data(to_index(tensor)));
   }
   /// The part of it that this rank answers for: `who().owned`. What an optimizer updates.
-  [[nodiscard]] std::span<std::byte> owned(tensor_id tensor) noexcept { return owned_piece(tensor); }
-  [[nodiscard]] std::span<const std::byte> owned(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
-    return owned_piece(tensor);
+  [[nodiscard]] std::span<std::byte> owned(tensor_id tensor) noexcept
+    requires(Pieces::is_resident)
+  {
+    return owned_of(tensor, pieces_.data(to_index(tensor)));
   }
+  [[nodiscard]] std::span<const std::byte> owned(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND
+    requires(Pieces::is_resident)
+  {
+    return owned_of(tensor, pieces_.data(to_index(tensor)));
+  }
+
+  /// The same two for as long as the lease lives, wherever pieces lie between operations.
+  /// `errc::no_such_tensor`; of pieces in tiers what the lease of a chunk refuses.
+  [[nodiscard]] result<piece_lease<Pieces>> lease(tensor_id tensor, access_mode mode);
+  /// Holds the pieces of a scope at their addresses, so that an operation on them may run on another thread
+  /// than that of the buffer they lie in. Costs nothing where pieces are resident.
+  [[nodiscard]] result<hold_type> hold(std::span<const tensor_id> scope, access_mode mode);
+  /// The contents of a piece are worthless: pieces in tiers need not be kept, and whoever is next writes all
+  /// of it. Nothing where pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
+  result<void> discard(tensor_id tensor);
 
   /// The tensors whole, each element from its owner, but what this rank holds from its piece: after owners
   /// have changed theirs, `refresh` first where others hold copies.
@@ -210,32 +283,42 @@ class sharded_state {
   /// transport of `next`, of which both partitions' ranks are. This state stays as it is. Both worlds' ranks
   /// call it.
   /// @throws argument_error  when the two have not one catalogue, what `reshard` throws.
-  template <partition To, memory_space S>
-  result<void> reshard_to(sharded_state<To, Transport, S>& next) const;
+  ///
+  /// Resident pieces move all at once, of pieces in tiers those of one tensor at a time: both states' ranks
+  /// have theirs in the same kind of place.
+  template <partition To, memory_space S, piece_store M>
+  result<void> reshard_to(sharded_state<To, Transport, S, M>& next) const;
 
   [[nodiscard]] sharded_stats stats() const noexcept;
 
  private:
-  template <partition P, transport T, memory_space S>
+  template <partition P, transport T, memory_space S, piece_store M>
     requires(S::is_host_accessible)
   friend class sharded_state;
 
-  [[nodiscard]] std::span<std::byte> piece(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
-    const std::size_t at = to_index(tensor);
-    return {pieces_.data() + offsets_[at], elements_of(local_, at) * facts_[at].element_bytes};
+  /// Where pieces go in memory, or how long each is.
+  struct piece_places {
+    std::vector<std::uint64_t> offsets{};
+    std::vector<std::uint64_t> sizes{};
+    std::uint64_t bytes = 0;
+  };
+  /// Checks the arguments, and learns what is this rank's.
+  [[nodiscard]] piece_places place_pieces();
+
+  /// The piece at its address. @pre it is held
+  [[nodiscard]] std::span<std::byte> local_of(tensor_id tensor, std::byte* piece) const noexcept {
+    return {piece, local_[to_index(tensor)].elements() * facts_[to_index(tensor)].element_bytes};
   }
-  [[nodiscard]] std::span<std::byte> owned_piece(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
+  [[nodiscard]] std::span<std::byte> owned_of(tensor_id tensor, std::byte* piece) const noexcept {
     const std::size_t at = to_index(tensor);
     const element_runs& mine = owned_[at];
     if (mine.empty()) return {};
     const std::uint64_t width = facts_[at].element_bytes;
-    return {pieces_.data() + offsets_[at] + local_[at].position_of(mine.begin) * width,
-            mine.elements() * width};
+    return {piece + local_[at].position_of(mine.begin) * width, mine.elements() * width};
   }
-  [[nodiscard]] static std::uint64_t elements_of(const std::vector<element_runs>& sets,
-                                                 std::size_t at) noexcept {
-    return sets[at].elements();
-  }
+  /// As `hold`, and notes the addresses for the operation that begins. What fails ends it for all ranks.
+  [[nodiscard]] result<hold_type> begin(std::span<const tensor_id> scope, access_mode mode) const;
+  [[nodiscard]] std::byte* address(tensor_id tensor) const noexcept { return addresses_[to_index(tensor)]; }
   [[nodiscard]] bool has_all(tensor_id tensor) const noexcept {
     return local_[to_index(tensor)].elements() == facts_[to_index(tensor)].shape.elements();
   }
@@ -251,14 +334,16 @@ class sharded_state {
                       std::uint64_t count) const {
     const std::size_t at = to_index(tensor);
     const std::uint64_t width = facts_[at].element_bytes;
-    to.add(pieces_.data() + offsets_[at] + local_[at].position_of(first) * width, count * width);
+    to.add(address(tensor) + local_[at].position_of(first) * width, count * width);
   }
   void add_from_whole(detail::scattered_bytes& to, tensor_id tensor, std::span<std::byte> all,
                       std::uint64_t first, std::uint64_t count) const {
     const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
     to.add(all.data() + first * width, count * width);
   }
+  [[nodiscard]] result<whole> make_whole(std::span<const tensor_id> scope, access_mode of_pieces);
   void copy_own(const whole& into) noexcept;
+  [[nodiscard]] bool moves_in_refresh(tensor_id tensor) const noexcept;
 
   /// Gathers among ranks 0 to `world` - 1 of `ranks`, of which rank r has `from(tensor, r)` to give and
   /// `has(tensor, r)` already.
@@ -291,8 +376,9 @@ class sharded_state {
   sharded_options options_;
   std::vector<element_runs> local_{};  // of this rank, by tensor
   std::vector<element_runs> owned_{};
-  std::vector<std::uint64_t> offsets_{};  // of its pieces
-  detail::held_range<Space> pieces_{};
+  piece_places places_;  // set up before the pieces
+  mutable Pieces pieces_;
+  mutable std::vector<std::byte*> addresses_{};  // of pieces that the operation under way holds
   detail::live_bytes wholes_{};
 
   // Of the operation under way.
@@ -304,6 +390,12 @@ class sharded_state {
   detail::held_range<Space> own_stage_{};
   sharded_stats stats_{};
 };
+
+/// A state whose pieces are chunks of the store that it is given.
+template <partition Partition, transport Transport, memory_space Space, class Store>
+  requires(!std::same_as<Store, sharded_options>)
+sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space&, Store&,
+              sharded_options = {}) -> sharded_state<Partition, Transport, Space, leased_pieces<Store>>;
 
 }  // namespace v0
 }  // namespace llmmem

@@ -61,7 +61,8 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   if (!it.is_here) start(scope);
   it.is_leased = true;
   it.was_used = true;
-  if (auto done = queue_->wait(it); !done) {
+  const result<void> done = arrived(it);
+  if (!done) {
     it.is_leased = false;
     return done.error();
   }
@@ -110,6 +111,12 @@ void gather_schedule<State>::start(std::uint32_t scope) {
   held_bytes_ += it.bytes;
   ++stats_.gathers;
   if (is_in_use_) ++stats_.ahead;
+  it.refused = {};
+  if (auto had = it.state->hold(it.scope, access_mode::read)) {
+    it.held = std::move(*had);
+  } else {
+    it.refused = had.error();
+  }
   queue_->put(it);
 }
 
@@ -122,7 +129,7 @@ void gather_schedule<State>::drop(std::uint32_t scope) noexcept {
     return;
   }
   static_cast<void>(
-      arrived(it));  // what nobody has used, and the plan drops: whether it is there is no matter
+      settled(it));  // what nobody has used, and the plan drops: whether it is there is no matter
   it.whole = whole_type{};
   it.is_here = false;
   held_bytes_ -= it.bytes;
@@ -133,17 +140,28 @@ void gather_schedule<State>::released(std::uint32_t scope) noexcept {
   slot& it = *slots_[scope];
   it.is_leased = false;
   is_in_use_ = false;
-  if (it.is_dropped) drop(scope);
   const auto event = static_cast<std::uint32_t>(2 * use_ - 1);
+  // Behind its last use the program may change what it was gathered from, and here may be that very piece.
+  if (it.is_dropped || !is_used_from(scope, event)) drop(scope);
   issue_up_to(event, plan_moment::at_call);
   issue_up_to(event + 1, plan_moment::ahead);
 }
 
-/// Waits for a gather. What it threw is a failure here: it is thrown by a `next` that waits for it.
+/// Waits for a gather, whose pieces need not be held from then on.
 template <class State>
-result<void> gather_schedule<State>::arrived(slot& it) noexcept {
+result<void> gather_schedule<State>::arrived(slot& it) {
+  struct ending {
+    hold_type& held;
+    ~ending() { held.end(); }
+  } const at_end{it.held};
+  return queue_->wait(it);
+}
+
+/// What it threw is a failure here: it is thrown by a `next` that waits for it.
+template <class State>
+result<void> gather_schedule<State>::settled(slot& it) noexcept {
   try {
-    return queue_->wait(it);
+    return arrived(it);
   } catch (...) {
     return failure{.code = errc::stopped, .where = "gather_schedule"};
   }
@@ -155,7 +173,7 @@ result<void> gather_schedule<State>::drop_all() noexcept {
   for (const std::unique_ptr<slot>& its : slots_) {
     slot& each = *its;
     if (each.is_here) {
-      const result<void> done = arrived(each);
+      const result<void> done = settled(each);
       if (!done && all) all = done;
     }
     each.whole = whole_type{};

@@ -5,34 +5,68 @@
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/sharded_state.hpp>
+#include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/errors.hpp>
 
+#include <concepts>
 #include <cstring>
+#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-sharded_state<Partition, Transport, Space>::sharded_state(const Partition& who,
-                                                          std::span<const tensor_facts> tensors,
-                                                          Transport& ranks, Space& space,
-                                                          sharded_options options)
+sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& who,
+                                                                  std::span<const tensor_facts> tensors,
+                                                                  Transport& ranks, Space& space,
+                                                                  sharded_options options)
+  requires(Pieces::is_resident)
     : who_(who),
       facts_(tensors.begin(), tensors.end()),
       ranks_(&ranks),
       space_(&space),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      places_(place_pieces()),
+      pieces_(space, places_.offsets, places_.sizes, places_.bytes, options_.alignment),
+      addresses_(facts_.size()) {
+  stats_.local_bytes = places_.bytes;
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+template <class Store>
+  requires std::same_as<Pieces, leased_pieces<Store>>
+sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& who,
+                                                                  std::span<const tensor_facts> tensors,
+                                                                  Transport& ranks, Space& space,
+                                                                  Store& store, sharded_options options)
+    : who_(who),
+      facts_(tensors.begin(), tensors.end()),
+      ranks_(&ranks),
+      space_(&space),
+      options_(std::move(options)),
+      places_(place_pieces()),
+      pieces_(store, places_.sizes),
+      addresses_(facts_.size()) {
+  for (const std::uint64_t bytes : places_.sizes)
+    stats_.local_bytes += bytes;
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+typename sharded_state<Partition, Transport, Space, Pieces>::piece_places
+sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
   detail::check_catalogue(who_, facts_, options_.name.c_str());
-  if (to_number(who_.world()) > to_number(ranks.world())) {
+  if (to_number(who_.world()) > to_number(ranks_->world())) {
     throw argument_error(options_.name + ": a partition of " + std::to_string(to_number(who_.world())) +
-                         " ranks over a transport of " + std::to_string(to_number(ranks.world())) +
+                         " ranks over a transport of " + std::to_string(to_number(ranks_->world())) +
                          "; each of the partition's must be one of the transport's");
   }
   if (options_.segment_bytes == 0) {
     throw argument_error(options_.name + ": sharded_options::segment_bytes is 0; a message has some bytes");
   }
-  std::uint64_t bytes = 0;
+  piece_places all;
   for (std::uint32_t t = 0; t < facts_.size(); ++t) {
     const std::uint64_t width = facts_[t].element_bytes;
     if (width == 0) {
@@ -50,27 +84,79 @@ sharded_state<Partition, Transport, Space>::sharded_state(const Partition& who,
                            " owns of tensor '" + facts_[t].name +
                            "' does not lie together in its piece; split the tensor in two");
     }
-    bytes = detail::next_multiple(bytes, width, options_.name.c_str());
-    offsets_.push_back(bytes);
-    bytes = checked_add(bytes, local_.back().elements() * width, options_.name.c_str());
+    all.bytes = detail::next_multiple(all.bytes, width, options_.name.c_str());
+    all.offsets.push_back(all.bytes);
+    all.sizes.push_back(local_.back().elements() * width);
+    all.bytes = checked_add(all.bytes, all.sizes.back(), options_.name.c_str());
   }
-  pieces_.take(space, bytes, options_.alignment).value();
-  if (bytes != 0) std::memset(pieces_.data(), 0, bytes);
-  stats_.local_bytes = bytes;
+  return all;
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+// Pieces
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-sharded_stats sharded_state<Partition, Transport, Space>::stats() const noexcept {
+result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold(
+    std::span<const tensor_id> scope, access_mode mode) {
+  if (auto fits = check(scope); !fits) return fits.error();
+  hold_type held(pieces_);
+  for (const tensor_id each : scope) {
+    if (auto had = held.add(each, mode); !had) return had.error();
+  }
+  return result<hold_type>(std::move(held));
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::begin(
+    std::span<const tensor_id> scope, access_mode mode) const {
+  hold_type held(pieces_);
+  for (const tensor_id each : scope) {
+    const auto had = held.add(each, mode);
+    if (!had) {
+      if (to_number(who_.world()) > 1) ranks_->revoke();  // others are about to wait for this one
+      return had.error();
+    }
+    addresses_[to_index(each)] = *had;
+  }
+  return result<hold_type>(std::move(held));
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+result<piece_lease<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::lease(tensor_id tensor,
+                                                                                      access_mode mode) {
+  if (to_index(tensor) >= facts_.size())
+    return refuse(errc::no_such_tensor, to_index(tensor), to_index(tensor), facts_.size());
+  piece_lease<Pieces> made;
+  made.held_ = hold_type(pieces_);
+  const auto had = made.held_.add(tensor, mode);
+  if (!had) return had.error();
+  made.local_ = local_of(tensor, *had);
+  made.owned_ = owned_of(tensor, *had);
+  return result<piece_lease<Pieces>>(std::move(made));
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space, Pieces>::discard(tensor_id tensor) {
+  if (to_index(tensor) >= facts_.size())
+    return refuse(errc::no_such_tensor, to_index(tensor), to_index(tensor), facts_.size());
+  return pieces_.discard(to_index(tensor));
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+sharded_stats sharded_state<Partition, Transport, Space, Pieces>::stats() const noexcept {
   sharded_stats told = stats_;
   told.whole_bytes = wholes_.now.load(std::memory_order_relaxed);
   told.peak_whole_bytes = wholes_.peak.load(std::memory_order_relaxed);
   return told;
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<void> sharded_state<Partition, Transport, Space>::check(
+result<void> sharded_state<Partition, Transport, Space, Pieces>::check(
     std::span<const tensor_id> scope) const noexcept {
   if (!is_member()) {
     return refuse(errc::out_of_range, 0, to_index(rank()), std::uint64_t{to_number(who_.world())} - 1);
@@ -82,10 +168,17 @@ result<void> sharded_state<Partition, Transport, Space>::check(
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::allocate_whole(
+result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::allocate_whole(
     std::span<const tensor_id> scope) {
+  return make_whole(scope, access_mode::write);
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::make_whole(
+    std::span<const tensor_id> scope, access_mode of_pieces) {
   if (auto fits = check(scope); !fits) return fits.error();
   whole made;
   made.scope_.assign(scope.begin(), scope.end());
@@ -96,10 +189,13 @@ result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::allocat
     bytes += facts_[to_index(each)].bytes();
   }
   if (auto had = made.buffer_.take(*space_, bytes, options_.alignment, &wholes_); !had) return had.error();
+  made.held_ = hold_type(pieces_);
   bytes = 0;
   for (const tensor_id each : scope) {
     if (has_all(each)) {
-      made.tensors_.push_back(piece(each));
+      const auto had = made.held_.add(each, of_pieces);
+      if (!had) return had.error();
+      made.tensors_.push_back(local_of(each, *had));
       continue;
     }
     bytes = detail::next_multiple(bytes, facts_[to_index(each)].element_bytes, options_.name.c_str());
@@ -109,15 +205,15 @@ result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::allocat
   return result<whole>(std::move(made));
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-void sharded_state<Partition, Transport, Space>::copy_own(const whole& into) noexcept {
+void sharded_state<Partition, Transport, Space, Pieces>::copy_own(const whole& into) noexcept {
   for (std::size_t i = 0; i < into.size(); ++i) {
     const tensor_id tensor = into.scope_[i];
     if (has_all(tensor)) continue;
     const element_runs& mine = local_[to_index(tensor)];
     const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
-    const std::byte* from = piece(tensor).data();
+    const std::byte* from = address(tensor);
     for (std::uint64_t run = 0; run < mine.count; ++run) {
       std::memcpy(into.tensors_[i].data() + (mine.begin + run * mine.stride) * width, from, mine.run * width);
       from += mine.run * width;
@@ -127,9 +223,9 @@ void sharded_state<Partition, Transport, Space>::copy_own(const whole& into) noe
 
 // Operations
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather(
+result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather(
     std::span<const tensor_id> scope) {
   return gather_among(
       *ranks_, to_number(who_.world()), scope,
@@ -137,9 +233,9 @@ result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather(
       [this](tensor_id tensor, std::uint32_t rank) { return who_.local(tensor, rank_id{rank}); });
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_within(
+result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather_within(
     rank_group<Transport>& node, std::span<const tensor_id> scope) {
   if (auto fits = check(scope); !fits) return fits.error();
   if (auto fits = check_group(node, scope); !fits) return fits.error();
@@ -149,10 +245,10 @@ result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_
   return gather_among(node, to_number(node.world()), scope, held, held);
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<void> sharded_state<Partition, Transport, Space>::check_group(rank_group<Transport>& node,
-                                                                     std::span<const tensor_id> scope) const {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::check_group(
+    rank_group<Transport>& node, std::span<const tensor_id> scope) const {
   const std::uint32_t members = to_number(node.world());
   for (std::uint32_t m = 0; m < members; ++m) {
     const std::uint32_t beneath = to_index(node.beneath(rank_id{m}));
@@ -178,17 +274,19 @@ result<void> sharded_state<Partition, Transport, Space>::check_group(rank_group<
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 template <class Ranks, class From, class Has>
-result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_among(
+result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather_among(
     Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
-  auto made = allocate_whole(scope);
+  auto made = make_whole(scope, access_mode::read);
   if (!made) {
     // Others are about to wait for this one; but what all find wrong with their arguments ends nothing.
     if (world > 1 && made.code() != errc::no_such_tensor && made.code() != errc::out_of_range) ranks.revoke();
     return made.error();
   }
+  const auto held = begin(scope, access_mode::read);
+  if (!held) return held.error();
   copy_own(*made);
   ++stats_.gathers.calls;
   const std::uint32_t self = to_index(ranks.rank());
@@ -211,10 +309,17 @@ result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_
   return made;
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<void> sharded_state<Partition, Transport, Space>::refresh(std::span<const tensor_id> scope) {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::span<const tensor_id> scope) {
   if (auto fits = check(scope); !fits) return fits;
+  std::vector<tensor_id> moving;
+  for (const tensor_id each : scope) {
+    if (moves_in_refresh(each)) moving.push_back(each);
+  }
+  const auto held = begin(moving, access_mode::read_write);
+  if (!held) return held.error();
+  scope = moving;
   ++stats_.refreshes.calls;
   const auto fill_out = [&](std::uint32_t to) {
     for (const tensor_id each : scope) {
@@ -231,9 +336,25 @@ result<void> sharded_state<Partition, Transport, Space>::refresh(std::span<const
   return trade(*ranks_, to_number(who_.world()), stats_.refreshes, fill_out, fill_in);
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+/// Whether this rank has elements of others, or others its own.
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<void> sharded_state<Partition, Transport, Space>::reduce_scatter(
+bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor_id tensor) const noexcept {
+  const std::size_t at = to_index(tensor);
+  if (local_[at].elements() != owned_[at].elements()) return true;
+  const std::uint32_t world = to_number(who_.world());
+  std::uint64_t common = 0;
+  for (std::uint32_t other = 0; other < world; ++other) {
+    if (other == to_index(rank())) continue;
+    intersect(owned_[at], who_.local(tensor, rank_id{other}),
+              [&](std::uint64_t, std::uint64_t count) { common += count; });
+  }
+  return common != 0;
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
     const reduce_op& op) {
   if (auto fits = check(scope); !fits) return fits;
@@ -247,11 +368,23 @@ result<void> sharded_state<Partition, Transport, Space>::reduce_scatter(
     if (facts.bytes() != contribution[i].size())
       return refuse(errc::size_mismatch, to_index(scope[i]), facts.bytes(), contribution[i].size());
   }
+  hold_type held(pieces_);
+  for (const tensor_id each : scope) {
+    const std::size_t at = to_index(each);
+    if (owned_[at].empty()) continue;
+    const bool is_all = owned_[at].elements() == local_[at].elements();
+    const auto had = held.add(each, is_all ? access_mode::write : access_mode::read_write);
+    if (!had) {
+      if (world > 1) ranks_->revoke();
+      return had.error();
+    }
+    addresses_[at] = *had;
+  }
   ++stats_.reduces.calls;
   own_.clear();
   in_.clear();
   for (std::size_t i = 0; i < scope.size(); ++i) {
-    const std::span<std::byte> into = owned_piece(scope[i]);
+    const std::span<std::byte> into = owned_of(scope[i], address(scope[i]));
     if (world == 1) {  // who is alone owns all of it
       if (!into.empty()) std::memmove(into.data(), contribution[i].data(), into.size());
       continue;
@@ -283,9 +416,9 @@ result<void> sharded_state<Partition, Transport, Space>::reduce_scatter(
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<void> sharded_state<Partition, Transport, Space>::sum_window(
+result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_window(
     std::uint64_t at, std::uint64_t bytes, std::uint64_t step, std::span<const tensor_id> scope,
     std::span<const std::span<std::byte>> contribution, const reduce_op& op, deadline by) {
   const std::uint32_t world = to_number(who_.world());
@@ -331,11 +464,11 @@ result<void> sharded_state<Partition, Transport, Space>::sum_window(
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-template <partition To, memory_space S>
-result<void> sharded_state<Partition, Transport, Space>::reshard_to(
-    sharded_state<To, Transport, S>& next) const {
+template <partition To, memory_space S, piece_store M>
+result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
+    sharded_state<To, Transport, S, M>& next) const {
   const std::uint32_t old_world = to_number(who_.world());
   const std::uint32_t new_world = to_number(next.who_.world());
   const std::uint32_t world = old_world > new_world ? old_world : new_world;
@@ -361,23 +494,18 @@ result<void> sharded_state<Partition, Transport, Space>::reshard_to(
     return to_index(plan.wanted[to_index(copy.destination)].rank);
   };
   const auto from = [&](const reshard_copy& copy, std::uint64_t element) {
-    return pieces_.data() + offsets_[to_index(copy.tensor)] +
-           element * facts_[to_index(copy.tensor)].element_bytes;
+    return address(copy.tensor) + element * facts_[to_index(copy.tensor)].element_bytes;
   };
   const auto to = [&](const reshard_copy& copy, std::uint64_t element) {
-    return next.pieces_.data() + next.offsets_[to_index(copy.tensor)] +
-           element * facts_[to_index(copy.tensor)].element_bytes;
+    return next.address(copy.tensor) + element * facts_[to_index(copy.tensor)].element_bytes;
   };
-  for (const reshard_copy& copy : plan.kept) {
-    if (holder(copy) != self) continue;
-    copy.each_run([&](std::uint64_t source, std::uint64_t destination, std::uint64_t count) {
-      std::memcpy(to(copy, destination), from(copy, source),
-                  count * facts_[to_index(copy.tensor)].element_bytes);
-    });
-  }
+  std::vector<tensor_id> scope;
+  const auto is_in_scope = [&](const reshard_copy& copy) {
+    return scope.size() != 1 || scope.front() == copy.tensor;
+  };
   const auto fill_out = [&](std::uint32_t other) {
     for (const reshard_copy& copy : plan.moves.copies) {
-      if (holder(copy) != self || taker(copy) != other) continue;
+      if (!is_in_scope(copy) || holder(copy) != self || taker(copy) != other) continue;
       copy.each_run([&](std::uint64_t source, std::uint64_t, std::uint64_t count) {
         next.out_.add(from(copy, source), count * facts_[to_index(copy.tensor)].element_bytes);
       });
@@ -385,23 +513,44 @@ result<void> sharded_state<Partition, Transport, Space>::reshard_to(
   };
   const auto fill_in = [&](std::uint32_t other) {
     for (const reshard_copy& copy : plan.moves.copies) {
-      if (holder(copy) != other || taker(copy) != self) continue;
+      if (!is_in_scope(copy) || holder(copy) != other || taker(copy) != self) continue;
       copy.each_run([&](std::uint64_t, std::uint64_t destination, std::uint64_t count) {
         next.in_.add(to(copy, destination), count * facts_[to_index(copy.tensor)].element_bytes);
       });
     }
   };
-  return next.trade(*next.ranks_, world, next.stats_.reshards, fill_out, fill_in);
+  const auto move_scope = [&]() -> result<void> {
+    const auto mine = begin(scope, access_mode::read);
+    if (!mine) return mine.error();
+    const auto theirs = next.begin(scope, access_mode::write);
+    if (!theirs) return theirs.error();
+    for (const reshard_copy& copy : plan.kept) {
+      if (!is_in_scope(copy) || holder(copy) != self) continue;
+      copy.each_run([&](std::uint64_t source, std::uint64_t destination, std::uint64_t count) {
+        std::memcpy(to(copy, destination), from(copy, source),
+                    count * facts_[to_index(copy.tensor)].element_bytes);
+      });
+    }
+    return next.trade(*next.ranks_, world, next.stats_.reshards, fill_out, fill_in);
+  };
+  for (std::uint32_t t = 0; t < facts_.size(); ++t) {
+    scope.push_back(tensor_id{t});
+    if (Pieces::is_resident && t + 1 < facts_.size()) continue;
+    if (auto done = move_scope(); !done) return done;
+    scope.clear();
+  }
+  return {};
 }
 
 // Messages
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 template <class Ranks, class FillOut, class FillIn>
-result<void> sharded_state<Partition, Transport, Space>::trade(Ranks& ranks, std::uint32_t world,
-                                                               moved_bytes& counted, const FillOut& fill_out,
-                                                               const FillIn& fill_in) {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::trade(Ranks& ranks, std::uint32_t world,
+                                                                       moved_bytes& counted,
+                                                                       const FillOut& fill_out,
+                                                                       const FillIn& fill_in) {
   const std::uint32_t self = to_index(ranks.rank());
   const deadline by = ranks.after(options_.patience_ns);
   // The n-th message of distance d is the same for who sends and who receives it: nobody waits in a circle.
@@ -424,12 +573,13 @@ result<void> sharded_state<Partition, Transport, Space>::trade(Ranks& ranks, std
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 template <class Ranks>
-result<void> sharded_state<Partition, Transport, Space>::trade_window(Ranks& ranks, std::uint64_t at,
-                                                                      std::uint32_t to, std::uint32_t from,
-                                                                      deadline by, moved_bytes& counted) {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::trade_window(Ranks& ranks, std::uint64_t at,
+                                                                              std::uint32_t to,
+                                                                              std::uint32_t from, deadline by,
+                                                                              moved_bytes& counted) {
   const std::uint64_t sent = out_.left(at, options_.segment_bytes);
   const std::uint64_t received = in_.left(at, options_.segment_bytes);
   std::byte* goes = sent == 0 ? nullptr : out_.together(at, sent);
@@ -450,13 +600,12 @@ result<void> sharded_state<Partition, Transport, Space>::trade_window(Ranks& ran
   return {};
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 template <class Ranks>
-result<void> sharded_state<Partition, Transport, Space>::swap(Ranks& ranks, std::span<const std::byte> out,
-                                                              std::uint32_t to, std::span<std::byte> into,
-                                                              std::uint32_t from, deadline by,
-                                                              moved_bytes& counted) {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
+    Ranks& ranks, std::span<const std::byte> out, std::uint32_t to, std::span<std::byte> into,
+    std::uint32_t from, deadline by, moved_bytes& counted) {
   result<void> done;
   if (!out.empty() && !into.empty()) {
     done = ranks.exchange(out, rank_id{to}, into, rank_id{from}, options_.tag, by);
@@ -475,10 +624,10 @@ result<void> sharded_state<Partition, Transport, Space>::swap(Ranks& ranks, std:
 }
 
 /// Room of the space for the length of an operation; who has none ends the operation for all.
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-result<std::byte*> sharded_state<Partition, Transport, Space>::stage(detail::held_range<Space>& room,
-                                                                     std::uint64_t bytes) {
+result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(detail::held_range<Space>& room,
+                                                                             std::uint64_t bytes) {
   if (room.bytes() >= bytes) return room.data();
   if (auto had = room.take(*space_, bytes, options_.alignment); !had) {
     ranks_->revoke();
@@ -489,9 +638,9 @@ result<std::byte*> sharded_state<Partition, Transport, Space>::stage(detail::hel
   return room.data();
 }
 
-template <partition Partition, transport Transport, memory_space Space>
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-void sharded_state<Partition, Transport, Space>::end_stage() noexcept {
+void sharded_state<Partition, Transport, Space, Pieces>::end_stage() noexcept {
   out_stage_.reset();
   in_stage_.reset();
   own_stage_.reset();

@@ -1,0 +1,130 @@
+/// @file
+/// The two seams behind one interface each, so that the loop around them is compiled once for all stores.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+
+namespace train_gpt {
+
+/// A `state_store` of any type. A call is one more jump a layer.
+///
+/// What a checkpoint needs is here, too: of each layer a process *holds* a range of every kind of state, and
+/// *saves* a part of that. In a store that is not sharded both are everything.
+template <std::floating_point T>
+class any_state {
+ public:
+  using value_type = T;
+
+  virtual ~any_state() = default;
+  [[nodiscard]] virtual std::span<T> acquire(layer_id layer, state_kind kind, lease_mode mode) = 0;
+  virtual void release(layer_id layer, state_kind kind, lease_mode mode) noexcept = 0;
+  [[nodiscard]] virtual element_range owned(layer_id layer) const noexcept = 0;
+  virtual void begin_step(std::uint64_t step) = 0;
+  virtual void end_step(std::uint64_t step) = 0;
+
+  /// Whether what is held can be read by any thread, leased or not.
+  [[nodiscard]] virtual bool stays() const noexcept = 0;
+  [[nodiscard]] virtual element_range saved(layer_id layer) const noexcept = 0;
+  [[nodiscard]] virtual element_range held(layer_id layer, state_kind kind) const noexcept = 0;
+  /// All that is held of a piece; nothing is gathered or sent for it.
+  [[nodiscard]] virtual std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) = 0;
+  virtual void release_held(layer_id layer, state_kind kind, lease_mode mode) noexcept = 0;
+};
+
+/// One of them. The store outlives it.
+template <state_store Store>
+class erased_state final : public any_state<typename Store::value_type> {
+ public:
+  using value_type = typename Store::value_type;
+
+  explicit erased_state(Store& store) noexcept : store_(&store) {}
+
+  [[nodiscard]] std::span<value_type> acquire(layer_id layer, state_kind kind, lease_mode mode) override {
+    return store_->acquire(layer, kind, mode);
+  }
+  void release(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    store_->release(layer, kind, mode);
+  }
+  [[nodiscard]] element_range owned(layer_id layer) const noexcept override { return store_->owned(layer); }
+  void begin_step(std::uint64_t step) override {
+    if constexpr (follows_steps<Store>) store_->begin_step(step);
+  }
+  void end_step(std::uint64_t step) override {
+    if constexpr (follows_steps<Store>) store_->end_step(step);
+  }
+
+  [[nodiscard]] bool stays() const noexcept override {
+    if constexpr (requires { Store::leases_stay; }) return Store::leases_stay;
+    return false;
+  }
+  [[nodiscard]] element_range saved(layer_id layer) const noexcept override {
+    if constexpr (is_sharded) return store_->saved(layer);
+    return store_->owned(layer);
+  }
+  [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {
+    if constexpr (is_sharded) return store_->held(layer, kind);
+    return store_->owned(layer);
+  }
+  [[nodiscard]] std::span<value_type> acquire_held(layer_id layer, state_kind kind,
+                                                   lease_mode mode) override {
+    if constexpr (is_sharded) return store_->acquire_held(layer, kind, mode);
+    return store_->acquire(layer, kind, mode);
+  }
+  void release_held(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    if constexpr (is_sharded) {
+      store_->release_held(layer, kind, mode);
+    } else {
+      store_->release(layer, kind, mode);
+    }
+  }
+
+ private:
+  static constexpr bool is_sharded = requires(Store& store, layer_id layer, state_kind kind) {
+    store.saved(layer);
+    store.held(layer, kind);
+  };
+
+  Store* store_;
+};
+
+/// An `activation_store` of any type.
+template <std::floating_point T>
+class any_activations {
+ public:
+  using value_type = T;
+
+  virtual ~any_activations() = default;
+  [[nodiscard]] virtual std::span<T> save(layer_id layer) = 0;
+  virtual void keep(layer_id layer) noexcept = 0;
+  [[nodiscard]] virtual std::span<const T> fetch(layer_id layer, const rebuild_activations<T>& rebuild) = 0;
+  virtual void drop(layer_id layer) noexcept = 0;
+};
+
+/// One of them. The store outlives it.
+template <activation_store Store>
+class erased_activations final : public any_activations<typename Store::value_type> {
+ public:
+  using value_type = typename Store::value_type;
+
+  explicit erased_activations(Store& store) noexcept : store_(&store) {}
+
+  [[nodiscard]] std::span<value_type> save(layer_id layer) override { return store_->save(layer); }
+  void keep(layer_id layer) noexcept override { store_->keep(layer); }
+  [[nodiscard]] std::span<const value_type> fetch(layer_id layer,
+                                                  const rebuild_activations<value_type>& rebuild) override {
+    return store_->fetch(layer, rebuild);
+  }
+  void drop(layer_id layer) noexcept override { store_->drop(layer); }
+
+ private:
+  Store* store_;
+};
+
+static_assert(state_store<any_state<float>> && activation_store<any_activations<float>>);
+
+}  // namespace train_gpt

@@ -1,0 +1,61 @@
+/// @file
+/// A store that waits with changes until a snapshot is copied.
+#pragma once
+
+#include <llmmem/version/snapshot_gate.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+
+namespace train_gpt {
+
+/// A store whose weights and moments change only with a permit of the gate: the first lease of a step that
+/// changes them waits until a snapshot that was begun before is copied.
+class gated_state final : public any_state<float> {
+ public:
+  gated_state(any_state<float>& store, llmmem::snapshot_gate& gate) noexcept : store_(&store), gate_(&gate) {}
+
+  [[nodiscard]] std::span<float> acquire(layer_id layer, state_kind kind, lease_mode mode) override {
+    if (kind != state_kind::gradients && mode != lease_mode::read && !permit_)
+      permit_.emplace(gate_->mutate());
+    return store_->acquire(layer, kind, mode);
+  }
+  void release(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    store_->release(layer, kind, mode);
+    if (!is_in_step_) permit_.reset();
+  }
+  [[nodiscard]] element_range owned(layer_id layer) const noexcept override { return store_->owned(layer); }
+  void begin_step(std::uint64_t step) override {
+    is_in_step_ = true;
+    store_->begin_step(step);
+  }
+  void end_step(std::uint64_t step) override {
+    store_->end_step(step);
+    is_in_step_ = false;
+    permit_.reset();
+  }
+  [[nodiscard]] bool stays() const noexcept override { return store_->stays(); }
+  [[nodiscard]] element_range saved(layer_id layer) const noexcept override { return store_->saved(layer); }
+  [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {
+    return store_->held(layer, kind);
+  }
+  [[nodiscard]] std::span<float> acquire_held(layer_id layer, state_kind kind, lease_mode mode) override {
+    return store_->acquire_held(layer, kind, mode);
+  }
+  void release_held(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    store_->release_held(layer, kind, mode);
+  }
+
+ private:
+  any_state<float>* store_;
+  llmmem::snapshot_gate* gate_;
+  std::optional<llmmem::mutation_permit> permit_;
+  bool is_in_step_ = false;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,65 @@
+/// @file
+/// The layers as a catalogue, whose weights a step reads, and the plan to gather them ahead.
+#pragma once
+
+#include <llmmem/sharding/gather_schedule.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+
+namespace train_gpt {
+
+/// The layers as a catalogue: one tensor each, so that a layer is one range of the flat space.
+[[nodiscard]] inline std::vector<llmmem::tensor_facts> layer_catalogue(const gpt_shape& shape,
+                                                                       std::uint32_t value_bytes) {
+  std::vector<llmmem::tensor_facts> all;
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    all.push_back({"layer " + std::to_string(i),
+                   llmmem::tensor_shape::vector(parameter_layout(shape, shape.layer(i)).elements),
+                   value_bytes});
+  }
+  return all;
+}
+
+/// The layers whose weights a step reads, in order.
+[[nodiscard]] inline std::vector<std::uint32_t> weight_reads(const gpt_shape& shape) {
+  std::vector<std::uint32_t> layers;
+  for (const step_event& each : step_schedule(shape, update_time::after_backward)) {
+    if (each.what == step_event::call::acquire && each.kind == state_kind::weights &&
+        each.mode == lease_mode::read)
+      layers.push_back(to_index(each.layer));
+  }
+  return layers;
+}
+
+/// Gathers of a step's weights, each layer's `ahead` reads before its own. They have room for as many layers
+/// in a row, and one: what is whole anyway and used again soon stays, as the last layers of the forward pass.
+[[nodiscard]] inline llmmem::schedule_plan plan_weight_gathers(std::span<const llmmem::tensor_facts> layers,
+                                                               std::span<const std::uint32_t> reads,
+                                                               std::uint32_t ahead) {
+  std::vector<std::uint64_t> bytes;
+  for (const llmmem::tensor_facts& each : layers)
+    bytes.push_back(each.bytes());
+  std::vector<llmmem::gather_use> uses;
+  std::uint64_t budget = 0;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    uses.push_back({.scope = reads[i], .compute_ns = bytes[reads[i]]});
+    std::uint64_t together = 0;
+    for (std::size_t k = i; k < reads.size() && k <= i + ahead; ++k)
+      together += bytes[reads[k]];
+    budget = std::max(budget, together);
+  }
+  // By count and not by time: any link will do, the same for all ranks.
+  return llmmem::plan_gathers(bytes, uses, budget, {.bytes_per_second = 1'000'000'000},
+                              llmmem::schedule::lookahead{.accesses = ahead});
+}
+
+}  // namespace train_gpt

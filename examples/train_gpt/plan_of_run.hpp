@@ -1,0 +1,99 @@
+/// @file
+/// A run's settings as an `llmmem::training_plan`, and what the library predicts that they take.
+#pragma once
+
+#include <llmmem/model/training_state.hpp>
+#include <llmmem/training/training_plan.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "train_gpt/command_line.hpp"
+#include "train_gpt/gpt.hpp"
+#include "train_gpt/rank_voice.hpp"
+#include "train_gpt/recomputation.hpp"
+#include "train_gpt/run.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+
+namespace train_gpt {
+
+/// What one rank computes, how, and what its activations keep.
+struct planned_run {
+  gpt_shape shape{};  ///< of one rank's share of the batch
+  std::size_t threads = 1;
+  llmmem::training_plan plan{};
+  llmmem::training_shape layers{};
+  planned_records records{};
+
+  /// @throws llmmem::argument_error  for a combination that cannot be, or a first tier that is too small.
+  [[nodiscard]] llmmem::training_prediction of_rank(std::uint32_t rank) const {
+    return llmmem::predict(plan, layers, llmmem::rank_id{rank});
+  }
+};
+
+/// @throws llmmem::argument_error  for a budget of activations that nothing keeps.
+[[nodiscard]] inline planned_run plan_run(const command_line& asked) {
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+  planned_run run;
+  const std::size_t ranks = std::max<std::size_t>(asked.parallel.ranks, 1);
+  run.shape = shape_of_rank(asked.shape, ranks);
+  run.threads = std::max<std::size_t>(asked.threads / ranks, 1);
+  run.records = plan_records(run.shape, asked.recompute);
+  run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
+              .zero = asked.parallel.stage,
+              .gather_ahead = asked.parallel.gather_ahead,
+              .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
+                                                                 : llmmem::optimizer_time::after_backward,
+              .save_every = asked.checkpoints.every};
+  if (asked.memory == memory_kind::tiered) {
+    run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
+    if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
+  }
+  for (std::size_t i = 0; i < run.shape.layers(); ++i) {
+    llmmem::training_layer layer;
+    layer.parameters = parameter_layout(run.shape, run.shape.layer(i)).elements;
+    if (i != 0) layer.record = run.records.forms[i - 1];
+    run.layers.layers.push_back(layer);
+  }
+  run.plan.memory.page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (asked.parallel.ranks == 0) run.plan.ranges = llmmem::state_ranges::per_layer;
+  for (const std::size_t elements : gpt<float, llmmem::host_space>::workspace_ranges(run.shape, run.threads))
+    run.layers.workspace_bytes += run.plan.memory.taken(elements * sizeof(float));
+  return run;
+}
+
+/// What the library predicts of a rank's run, in the terms in which a run is measured.
+/// @param steps  that this process trains.
+[[nodiscard]] inline predicted_usage predict_usage(const planned_run& run, const command_line& asked,
+                                                   std::uint32_t rank, std::uint64_t steps) {
+  const llmmem::training_prediction of = run.of_rank(rank);
+  const bool is_tiered = !of.tiers.empty();
+  const bool is_alone = asked.parallel.ranks == 0;
+  predicted_usage all;
+  all.kept_state_bytes = of.kept.total();
+  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes;
+  all.state_is_bound = of.gathered.is_bound;
+  all.peak_record_bytes = of.records_bytes;
+  // Without ranks the workspace is apart from the tiers in what is measured, too.
+  all.peak_bytes = is_tiered && is_alone ? of.tiers.front().bytes : of.fast.bytes;
+  all.peak_is_bound = of.fast.is_bound;
+  all.tiers = static_cast<std::uint32_t>(of.tiers.size());
+  for (std::size_t i = 0; i < of.tiers.size(); ++i)
+    all.tier_peak_bytes[i] = of.tiers[i].bytes;
+  // Weights in shards are gathered for the evaluation and for the digest; others are refreshed as they are
+  // drawn. Ranks exchange a number for each loss, and with checkpoints one for each step, one when they meet
+  // in the folder and one when they resume.
+  const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? 2 : 1;
+  const bool saves = !asked.checkpoints.folder.empty();
+  const std::uint64_t numbers = steps + 1 + (saves ? steps + 1 + (asked.checkpoints.resumes ? 1U : 0U) : 0U);
+  all.bytes_sent = steps * of.sent_per_step + once * of.sent_once +
+                   numbers * sizeof(std::uint64_t) * (run.plan.ranks - 1U);
+  return all;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,137 @@
+/// @file
+/// The tensors of a run's checkpoints, and where each lies in a store.
+#pragma once
+
+#include <llmmem/checkpoint/file_plan.hpp>
+#include <llmmem/checkpoint/load.hpp>
+#include <llmmem/sharding/element_runs.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+
+namespace train_gpt {
+
+/// Weights as GPT-2's checkpoints call them, in `model.safetensors`; Adam's moments in
+/// `optimizer.safetensors`. Of a store in shards, the parts that this process saves, and those that it holds:
+/// a checkpoint is the same whoever saved which part.
+struct saved_tensors {
+  struct place {
+    layer_id layer{};
+    state_kind kind = state_kind::weights;
+    std::size_t first = 0;  ///< element of what is held of the piece
+  };
+  std::vector<llmmem::state_tensor> tensors{};  ///< with the part to save
+  std::vector<place> places{};                  ///< of each
+  std::vector<llmmem::wanted_tensor> wanted{};  ///< the parts to load
+  std::vector<place> wanted_places{};           ///< of each
+
+  saved_tensors(const gpt_shape& shape, const any_state<float>& store) {
+    for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
+      for (std::size_t i = 0; i < shape.layers(); ++i) {
+        const layer_id layer = shape.layer(i);
+        const element_range held = store.held(layer, kind);
+        for (const tensor_place& each : parameter_layout(shape, layer).tensors) {
+          add(each, layer, kind, store.saved(layer), held);
+          want(each, layer, kind, held);
+        }
+      }
+    }
+  }
+
+  /// Of the parts to save.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  /// The elements of a tensor that are in a range of its layer.
+  [[nodiscard]] static element_range common(const tensor_place& tensor, const element_range& range) {
+    const std::size_t first = std::max(tensor.offset, range.first);
+    const std::size_t end = std::min(tensor.offset + tensor.rows * tensor.columns, range.first + range.count);
+    return {std::min(first, end), end > first ? end - first : 0};
+  }
+  [[nodiscard]] static llmmem::element_runs part_of(const tensor_place& tensor, const element_range& range) {
+    return range.count == 0 ? llmmem::element_runs{}
+                            : llmmem::element_runs::flat_range(range.first - tensor.offset, range.count);
+  }
+  [[nodiscard]] static std::vector<std::uint64_t> sizes_of(const tensor_place& tensor) {
+    std::vector<std::uint64_t> sizes{tensor.columns};
+    if (tensor.rows != 1) sizes.insert(sizes.begin(), tensor.rows);
+    return sizes;
+  }
+  [[nodiscard]] static std::string name_of(const tensor_place& tensor, state_kind kind) {
+    return (kind == state_kind::weights ? ""
+            : kind == state_kind::mean  ? "mean."
+                                        : "variance.") +
+           tensor.name;
+  }
+  void add(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& saved,
+           const element_range& held) {
+    const element_range range = common(tensor, saved);
+    bytes_ += range.count * sizeof(float);
+    llmmem::state_tensor described{.name = name_of(tensor, kind),
+                                   .type = llmmem::safetensors_type::f32,
+                                   .shape = sizes_of(tensor),
+                                   .group = kind == state_kind::weights ? "model" : "optimizer",
+                                   .part = {}};
+    if (range.count != tensor.rows * tensor.columns) described.part = part_of(tensor, range);
+    tensors.push_back(std::move(described));
+    places.push_back({layer, kind, range.count == 0 ? 0 : range.first - held.first});
+  }
+  void want(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& held) {
+    const element_range range = common(tensor, held);
+    if (range.count == 0) return;
+    wanted.push_back({.name = name_of(tensor, kind),
+                      .part = part_of(tensor, range),
+                      .type = llmmem::safetensors_type::f32,
+                      .shape = sizes_of(tensor)});
+    wanted_places.push_back({layer, kind, range.first - held.first});
+  }
+
+  std::uint64_t bytes_ = 0;
+};
+
+/// A store's tensors, to be copied piece by piece. Leases one piece at a time, between two steps; a store
+/// whose leases are always the same memory is read beside the next step's passes, too.
+template <bool IsConcurrent>
+class store_view {
+ public:
+  static constexpr bool is_concurrent = IsConcurrent;
+
+  store_view(any_state<float>& store, const saved_tensors& saved) noexcept : store_(&store), saved_(&saved) {}
+
+  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
+    const held_piece piece(*store_, saved_->places[tensor], lease_mode::read);
+    std::memcpy(into.data(), piece.bytes.data() + offset, into.size());
+  }
+
+  /// Bytes of a tensor from its place on, held as long as this lives.
+  struct held_piece {
+    held_piece(any_state<float>& of, const saved_tensors::place& at, lease_mode mode)
+        : store(&of), place(at), how(mode) {
+      bytes = std::as_writable_bytes(of.acquire_held(at.layer, at.kind, mode).subspan(at.first));
+    }
+    held_piece(const held_piece&) = delete;
+    held_piece& operator=(const held_piece&) = delete;
+    ~held_piece() { store->release_held(place.layer, place.kind, how); }
+
+    any_state<float>* store;
+    saved_tensors::place place;
+    lease_mode how;
+    std::span<std::byte> bytes{};
+  };
+
+ private:
+  any_state<float>* store_;
+  const saved_tensors* saved_;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,223 @@
+/// @file
+/// Where a rank's pieces of a `sharded_state` lie between operations: in memory, or in chunks of a tiered
+/// buffer.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/sharding/detail/sharded_state_parts.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/tiering/access.hpp>
+#include <llmmem/tiering/errors.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The memory of pieces, one for each tensor, numbered from 0. A piece has an address while it is held.
+///
+///     hold(i, mode)   the address of piece `i` until `release`, for one holder more: to `read`, to `write`
+///     all
+///                     of it, or both. The holders of one piece share what the first one took: the others may
+///                     do no more. Null for a piece of no bytes.
+///     release(i)      one holder less
+///     discard(i)      the contents are worthless: the next hold is to `write`
+///     is_resident     whether addresses are the same for the store's whole life, held or not
+template <class P>
+concept piece_store = requires(P& pieces, std::uint32_t piece, access_mode mode) {
+  { P::is_resident } -> std::convertible_to<bool>;
+  { pieces.hold(piece, mode) } -> std::same_as<result<std::byte*>>;
+  { pieces.release(piece) } noexcept;
+  { pieces.discard(piece) } -> std::same_as<result<void>>;
+};
+
+/// Pieces in one range of a space, always there. They begin with zeros.
+///
+/// @par Complexity      every call O(1).
+/// @par Thread safety   any thread may hold and release.
+template <memory_space Space>
+class resident_pieces {
+ public:
+  static constexpr bool is_resident = true;
+
+  /// @param offsets  of each piece in the range. @param bytes  of the range.
+  /// @throws out_of_memory  when the space does not have them.
+  resident_pieces(Space& space, std::vector<std::uint64_t> offsets, std::span<const std::uint64_t> /*sizes*/,
+                  std::uint64_t bytes, std::uint64_t alignment)
+      : offsets_(std::move(offsets)) {
+    all_.take(space, bytes, alignment).value();
+    if (bytes != 0) std::memset(all_.data(), 0, bytes);
+  }
+
+  [[nodiscard]] std::byte* data(std::uint32_t piece) const noexcept { return all_.data() + offsets_[piece]; }
+  [[nodiscard]] result<std::byte*> hold(std::uint32_t piece, access_mode /*mode*/) const noexcept {
+    return data(piece);
+  }
+  void release(std::uint32_t /*piece*/) const noexcept {}
+  [[nodiscard]] result<void> discard(std::uint32_t /*piece*/) const noexcept { return {}; }
+
+ private:
+  std::vector<std::uint64_t> offsets_;
+  detail::held_range<Space> all_{};
+};
+
+/// Pieces that are chunks of a `tiered_buffer`, or of a `prefetch_schedule` over one: between operations they
+/// lie in any tier, host memory or a file, and come up to tier 0 for as long as they are held. They begin
+/// with zeros. With ZeRO 3 that is the layout of ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
+///
+/// @tparam Store  has `create`, `read`, `write`, `update`, `discard` and `remove`. The host can touch its
+///                tier 0.
+/// @par Complexity      a hold that is not the first O(1), the first as the store's lease.
+/// @par Thread safety   as the store: one thread at a time takes first holds and gives last ones back.
+/// Another
+///                      thread may add holds to a piece that is held meanwhile.
+/// @par Errors          the constructor throws what `create` and the leases refuse (`result::value`). `hold`
+///                      returns it, and `errc::chunk_leased` for more than the first holder may do.
+template <class Store>
+class leased_pieces {
+ public:
+  static constexpr bool is_resident = false;
+
+  /// Makes a chunk for each piece of some bytes, and writes zeros. The store outlives the pieces.
+  leased_pieces(Store& store, std::span<const std::uint64_t> sizes) : store_(&store) {
+    pieces_.reserve(sizes.size());
+    try {
+      for (const std::uint64_t bytes : sizes) {
+        pieces_.push_back({});
+        if (bytes == 0) continue;
+        pieces_.back().chunk = store_->create(bytes).value();
+        pieces_.back().bytes = bytes;
+        const auto lease = store_->write(pieces_.back().chunk).value();
+        std::memset(lease.span().data(), 0, bytes);
+      }
+    } catch (...) {
+      remove_all();
+      throw;
+    }
+  }
+  leased_pieces(const leased_pieces&) = delete;
+  leased_pieces& operator=(const leased_pieces&) = delete;
+  ~leased_pieces() { remove_all(); }
+
+  [[nodiscard]] result<std::byte*> hold(std::uint32_t piece, access_mode mode) {
+    entry& it = pieces_[piece];
+    if (it.bytes == 0) return nullptr;
+    if (it.holders != 0) {
+      const bool is_allowed = it.mode != access_mode::read || mode == access_mode::read;
+      if (!is_allowed)
+        return failure{.code = errc::chunk_leased, .index = piece, .wanted = 1, .found = it.holders};
+      ++it.holders;
+      return it.data;
+    }
+    switch (mode) {
+      case access_mode::read:
+        return take(it, mode, it.read, store_->read(it.chunk));
+      case access_mode::write:
+        return take(it, mode, it.write, store_->write(it.chunk));
+      case access_mode::read_write:
+        break;
+    }
+    return take(it, mode, it.update, store_->update(it.chunk));
+  }
+  void release(std::uint32_t piece) noexcept {
+    entry& it = pieces_[piece];
+    if (it.bytes == 0 || --it.holders != 0) return;
+    it.data = nullptr;
+    it.end();
+  }
+  [[nodiscard]] result<void> discard(std::uint32_t piece) {
+    return pieces_[piece].bytes == 0 ? result<void>{} : store_->discard(pieces_[piece].chunk);
+  }
+
+ private:
+  using handle_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(std::uint64_t{}).value())>;
+
+  struct entry {
+    handle_type chunk{};
+    std::uint64_t bytes = 0;
+    std::uint32_t holders = 0;
+    access_mode mode = access_mode::read;  // of the first holder
+    std::byte* data = nullptr;
+    // One of them, as `mode` says.
+    typename Store::read_lease read{};
+    typename Store::write_lease write{};
+    typename Store::update_lease update{};
+
+    void end() noexcept {
+      read = {};
+      write = {};
+      update = {};
+    }
+  };
+
+  template <class Lease>
+  [[nodiscard]] static result<std::byte*> take(entry& it, access_mode mode, Lease& held, result<Lease> had) {
+    if (!had) return had.error();
+    it.mode = mode;
+    it.holders = 1;
+    // Who holds it to read does not write: one type of pointer for all.
+    it.data = const_cast<std::byte*>(had->span().data());
+    held = std::move(*had);
+    return it.data;
+  }
+  void remove_all() noexcept {
+    for (entry& each : pieces_) {
+      each.end();
+      if (each.bytes != 0) static_cast<void>(store_->remove(each.chunk));
+    }
+  }
+
+  Store* store_;
+  std::vector<entry> pieces_{};
+};
+
+/// Pieces of a state that are held until this ends. Movable; the state outlives it.
+template <piece_store Pieces>
+class held_pieces_of {
+ public:
+  held_pieces_of() noexcept = default;
+  explicit held_pieces_of(Pieces& pieces) noexcept : pieces_(&pieces) {}
+  held_pieces_of(held_pieces_of&& other) noexcept
+      : pieces_(std::exchange(other.pieces_, nullptr)), held_(std::exchange(other.held_, {})) {}
+  held_pieces_of& operator=(held_pieces_of&& other) noexcept {
+    if (this != &other) {
+      end();
+      pieces_ = std::exchange(other.pieces_, nullptr);
+      held_ = std::exchange(other.held_, {});
+    }
+    return *this;
+  }
+  ~held_pieces_of() { end(); }
+
+  /// One piece more. @return its address. @pre it was made for pieces
+  [[nodiscard]] result<std::byte*> add(tensor_id tensor, access_mode mode) {
+    if constexpr (!Pieces::is_resident) held_.push_back(tensor);  // this may throw: before the hold
+    auto had = pieces_->hold(to_index(tensor), mode);
+    if constexpr (!Pieces::is_resident) {
+      if (!had) held_.pop_back();
+    }
+    return had;
+  }
+  void end() noexcept {
+    for (const tensor_id each : held_)
+      pieces_->release(to_index(each));
+    held_.clear();
+  }
+
+ private:
+  Pieces* pieces_ = nullptr;
+  std::vector<tensor_id> held_{};
+};
+
+}  // namespace v0
+}  // namespace llmmem

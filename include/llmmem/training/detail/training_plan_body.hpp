@@ -1,0 +1,371 @@
+/// @file
+/// The bodies of `training_plan`.
+#pragma once
+
+#include <llmmem/schedule/bounds.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/tiering/access.hpp>
+#include <llmmem/tiering/machine.hpp>
+#include <llmmem/training/training_plan.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// What one rank has of each layer.
+class rank_shares_of {
+ public:
+  rank_shares_of(const training_plan& plan, const training_shape& shape, rank_id rank)
+      : plan_(&plan), shape_(&shape), rank_(rank), facts_(facts_of(shape)) {
+    for (const state_kind kind : {state_kind::weights, state_kind::gradients, state_kind::optimizer})
+      splits_.emplace_back(facts_, rank_count{plan.ranks}, plan.zero, kind);
+  }
+
+  [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
+  [[nodiscard]] std::uint64_t whole(std::size_t layer) const { return facts_[layer].bytes(); }
+  [[nodiscard]] std::uint64_t local(std::size_t layer, state_kind kind) const {
+    return shape_->value_bytes * split(kind).local(id(layer), rank_).elements();
+  }
+  [[nodiscard]] std::uint64_t owned(std::size_t layer) const { return owned_by(layer, rank_); }
+  [[nodiscard]] std::uint64_t owned_by(std::size_t layer, rank_id rank) const {
+    return shape_->value_bytes * splits_.front().owned(id(layer), rank).elements();
+  }
+  /// Whether a layer of that kind is whole in a buffer of its own while it is used.
+  [[nodiscard]] bool is_gathered(std::size_t layer, state_kind kind) const {
+    return local(layer, kind) != whole(layer);
+  }
+  /// Bytes that a sum of a layer's gradients takes: as many messages as there are ranks.
+  [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
+    if (plan_->ranks == 1) return 0;
+    const std::uint64_t width = shape_->value_bytes;
+    const std::uint64_t segment = std::max<std::uint64_t>(plan_->segment_bytes / width, 1) * width;
+    return plan_->ranks * std::min(owned(layer), segment);
+  }
+
+ private:
+  [[nodiscard]] static std::vector<tensor_facts> facts_of(const training_shape& shape) {
+    std::vector<tensor_facts> facts;
+    for (const training_layer& each : shape.layers) {
+      facts.push_back({"layer " + std::to_string(facts.size()), tensor_shape::vector(each.parameters),
+                       shape.value_bytes});
+    }
+    return facts;
+  }
+  [[nodiscard]] static tensor_id id(std::size_t layer) noexcept {
+    return tensor_id{static_cast<std::uint32_t>(layer)};
+  }
+  [[nodiscard]] const zero_partition& split(state_kind kind) const noexcept {
+    return splits_[static_cast<std::size_t>(kind)];
+  }
+
+  const training_plan* plan_;
+  const training_shape* shape_;
+  rank_id rank_;
+  std::vector<tensor_facts> facts_;
+  std::vector<zero_partition> splits_{};
+};
+
+/// Writes down a step, call by call.
+class step_writer {
+ public:
+  step_writer(const training_plan& plan, const training_shape& shape, rank_id rank)
+      : plan_(&plan), shape_(&shape), shares_(plan, shape, rank) {
+    const std::array kinds{state_kind::weights, state_kind::gradients, state_kind::optimizer,
+                           state_kind::optimizer};
+    for (std::size_t which = 0; which < kinds.size(); ++which) {
+      for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
+        pieces_[which].push_back(add(shares_.local(layer, kinds[which])));
+    }
+    for (const training_layer& each : shape.layers) {
+      records_.push_back(add(each.record.bytes));
+      kept_.push_back(each.record.is_whole() ? std::nullopt : add(each.record.kept_bytes()));
+    }
+  }
+
+  [[nodiscard]] schedule_trace write() {
+    const std::size_t layers = shares_.layers();
+    for (std::size_t layer = 0; layer < layers; ++layer)
+      forward(layer);
+    for (std::size_t layer = layers; layer-- > 0;) {
+      backward(layer);
+      if (plan_->update == optimizer_time::in_backward) update(layer);
+    }
+    for (std::size_t layer = 0; layer < layers && plan_->update == optimizer_time::after_backward; ++layer)
+      update(layer);
+    return recorder_.freeze();
+  }
+
+ private:
+  using chunk = std::optional<chunk_id>;
+  enum piece : std::size_t { weights, gradients, mean, variance };
+
+  [[nodiscard]] chunk add(std::uint64_t bytes) {
+    if (bytes == 0) return std::nullopt;
+    const std::uint64_t unit = plan_->granularity;
+    return recorder_.add_chunk((bytes + unit - 1) / unit * unit);
+  }
+  void acquire(const chunk& it, access_mode mode) {
+    if (it) recorder_.acquire(*it, mode);
+  }
+  void release(const chunk& it) {
+    if (it) recorder_.release(*it);
+  }
+  void discard(const chunk& it) {
+    if (it) recorder_.discard(*it);
+  }
+  void touch(const chunk& it, access_mode mode) {
+    acquire(it, mode);
+    release(it);
+  }
+
+  /// A shard is leased for as long as it is sent, what the rank has whole for as long as it is used.
+  void begin_reading_weights(std::size_t layer) {
+    acquire(pieces_[weights][layer], access_mode::read);
+    if (shares_.is_gathered(layer, state_kind::weights)) release(pieces_[weights][layer]);
+  }
+  void end_reading_weights(std::size_t layer) {
+    if (!shares_.is_gathered(layer, state_kind::weights)) release(pieces_[weights][layer]);
+  }
+  void forward(std::size_t layer) {
+    const training_layer& it = shape_->layers[layer];
+    acquire(records_[layer], access_mode::write);
+    begin_reading_weights(layer);
+    recorder_.compute(it.forward_ns);
+    end_reading_weights(layer);
+    if (kept_[layer]) touch(kept_[layer], access_mode::write);
+    release(records_[layer]);
+    if (kept_[layer]) discard(records_[layer]);
+  }
+  void backward(std::size_t layer) {
+    const training_layer& it = shape_->layers[layer];
+    const bool has_record = records_[layer].has_value();
+    if (has_record) {
+      begin_reading_weights(layer);
+      if (kept_[layer]) {
+        acquire(kept_[layer], access_mode::read);
+        acquire(records_[layer], access_mode::write);
+        release(kept_[layer]);
+        discard(kept_[layer]);
+        recorder_.compute(it.rebuild_ns);
+      } else {
+        acquire(records_[layer], access_mode::read);
+      }
+    }
+    if (shares_.is_gathered(layer, state_kind::gradients)) {
+      recorder_.compute(it.backward_ns);
+      if (shares_.owned(layer) != 0) touch(pieces_[gradients][layer], access_mode::write);
+      touch(pieces_[gradients][layer], access_mode::read_write);  // the sum becomes the mean
+    } else {
+      acquire(pieces_[gradients][layer], access_mode::write);
+      recorder_.compute(it.backward_ns);
+      release(pieces_[gradients][layer]);
+    }
+    if (has_record) {
+      release(records_[layer]);
+      discard(records_[layer]);
+      end_reading_weights(layer);
+    }
+  }
+  void update(std::size_t layer) {
+    acquire(pieces_[gradients][layer], access_mode::read);
+    for (const piece each : {weights, mean, variance})
+      acquire(pieces_[each][layer], access_mode::read_write);
+    recorder_.compute(shape_->layers[layer].update_ns);
+    for (const piece each : {variance, mean, weights})
+      release(pieces_[each][layer]);
+    const bool is_refreshed =
+        plan_->ranks > 1 && plan_->zero != zero_stage::none && !is_sharded(plan_->zero, state_kind::weights);
+    if (is_refreshed) touch(pieces_[weights][layer], access_mode::read_write);
+    release(pieces_[gradients][layer]);
+    discard(pieces_[gradients][layer]);
+  }
+
+  const training_plan* plan_;
+  const training_shape* shape_;
+  rank_shares_of shares_;
+  trace_recorder recorder_{};
+  std::array<std::vector<chunk>, 4> pieces_{};
+  std::vector<chunk> records_{};
+  std::vector<chunk> kept_{};
+};
+
+/// The most of activations at once, of ranges that each take what `memory` says.
+[[nodiscard]] inline std::uint64_t records_at_once(const training_shape& shape,
+                                                   const memory_rounding& memory) {
+  std::uint64_t kept = 0;
+  std::uint64_t most = 0;
+  for (const training_layer& each : shape.layers) {
+    const std::uint64_t stays = memory.taken(each.record.kept_bytes());
+    const std::uint64_t in_use =
+        each.record.is_whole() ? stays : checked_add(memory.taken(each.record.bytes), stays, "training_plan");
+    most = std::max(most, checked_add(kept, in_use, "training_plan: bytes of activations"));
+    kept += stays;
+  }
+  return most;
+}
+
+/// Weights, gradients and both moments in plain memory.
+[[nodiscard]] inline std::uint64_t resident_state(const training_plan& plan, const rank_shares_of& shares) {
+  std::uint64_t sum = 0;
+  for (const state_kind kind :
+       {state_kind::weights, state_kind::gradients, state_kind::optimizer, state_kind::optimizer}) {
+    std::uint64_t range = 0;
+    for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+      range = checked_add(range, shares.local(layer, kind), "training_plan: bytes of a kind of state");
+      if (plan.ranges == state_ranges::per_kind && layer + 1 < shares.layers()) continue;
+      sum = checked_add(sum, plan.memory.taken(range), "training_plan: bytes of state");
+      range = 0;
+    }
+  }
+  return sum;
+}
+
+/// The most of gathered layers and sums at once, in a step that gathers when it uses.
+[[nodiscard]] inline predicted_bytes gathered_at_once(const training_plan& plan,
+                                                      const rank_shares_of& shares) {
+  std::uint64_t most = 0;
+  std::uint64_t most_sum = 0;  // gradients and what their sum takes
+  std::vector<std::uint64_t> wholes;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+    const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
+    const std::uint64_t weights = shares.is_gathered(layer, state_kind::weights) ? whole : 0;
+    const std::uint64_t sum = (shares.is_gathered(layer, state_kind::gradients) ? whole : 0) +
+                              plan.memory.taken(shares.sum_bytes(layer));
+    // The embedding's gradients are made without its weights.
+    most = std::max({most, weights, sum + (layer == 0 ? 0 : weights)});
+    most_sum = std::max(most_sum, sum);
+    wholes.push_back(weights);
+  }
+  if (plan.gather_ahead == 0) return {most, false};
+  // As many layers in a row as are gathered ahead, and one, in the order of use.
+  std::uint64_t in_a_row = 0;
+  const std::size_t layers = wholes.size();
+  std::vector<std::uint64_t> uses(wholes.begin(), wholes.end());
+  for (std::size_t layer = layers; layer-- > 1;)
+    uses.push_back(wholes[layer]);
+  for (std::size_t first = 0; first < uses.size(); ++first) {
+    std::uint64_t bytes = 0;
+    for (std::size_t i = first; i < uses.size() && i - first <= plan.gather_ahead; ++i)
+      bytes += uses[i];
+    in_a_row = std::max(in_a_row, bytes);
+  }
+  std::uint64_t all = 0;
+  for (const std::uint64_t each : wholes)
+    all += each;
+  return {std::min(in_a_row, all) + most_sum, true};
+}
+
+/// What a rank sends, in a step and beside.
+inline void count_sent(const training_plan& plan, const rank_shares_of& shares, training_prediction& into) {
+  const std::uint64_t others = plan.ranks - 1;
+  const std::size_t layers = shares.layers();
+  const bool is_gathered = is_sharded(plan.zero, state_kind::weights);
+  const std::size_t stay =
+      plan.gather_ahead == 0 ? 0 : std::min<std::size_t>(plan.gather_ahead + 1, layers - 1);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const std::uint64_t owned = shares.owned(layer);
+    std::uint64_t to_owners = shares.whole(layer) - owned;  // a sum: to each what it owns
+    std::uint64_t step = to_owners;
+    if (plan.zero == zero_stage::none) step += owned * others;
+    if (is_gathered) {
+      const bool is_read_back = layer != 0 && layer < layers - stay;
+      step += owned * others * (is_read_back ? 2 : 1);
+      into.sent_once += owned * others;
+    } else if (plan.zero != zero_stage::none) {
+      step += owned * others;
+      into.sent_once += owned * others;
+    }
+    into.sent_per_step += step;
+  }
+}
+
+}  // namespace detail
+
+inline void check_plan(const training_plan& plan, const training_shape& shape) {
+  if (plan.ranks == 0) throw argument_error("training_plan: 0 ranks; 1 means no split");
+  if (shape.layers.size() < 2)
+    throw argument_error("training_plan: a shape of " + std::to_string(shape.layers.size()) +
+                         " layers; there are an embedding and one more at least");
+  if (plan.gather_ahead != 0 && plan.zero != zero_stage::weights) {
+    throw argument_error("training_plan: gather_ahead " + std::to_string(plan.gather_ahead) +
+                         " with weights that every rank holds whole; take zero_stage::weights, or 0");
+  }
+  if (shape.value_bytes == 0) throw argument_error("training_plan: values of 0 bytes");
+  if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
+}
+
+inline schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank) {
+  check_plan(plan, shape);
+  return detail::step_writer(plan, shape, rank).write();
+}
+
+inline training_prediction predict(const training_plan& plan, const training_shape& shape, rank_id rank,
+                                   std::span<const link_model> links, const link_model& network) {
+  check_plan(plan, shape);
+  if (to_index(rank) >= plan.ranks) {
+    throw argument_error("training_plan: rank " + std::to_string(to_index(rank)) + " of " +
+                         std::to_string(plan.ranks));
+  }
+  if (!links.empty() && links.size() != plan.tiers.size()) {
+    throw argument_error("training_plan: " + std::to_string(links.size()) + " links for " +
+                         std::to_string(plan.tiers.size()) + " budgets; each has one below it");
+  }
+  const detail::rank_shares_of shares(plan, shape, rank);
+  training_prediction all;
+  std::uint64_t compute_ns = 0;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+    const training_layer& it = shape.layers[layer];
+    all.kept.weights += shares.local(layer, state_kind::weights);
+    all.kept.gradients += shares.local(layer, state_kind::gradients);
+    all.kept.optimizer += 2 * shares.local(layer, state_kind::optimizer);
+    all.saved_bytes += 3 * shares.owned(layer);
+    compute_ns += it.forward_ns + it.backward_ns + it.update_ns + it.rebuild_ns;
+  }
+  all.records_bytes = detail::records_at_once(shape, {.from_bytes = max_bytes});
+  all.workspace_bytes = shape.workspace_bytes;
+  all.gathered = detail::gathered_at_once(plan, shares);
+  detail::count_sent(plan, shares, all);
+  all.fast = {all.gathered.bytes + all.workspace_bytes, all.gathered.is_bound};
+  if (plan.tiers.empty()) {
+    all.resident_state_bytes = detail::resident_state(plan, shares);
+    all.resident_records_bytes = detail::records_at_once(shape, plan.memory);
+    all.fast.bytes = checked_add(all.fast.bytes, all.resident_state_bytes + all.resident_records_bytes,
+                                 "training_plan: bytes");
+  } else {
+    const schedule_trace trace = step_trace(plan, shape, rank);
+    std::uint64_t chunks = 0;
+    for (const std::uint64_t each : trace.sizes())
+      chunks = checked_add(chunks, each, "training_plan: bytes of all chunks");
+    all.largest_lease_bytes = trace.most_leased_bytes();
+    if (all.largest_lease_bytes > plan.tiers.front()) {
+      throw argument_error("training_plan: a first tier of " + std::to_string(plan.tiers.front()) +
+                           " bytes; a step leases " + std::to_string(all.largest_lease_bytes) + " at once");
+    }
+    for (const std::uint64_t budget : plan.tiers)
+      all.tiers.push_back({budget, true});
+    all.tiers.push_back({chunks, false});
+    all.fast = {all.fast.bytes + all.tiers.front().bytes, true};
+    if (!links.empty()) {
+      const plan_bound bound = lower_bound(
+          trace, {.budgets = plan.tiers, .links = {links.begin(), links.end()}}, bounded_iteration::steady);
+      for (std::size_t edge = 0; edge < bound.edges.size(); ++edge)
+        all.fewest_moved.push_back(bound.bytes(edge));
+      all.stall_ns = bound.stall_ns;
+    }
+  }
+  if (network.bytes_per_second != 0) {
+    const std::uint64_t sending = transfer_ns(network, all.sent_per_step);
+    all.stall_ns = std::max(all.stall_ns, sending > compute_ns ? sending - compute_ns : 0);
+  }
+  all.step_ns = compute_ns + all.stall_ns;
+  return all;
+}
+
+}  // namespace v0
+}  // namespace llmmem

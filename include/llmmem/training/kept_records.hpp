@@ -1,0 +1,233 @@
+/// @file
+/// `kept_records`: activations between a layer's forward and its backward pass, whole or in part, in memory
+/// or in tiers.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Bytes of a record.
+struct record_run {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// A layer's record, and what is kept of it between its passes; the rest is computed again.
+struct record_form {
+  std::uint64_t bytes = 0;
+  std::vector<record_run> kept{};  ///< in increasing order, without overlap; none: all of it
+
+  [[nodiscard]] bool is_whole() const noexcept { return kept.empty(); }
+  [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
+    if (is_whole()) return bytes;
+    std::uint64_t sum = 0;
+    for (const record_run& each : kept)
+      sum += each.bytes;
+    return sum;
+  }
+};
+
+/// Bytes of records that live.
+struct kept_records_stats {
+  std::uint64_t live_bytes = 0;  ///< kept, and in use; in whatever tier
+  std::uint64_t peak_bytes = 0;
+  std::uint64_t rebuilds = 0;
+};
+
+/// Records of a chain of layers over a store of chunks: a `memory_chunks`, a `tiered_buffer`, or a
+/// `prefetch_schedule` over one.
+///
+///     kept_records records(buffer, forms);
+///     auto room = records.save(i).value();         // filled by the forward pass
+///     records.keep(i).value();                     // from now on the store's: kept in its form
+///     ...
+///     auto found = records.fetch(i, rebuild).value();   // as it was, its other part from rebuild(i, bytes)
+///     records.drop(i);
+///
+/// A record that is kept in part is made and used in a chunk of its own, and its kept part is copied into
+/// another: the two live together for as long as the layer is in use, which `plan_recompute` counts. The kept
+/// part may leave tier 0 between the passes, like any chunk.
+///
+/// @tparam Store  has `create`, `read`, `write`, `discard` and `remove`. The host can touch its tier 0.
+/// @par Complexity      a record kept whole is not copied, of another its kept bytes are copied twice.
+/// @par Thread safety   the store's thread.
+/// @par Errors          the constructor throws `argument_error` for runs that are not the record's, and what
+///                      `create` refuses. Calls return what leases refuse; the record is then dropped.
+template <class Store>
+class kept_records {
+ public:
+  /// The store outlives it.
+  kept_records(Store& store, std::vector<record_form> forms) : store_(&store) {
+    entries_.reserve(forms.size());
+    for (record_form& each : forms) {
+      check(each, entries_.size());
+      entries_.push_back({});
+      entries_.back().form = std::move(each);
+    }
+    try {
+      for (entry& each : entries_) {
+        each.record = store_->create(each.form.bytes).value();
+        if (!each.form.is_whole()) each.kept = store_->create(each.form.kept_bytes()).value();
+      }
+    } catch (...) {
+      remove_all();
+      throw;
+    }
+  }
+  kept_records(const kept_records&) = delete;
+  kept_records& operator=(const kept_records&) = delete;
+  ~kept_records() { remove_all(); }
+
+  /// Room for record `i`, of any contents.
+  [[nodiscard]] result<std::span<std::byte>> save(std::uint32_t i) {
+    entry& it = entries_[i];
+    auto had = store_->write(it.record);
+    if (!had) return had.error();
+    count(it.form.bytes);
+    return begin(it, std::move(*had));
+  }
+  /// Record `i` is filled. @pre it was saved
+  result<void> keep(std::uint32_t i) {
+    entry& it = entries_[i];
+    if (it.form.is_whole()) {
+      it.lease = std::monostate{};
+      return {};
+    }
+    auto had = store_->write(it.kept);
+    if (!had) {
+      drop(i);
+      return had.error();
+    }
+    count(it.form.kept_bytes());
+    it.is_kept = true;
+    std::uint64_t at = 0;
+    for (const record_run& run : it.form.kept) {
+      std::memcpy(had->span().data() + at, it.bytes.data() + run.offset, static_cast<std::size_t>(run.bytes));
+      at += run.bytes;
+    }
+    *had = {};
+    end_use(it);
+    return {};
+  }
+  /// Record `i` as it was. @param rebuild  `void(std::uint32_t, std::span<std::byte>)`: makes the other bytes
+  /// of a record whose kept bytes are there. @pre it was kept
+  template <class Rebuild>
+  [[nodiscard]] result<std::span<const std::byte>> fetch(std::uint32_t i, Rebuild&& rebuild) {
+    entry& it = entries_[i];
+    if (it.form.is_whole()) {
+      auto had = store_->read(it.record);
+      if (!had) return had.error();
+      const std::span<const std::byte> found = had->span();
+      it.lease = std::move(*had);
+      return found;
+    }
+    auto kept = store_->read(it.kept);
+    if (!kept) return kept.error();
+    auto had = store_->write(it.record);
+    if (!had) return had.error();
+    count(it.form.bytes);
+    const std::span<std::byte> all = begin(it, std::move(*had)).value();
+    std::uint64_t at = 0;
+    for (const record_run& run : it.form.kept) {
+      std::memcpy(all.data() + run.offset, kept->span().data() + at, static_cast<std::size_t>(run.bytes));
+      at += run.bytes;
+    }
+    *kept = {};
+    end_kept(it);
+    ++stats_.rebuilds;
+    try {
+      rebuild(i, all);
+    } catch (...) {
+      drop(i);
+      throw;
+    }
+    return std::span<const std::byte>(all);
+  }
+  /// Record `i` has no more use, wherever it is in its life.
+  void drop(std::uint32_t i) noexcept {
+    entry& it = entries_[i];
+    if (it.form.is_whole() || !std::holds_alternative<std::monostate>(it.lease)) end_use(it);
+    end_kept(it);
+  }
+
+  [[nodiscard]] const kept_records_stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const record_form& form(std::uint32_t i) const noexcept { return entries_[i].form; }
+
+ private:
+  using handle_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(std::uint64_t{}).value())>;
+
+  struct entry {
+    record_form form{};
+    handle_type record{};
+    handle_type kept{};
+    bool is_kept = false;     // `kept` has contents
+    bool is_counted = false;  // `record` has
+    std::span<std::byte> bytes{};
+    std::variant<std::monostate, typename Store::read_lease, typename Store::write_lease> lease{};
+  };
+
+  static void check(const record_form& form, std::size_t i) {
+    std::uint64_t end = 0;
+    for (const record_run& run : form.kept) {
+      if (run.bytes != 0 && run.offset >= end && run.offset <= form.bytes &&
+          run.bytes <= form.bytes - run.offset) {
+        end = run.offset + run.bytes;
+        continue;
+      }
+      throw argument_error("kept_records: record " + std::to_string(i) + " of " + std::to_string(form.bytes) +
+                           " bytes keeps " + std::to_string(run.bytes) + " from byte " +
+                           std::to_string(run.offset) + " on; runs lie in the record, in order, apart");
+    }
+    if (form.bytes == 0) throw argument_error("kept_records: record " + std::to_string(i) + " has 0 bytes");
+  }
+  template <class Lease>
+  [[nodiscard]] result<std::span<std::byte>> begin(entry& it, Lease lease) {
+    it.bytes = lease.span();
+    it.is_counted = true;
+    it.lease = std::move(lease);
+    return it.bytes;
+  }
+  void end_use(entry& it) noexcept {
+    it.lease = std::monostate{};
+    it.bytes = {};
+    static_cast<void>(store_->discard(it.record));
+    if (std::exchange(it.is_counted, false)) stats_.live_bytes -= it.form.bytes;
+  }
+  void end_kept(entry& it) noexcept {
+    if (!std::exchange(it.is_kept, false)) return;
+    static_cast<void>(store_->discard(it.kept));
+    stats_.live_bytes -= it.form.kept_bytes();
+  }
+  void count(std::uint64_t bytes) noexcept {
+    stats_.live_bytes += bytes;
+    if (stats_.live_bytes > stats_.peak_bytes) stats_.peak_bytes = stats_.live_bytes;
+  }
+  void remove_all() noexcept {
+    for (entry& each : entries_) {
+      each.lease = std::monostate{};
+      if (each.record != handle_type{}) static_cast<void>(store_->remove(each.record));
+      if (each.kept != handle_type{}) static_cast<void>(store_->remove(each.kept));
+    }
+  }
+
+  Store* store_;
+  std::vector<entry> entries_{};
+  kept_records_stats stats_{};
+};
+
+}  // namespace v0
+}  // namespace llmmem

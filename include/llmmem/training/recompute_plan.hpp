@@ -1,0 +1,182 @@
+/// @file
+/// Which part of each layer's activations is kept, and which is computed again, under a bound on the peak.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// One way to keep a layer's record between its passes.
+struct record_way {
+  std::uint64_t kept_bytes = 0;
+  std::uint64_t rebuild_ns =
+      0;  ///< to compute the rest again; 0 for all of it kept. Any unit of cost will do
+};
+
+/// A layer's record, as its passes use it, and the ways to keep it.
+struct record_choices {
+  std::uint64_t bytes = 0;  ///< of the record
+  std::vector<record_way> ways{};
+};
+
+/// A way for each record.
+struct recompute_plan {
+  std::vector<std::uint32_t> ways{};  ///< an index into the choices, by record
+  std::uint64_t peak_bytes = 0;       ///< the most alive at once, in both passes
+  std::uint64_t rebuild_ns = 0;       ///< of all together
+};
+
+namespace detail {
+
+/// What lives while a record is made or used, of those before it nothing. A record that is kept whole is used
+/// where it is kept; of another the kept part and the record live together, for as long as the one is copied
+/// from the other.
+[[nodiscard]] constexpr std::uint64_t in_use_bytes(const record_choices& record, const record_way& way) {
+  return way.kept_bytes == record.bytes
+             ? record.bytes
+             : checked_add(way.kept_bytes, record.bytes, "plan_recompute: bytes of a record in use");
+}
+
+inline void check_choices(std::span<const record_choices> records) {
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const std::string who = "plan_recompute: record " + std::to_string(i);
+    if (records[i].ways.empty()) throw argument_error(who + " has no way to be kept; give one");
+    for (const record_way& way : records[i].ways) {
+      if (way.kept_bytes <= records[i].bytes) continue;
+      throw argument_error(who + " of " + std::to_string(records[i].bytes) + " bytes cannot keep " +
+                           std::to_string(way.kept_bytes));
+    }
+  }
+}
+
+/// Whether some choice stays within `budget`: of the ways that fit, the one that keeps least leaves the most
+/// room for all behind it.
+[[nodiscard]] inline bool fits_budget(std::span<const record_choices> records, std::uint64_t budget) {
+  std::uint64_t kept = 0;
+  for (const record_choices& record : records) {
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    for (const record_way& way : record.ways) {
+      const std::uint64_t needed = in_use_bytes(record, way);
+      if (kept <= budget && needed <= budget - kept) least = std::min(least, way.kept_bytes);
+    }
+    if (least == std::numeric_limits<std::uint64_t>::max()) return false;
+    kept += least;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// The most bytes alive at once when each record is kept in its way: while layer i is in use, in either pass,
+/// the kept parts of the layers before it live, and its own (`detail::in_use_bytes`).
+/// @pre one way for each record, of those that it has
+[[nodiscard]] inline std::uint64_t peak_of(std::span<const record_choices> records,
+                                           std::span<const std::uint32_t> ways) {
+  std::uint64_t kept = 0;
+  std::uint64_t peak = 0;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const record_way& way = records[i].ways[ways[i]];
+    const std::uint64_t now =
+        checked_add(kept, detail::in_use_bytes(records[i], way), "plan_recompute: bytes of all records");
+    peak = std::max(peak, now);
+    kept += way.kept_bytes;
+  }
+  return peak;
+}
+
+/// The least budget that `plan_recompute` can keep. O(ways x log bytes).
+/// @throws as `plan_recompute`.
+[[nodiscard]] inline std::uint64_t least_recompute_budget(std::span<const record_choices> records) {
+  detail::check_choices(records);
+  std::uint64_t high = 0;
+  for (const record_choices& each : records)
+    high =
+        checked_add(high, checked_multiply(2, each.bytes, "plan_recompute"), "plan_recompute: all records");
+  std::uint64_t low = 0;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    (detail::fits_budget(records, middle) ? high : low) =
+        detail::fits_budget(records, middle) ? middle : middle + 1;
+  }
+  return high;
+}
+
+/// The way for each record that costs least together, with no more than `budget` bytes alive at any moment of
+/// the forward and the backward pass. Layers are a chain: forward from the first to the last, backward the
+/// other way, and each record is dropped behind its backward pass.
+///
+/// The bound is on the peak and not on what is saved: while a record is computed again, it lives with its
+/// kept part and those of all layers before it. A larger budget never costs more.
+///
+/// @par Complexity      O(records x front x ways), where the front are the sums of kept bytes that no other
+/// sum
+///                      beats in bytes and cost: with n equal layers of k ways O(n^(k-1)). Exact.
+/// @par Thread safety   pure.
+/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a budget
+/// that
+///                         no choice fits, with the least that one does.
+/// @throws length_error    when bytes or costs pass 2^63 - 1.
+/// @par Source          the recurrence is the chain case of Jain et al., "Checkmate", MLSys 2020, where each
+///                      layer is computed again by itself.
+[[nodiscard]] inline recompute_plan plan_recompute(std::span<const record_choices> records,
+                                                   std::uint64_t budget) {
+  detail::check_choices(records);
+  struct partial {
+    std::uint64_t kept = 0;
+    std::uint64_t cost = 0;
+    std::size_t before = 0;
+    std::uint32_t way = 0;
+  };
+  std::vector<std::vector<partial>> fronts{{partial{}}};
+  for (const record_choices& record : records) {
+    std::vector<partial> next;
+    for (std::size_t from = 0; from < fronts.back().size(); ++from) {
+      const partial& so_far = fronts.back()[from];
+      for (std::uint32_t way = 0; way < record.ways.size(); ++way) {
+        const std::uint64_t needed = detail::in_use_bytes(record, record.ways[way]);
+        if (so_far.kept > budget || needed > budget - so_far.kept) continue;
+        next.push_back({so_far.kept + record.ways[way].kept_bytes,
+                        checked_add(so_far.cost, record.ways[way].rebuild_ns, "plan_recompute: cost"), from,
+                        way});
+      }
+    }
+    if (next.empty()) {
+      throw argument_error("plan_recompute: a budget of " + std::to_string(budget) +
+                           " bytes of activations at once; the least that will do is " +
+                           std::to_string(least_recompute_budget(records)));
+    }
+    std::ranges::sort(next, [](const partial& a, const partial& b) {
+      return std::tie(a.kept, a.cost, a.before, a.way) < std::tie(b.kept, b.cost, b.before, b.way);
+    });
+    std::vector<partial> front;
+    for (const partial& each : next) {
+      if (front.empty() || each.cost < front.back().cost) front.push_back(each);
+    }
+    fronts.push_back(std::move(front));
+  }
+  recompute_plan plan;
+  plan.ways.resize(records.size());
+  std::size_t at = fronts.back().size() - 1;  // the most kept costs least
+  plan.rebuild_ns = fronts.back()[at].cost;
+  for (std::size_t i = records.size(); i-- > 0;) {
+    plan.ways[i] = fronts[i + 1][at].way;
+    at = fronts[i + 1][at].before;
+  }
+  plan.peak_bytes = peak_of(records, plan.ways);
+  return plan;
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,140 @@
+/// @file
+/// `training_plan`: what each rank keeps, in which tiers, what it computes again and when it saves, as one
+/// value; and what that takes, before the run.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/model/training_state.hpp>
+#include <llmmem/schedule/trace.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/zero.hpp>
+#include <llmmem/training/kept_records.hpp>
+#include <llmmem/transfer/link_model.hpp>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// One layer of a model, as training sees it on one rank. Times of 0 leave stalls and steps out of a
+/// prediction, and change no bytes.
+struct training_layer {
+  std::uint64_t parameters = 0;
+  record_form record{};  ///< of one rank's share of the batch, and what is kept of it; of 0 bytes: none
+  std::uint64_t forward_ns = 0;
+  std::uint64_t backward_ns = 0;
+  std::uint64_t update_ns = 0;
+  std::uint64_t rebuild_ns = 0;  ///< of what the record does not keep
+};
+
+/// A model as a chain of layers, the first of which is an embedding: it has no record, and its backward pass
+/// does not read its weights.
+struct training_shape {
+  std::vector<training_layer> layers{};
+  std::uint32_t value_bytes = 4;      ///< of a weight, of a gradient and of each moment
+  std::uint64_t workspace_bytes = 0;  ///< of what a rank computes with beside
+};
+
+/// When the optimizer changes a layer's weights.
+enum class optimizer_time : std::uint8_t {
+  in_backward,    ///< behind the layer's backward pass
+  after_backward  ///< behind all of them
+};
+
+/// What a `host_space` takes for a range: whole pages from a size on (`page_options`).
+struct memory_rounding {
+  std::uint64_t from_bytes = std::uint64_t{1} << 20;
+  std::uint64_t page_bytes = 4096;
+
+  /// @throws length_error  past 2^63 - 1.
+  [[nodiscard]] constexpr std::uint64_t taken(std::uint64_t bytes) const {
+    if (bytes < from_bytes || page_bytes == 0 || bytes % page_bytes == 0) return bytes;
+    return checked_add(bytes, page_bytes - bytes % page_bytes, "memory_rounding: bytes");
+  }
+};
+
+/// What of the state has a range of memory of its own, where it is not in tiers.
+enum class state_ranges : std::uint8_t {
+  per_kind,  ///< all layers' weights, and so on: `sharded_state`
+  per_layer  ///< each piece
+};
+
+/// How a model is trained: the settings of one run, in one place.
+///
+/// Every combination is allowed, but those that `check_plan` names.
+struct training_plan {
+  std::uint32_t ranks = 1;             ///< that share each batch
+  zero_stage zero = zero_stage::none;  ///< what of the state each keeps in shards
+  std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered before their use, with stage 3
+  std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
+  std::uint64_t granularity = 4096;    ///< of chunks in tiers
+  optimizer_time update = optimizer_time::in_backward;
+  std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
+  std::uint32_t segment_bytes = 256 * 1024;  ///< as `sharded_options` has it
+  memory_rounding memory{};
+  state_ranges ranges = state_ranges::per_kind;
+};
+
+/// Bytes that a plan comes to: exactly, or no more than.
+struct predicted_bytes {
+  std::uint64_t bytes = 0;
+  bool is_bound = false;
+
+  [[nodiscard]] constexpr bool holds(std::uint64_t measured) const noexcept {
+    return is_bound ? measured <= bytes : measured == bytes;
+  }
+};
+
+/// What one rank takes.
+struct training_prediction {
+  training_bytes kept{};  ///< weights, gradients and moments between operations, in whatever tier
+  std::uint64_t resident_state_bytes = 0;    ///< what these take in plain memory; 0 in tiers
+  predicted_bytes gathered{};                ///< the most at once of gathered layers and of what a sum takes
+  std::uint64_t records_bytes = 0;           ///< the most at once of activations, in whatever tier
+  std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
+  std::uint64_t workspace_bytes = 0;
+  std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
+  predicted_bytes fast{};                 ///< all that lies in the fastest memory
+  std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
+  std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
+  std::uint64_t sent_once = 0;    ///< by setting weights up, and by each use of all weights in turn (zero 3)
+  std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank
+  std::vector<std::uint64_t> fewest_moved{};  ///< over each edge between tiers a step, both ways; a bound
+  std::uint64_t stall_ns = 0;                 ///< no schedule waits less, for tiers and for ranks; a bound
+  std::uint64_t step_ns = 0;                  ///< computing and that
+};
+
+/// Refuses what cannot be trained.
+/// @throws argument_error  for no ranks, a shape without layers, and gathers ahead of weights that every rank
+///                         holds whole: there is nothing to gather.
+void check_plan(const training_plan& plan, const training_shape& shape);
+
+/// What the calls of one rank's step come to on a store of chunks (`leased_pieces`, `kept_records`): weights,
+/// gradients, means and variances of the layers, then each record and, where it is kept in part, its kept
+/// part; chunks of no bytes are left out. What is gathered ahead is leased earlier than it is here.
+/// @throws as `check_plan`.
+[[nodiscard]] schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank);
+
+/// What `rank` takes under `plan`, byte by byte as the parts of the library take it. Of terms that depend on
+/// timing, `is_bound` says so: the tiers above the last, within their budgets, and weights gathered ahead.
+///
+/// @param links   between tiers, as many as there are budgets; none: nothing is said of stalls.
+/// @param network between ranks; without bandwidth nothing is said of its stalls.
+/// @par Complexity      O(layers x ranks), and with links as `lower_bound`.
+/// @par Thread safety   pure.
+/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for other than as many
+/// links
+///                         as budgets, and a first tier below `largest_lease_bytes`, with both numbers.
+/// @throws length_error    past 2^63 - 1 bytes.
+/// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for what is kept.
+[[nodiscard]] training_prediction predict(const training_plan& plan, const training_shape& shape,
+                                          rank_id rank, std::span<const link_model> links = {},
+                                          const link_model& network = {});
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/training/detail/training_plan_body.hpp>

@@ -1,0 +1,278 @@
+/// The settings of training memory in every combination: one digest, and the bytes that the library predicts.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/program_run.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+#include "support/temporary_folder.hpp"
+#include "train_gpt/application.hpp"
+
+using namespace train_gpt;
+using namespace llmmem_tests;
+
+namespace {
+
+using arguments = std::vector<std::string>;
+
+/// One setting and its values; the first of each is what a run has without it.
+struct feature {
+  const char* name;
+  std::vector<arguments> values;
+};
+
+const std::vector<feature>& features() {
+  static const std::vector<feature> all{
+      {"parallel",
+       {{"--parallel", "data"}, {"--parallel", "zero1"}, {"--parallel", "zero2"}, {"--parallel", "zero3"}}},
+      {"memory",
+       {{},
+        {"--memory", "tiered", "--budget-mib", "1"},
+        {"--memory", "tiered", "--budget-mib", "1", "--host-mib", "1", "--schedule", "lookahead"},
+        {"--memory", "tiered", "--budget-mib", "1", "--schedule", "on_demand"}}},
+      {"recompute",
+       {{}, {"--recompute", "selective"}, {"--recompute", "full"}, {"--recompute", "budget:120000"}}},
+      {"gather_ahead", {{}, {"--gather-ahead", "1"}}},
+      {"update", {{}, {"--update", "after_backward"}}},
+      {"save", {{}, {"--checkpoint-every", "1"}}},
+      {"ranks", {{"--ranks", "2"}, {"--ranks", "1"}, {"--ranks", "3"}}},
+  };
+  return all;
+}
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6;
+
+/// Which value of each feature.
+using combination = std::vector<std::size_t>;
+
+/// Gathers ahead are of weights in shards: the one pair that is refused.
+bool is_allowed(const combination& of) {
+  return of[gather_ahead] == 0 || of[parallel] == 3;
+}
+
+arguments arguments_of(const combination& of, const std::string& folder) {
+  arguments all;
+  for (std::size_t i = 0; i < of.size(); ++i) {
+    const arguments& more = features()[i].values[of[i]];
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  if (of[save] != 0) all.insert(all.end(), {"--checkpoint-dir", folder});
+  return all;
+}
+
+outcome run(const arguments& more, std::uint64_t steps) {
+  arguments all{
+      "--layers", "2",       "--width", "12",        "--heads", "2",      "--context",
+      "7",        "--batch", "6",       "--threads", "1",       "--text", LLMMEM_SOURCE_DIR "/README.md",
+      "--json"};
+  all.insert(all.end(), {"--steps", std::to_string(steps)});
+  all.insert(all.end(), more.begin(), more.end());
+  return run_captured([&](std::FILE* out, std::FILE* notes) { return run_application(all, out, notes); });
+}
+
+nlohmann::json json_of(const arguments& more, std::uint64_t steps = 2) {
+  std::string told;
+  for (const std::string& each : more)
+    told += each + " ";
+  CAPTURE(told);
+  const outcome done = run(more, steps);
+  REQUIRE_MESSAGE(done.status == exit_status::success, done.notes);
+  return nlohmann::json::parse(done.out);
+}
+
+/// Each term that was predicted is what was measured, to the byte, or the bound that it is said to be.
+void check_predicted(const nlohmann::json& measured) {
+  const nlohmann::json& predicted = measured["predicted"];
+  const auto is_bound = [&](const char* term) {
+    const auto& bounds = predicted["bounds"];
+    return std::find(bounds.begin(), bounds.end(), term) != bounds.end();
+  };
+  for (const char* const term :
+       {"kept_state_bytes", "peak_state_bytes", "peak_record_bytes", "peak_bytes", "bytes_sent"}) {
+    CAPTURE(term);
+    if (is_bound(term)) {
+      CHECK(measured[term] <= predicted[term]);
+    } else {
+      CHECK(measured[term] == predicted[term]);
+    }
+  }
+  const std::size_t tiers = measured["tier_peak_bytes"].size();
+  REQUIRE(predicted["tier_peak_bytes"].size() == tiers);
+  for (std::size_t i = 0; i < tiers; ++i) {
+    CAPTURE(i);
+    if (i + 1 == tiers) {
+      CHECK(measured["tier_peak_bytes"][i] == predicted["tier_peak_bytes"][i]);
+    } else {
+      CHECK(measured["tier_peak_bytes"][i] <= predicted["tier_peak_bytes"][i]);
+    }
+  }
+}
+
+/// The losses and the digest of `count` ranks that keep everything in plain memory.
+const nlohmann::json& plain(std::size_t count) {
+  static std::map<std::size_t, nlohmann::json> known;
+  const auto found = known.find(count);
+  if (found != known.end()) return found->second;
+  return known[count] = json_of(features()[ranks].values[count]);
+}
+
+void check(const combination& of) {
+  const temporary_folder folder;
+  const nlohmann::json json = json_of(arguments_of(of, folder.file("checkpoints")));
+  CHECK(json["digest"] == plain(of[ranks])["digest"]);
+  CHECK(json["losses"] == plain(of[ranks])["losses"]);
+  for (const nlohmann::json& each : json["ranks"])
+    check_predicted(each);
+}
+
+}  // namespace
+
+TEST_CASE("every pair of settings trains to one digest, and takes the bytes that were predicted") {
+  // Each pair of values is in some combination: the next is the one with the most pairs that were in none.
+  std::vector<std::pair<std::pair<std::size_t, std::size_t>, std::pair<std::size_t, std::size_t>>> missing;
+  for (std::size_t a = 0; a < features().size(); ++a) {
+    for (std::size_t b = a + 1; b < features().size(); ++b) {
+      for (std::size_t va = 0; va < features()[a].values.size(); ++va) {
+        for (std::size_t vb = 0; vb < features()[b].values.size(); ++vb) {
+          const bool is_refused = a == parallel && b == gather_ahead && vb != 0 && va != 3;
+          if (!is_refused) missing.push_back({{a, va}, {b, vb}});
+        }
+      }
+    }
+  }
+  const auto covers = [](const combination& of, const auto& pair) {
+    return of[pair.first.first] == pair.first.second && of[pair.second.first] == pair.second.second;
+  };
+  random_numbers random(1);
+  std::size_t runs = 0;
+  while (!missing.empty()) {
+    combination best;
+    std::size_t most = 0;
+    for (int tries = 0; tries < 60; ++tries) {
+      combination of;
+      for (const feature& each : features())
+        of.push_back(random.below(static_cast<std::uint32_t>(each.values.size())));
+      const auto& [first, second] = missing.front();
+      of[first.first] = first.second;
+      of[second.first] = second.second;
+      if (!is_allowed(of)) continue;
+      const auto count = static_cast<std::size_t>(
+          std::count_if(missing.begin(), missing.end(), [&](const auto& pair) { return covers(of, pair); }));
+      if (count > most) {
+        most = count;
+        best = of;
+      }
+    }
+    REQUIRE(most != 0);
+    check(best);
+    std::erase_if(missing, [&](const auto& pair) { return covers(best, pair); });
+    ++runs;
+  }
+  MESSAGE(runs << " combinations");
+}
+
+TEST_CASE("settings drawn at random train to one digest, and take the bytes that were predicted") {
+  for (const auto seed : seeds(6)) {
+    CAPTURE(seed);
+    random_numbers random(seed + 100);
+    combination of;
+    do {
+      of.clear();
+      for (const feature& each : features())
+        of.push_back(random.below(static_cast<std::uint32_t>(each.values.size())));
+    } while (!is_allowed(of));
+    check(of);
+  }
+}
+
+TEST_CASE("of ranges that take whole pages, too, the bytes are those predicted") {
+  const arguments large{"--width", "128", "--layers", "3", "--batch", "2"};
+  for (const arguments& more : std::vector<arguments>{{},
+                                                      {"--recompute", "full"},
+                                                      {"--ranks", "2", "--parallel", "zero1"},
+                                                      {"--ranks", "2", "--parallel", "zero3"}}) {
+    arguments all = large;
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, 1);
+    for (const nlohmann::json& each : json.value("ranks", nlohmann::json::array()))
+      check_predicted(each);
+    if (!json.contains("ranks")) CHECK(json["peak_resident_bytes"] == json["predicted"]["peak_bytes"]);
+  }
+}
+
+TEST_CASE("without ranks, too, the peak is what was predicted") {
+  const nlohmann::json reference = json_of({});
+  for (const arguments& memory : features()[1].values) {
+    for (const arguments& again : features()[2].values) {
+      arguments all = memory;
+      all.insert(all.end(), again.begin(), again.end());
+      const nlohmann::json json = json_of(all);
+      CHECK(json["digest"] == reference["digest"]);
+      CHECK(json["losses"] == reference["losses"]);
+      const nlohmann::json& predicted = json["predicted"];
+      if (memory.empty()) {
+        CHECK(json["peak_resident_bytes"] == predicted["peak_bytes"]);
+        CHECK(predicted["bounds"].empty());
+      } else {
+        CHECK(json["peak_resident_bytes"] <= predicted["peak_bytes"]);
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "a checkpoint of any settings is gone on with in any others, to bits that depend on the ranks alone") {
+  constexpr std::uint64_t first = 2;
+  constexpr std::uint64_t all = 4;
+  const std::vector<arguments> settings{
+      {"--ranks", "2"},
+      {"--ranks", "2", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute",
+       "full"},
+      {"--ranks", "2", "--parallel", "zero1", "--memory", "tiered", "--budget-mib", "1", "--schedule",
+       "on_demand"},
+      {"--ranks", "3", "--parallel", "zero3", "--gather-ahead", "1"},
+      {"--ranks", "3", "--parallel", "zero2", "--memory", "tiered", "--budget-mib", "1", "--schedule",
+       "on_demand"},
+      {},
+      {"--memory", "tiered", "--budget-mib", "1", "--recompute", "selective", "--schedule", "on_demand"},
+      {"--ranks", "1", "--parallel", "zero2"}};
+  const auto ranks_of = [](const arguments& of) {
+    return of.empty() || of[0] != "--ranks" ? std::string("1") : of[1];
+  };
+  std::map<std::pair<std::string, std::string>, nlohmann::json> seen;  // by the ranks before and after
+  for (const arguments& before : settings) {
+    const temporary_folder folder;
+    const auto with = [&](arguments of, const std::string& name) {
+      of.insert(of.end(), {"--checkpoint-dir", folder.file(name), "--checkpoint-every", "1", "--resume"});
+      return of;
+    };
+    static_cast<void>(json_of(with(before, "saved"), first));
+    for (const arguments& after : settings) {
+      std::filesystem::remove_all(folder.file("copy"));
+      std::filesystem::copy(folder.file("saved"), folder.file("copy"),
+                            std::filesystem::copy_options::recursive);
+      const nlohmann::json json = json_of(with(after, "copy"), all);
+      CHECK(json["losses"].size() == all + 1);
+      for (const nlohmann::json& each : json.value("ranks", nlohmann::json::array()))
+        check_predicted(each);
+      const auto key = std::pair(ranks_of(before), ranks_of(after));
+      const auto [found, is_new] = seen.try_emplace(key, json);
+      CHECK(json["digest"] == found->second["digest"]);
+      CHECK(json["losses"] == found->second["losses"]);
+      if (!is_new || key.first != key.second) continue;
+      arguments whole;  // the same number of ranks: that is the run that was never stopped
+      if (key.first != "1") whole = {"--ranks", key.first};
+      const nlohmann::json uninterrupted = json_of(whole, all);
+      CHECK(json["digest"] == uninterrupted["digest"]);
+      CHECK(json["losses"] == uninterrupted["losses"]);
+    }
+  }
+}

@@ -1,0 +1,141 @@
+#include <llmmem/training/training_plan.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+training_shape four_layers() {
+  training_shape shape;
+  shape.layers = {{.parameters = 100, .forward_ns = 10, .backward_ns = 20, .update_ns = 5},
+                  {.parameters = 60,
+                   .record = {.bytes = 4000, .kept = {{0, 400}}},
+                   .forward_ns = 100,
+                   .backward_ns = 200,
+                   .update_ns = 5,
+                   .rebuild_ns = 90},
+                  {.parameters = 60,
+                   .record = {.bytes = 4000, .kept = {}},
+                   .forward_ns = 100,
+                   .backward_ns = 200,
+                   .update_ns = 5},
+                  {.parameters = 80,
+                   .record = {.bytes = 1000, .kept = {}},
+                   .forward_ns = 50,
+                   .backward_ns = 100,
+                   .update_ns = 5}};
+  shape.workspace_bytes = 777;
+  return shape;
+}
+
+}  // namespace
+
+TEST_SUITE("training_plan") {
+  TEST_CASE("what is kept is ZeRO's Table 1, and a step sends 2P or 3P of it") {
+    const training_shape shape = four_layers();
+    constexpr std::uint64_t p = 300;
+    for (const std::uint32_t ranks : {1U, 2U, 3U, 4U}) {
+      for (const zero_stage stage :
+           {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
+        CAPTURE(ranks);
+        CAPTURE(static_cast<int>(stage));
+        training_bytes kept;
+        std::uint64_t sent = 0;
+        std::uint64_t saved = 0;
+        for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+          const auto of = predict({.ranks = ranks, .zero = stage}, shape, rank_id{rank});
+          CHECK(of.kept == training_state(p, stage, ranks, {.weights = 4, .gradients = 4, .optimizer = 8}));
+          CHECK(of.records_bytes == 400 + 4000 + 1000);
+          CHECK(of.fast.bytes == of.kept.total() + of.gathered.bytes + of.records_bytes + of.workspace_bytes);
+          CHECK_FALSE(of.fast.is_bound);
+          sent += of.sent_per_step;
+          saved += of.saved_bytes;
+        }
+        const std::uint64_t all = 4 * p;
+        CHECK(sent == (ranks - 1) * (stage == zero_stage::weights ? 3 * all - 4 * 100 : 2 * all));
+        CHECK(saved == 3 * all);  // each element once
+      }
+    }
+  }
+
+  TEST_CASE(
+      "tiers are bounds, but for the last, and a first one that is too small is refused with both numbers") {
+    const training_shape shape = four_layers();
+    training_plan plan{
+        .ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 16, 1 << 18}, .granularity = 512};
+    const auto of = predict(plan, shape, rank_id{0});
+    REQUIRE(of.tiers.size() == 3);
+    CHECK(of.tiers[0].holds(1));
+    CHECK(of.tiers[0].holds(1 << 16));
+    CHECK_FALSE(of.tiers[0].holds((1 << 16) + 1));
+    std::uint64_t chunks = 0;
+    const schedule_trace trace = step_trace(plan, shape, rank_id{0});
+    for (const std::uint64_t each : trace.sizes())
+      chunks += each;
+    CHECK(of.tiers[2].holds(chunks));
+    CHECK_FALSE(of.tiers[2].holds(chunks - 1));
+    CHECK(of.largest_lease_bytes == trace.most_leased_bytes());
+    plan.tiers = {of.largest_lease_bytes};
+    CHECK(predict(plan, shape, rank_id{0}).tiers.size() == 2);
+    plan.tiers = {of.largest_lease_bytes - 1};
+    CHECK_THROWS_WITH_AS(static_cast<void>(predict(plan, shape, rank_id{0})),
+                         ("training_plan: a first tier of " + std::to_string(of.largest_lease_bytes - 1) +
+                          " bytes; a step leases " + std::to_string(of.largest_lease_bytes) + " at once")
+                             .c_str(),
+                         argument_error);
+  }
+
+  TEST_CASE("a slow link stalls the step, a fast one does not, and the network counts beside the tiers") {
+    const training_shape shape = four_layers();
+    training_plan plan{.ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 13}, .granularity = 512};
+    const auto without = predict(plan, shape, rank_id{0});
+    CHECK(without.stall_ns == 0);
+    CHECK(without.step_ns == 10 + 20 + 5 + 100 + 200 + 5 + 90 + 100 + 200 + 5 + 50 + 100 + 5);
+    const std::vector<link_model> slow{{.bytes_per_second = 1'000'000}};
+    const std::vector<link_model> fast{{.bytes_per_second = 1'000'000'000'000'000}};
+    const auto stalled = predict(plan, shape, rank_id{0}, slow);
+    CHECK(stalled.stall_ns > 0);
+    CHECK(stalled.fewest_moved.size() == 1);
+    CHECK(stalled.step_ns == without.step_ns + stalled.stall_ns);
+    CHECK(predict(plan, shape, rank_id{0}, fast).stall_ns == 0);
+    const auto networked = predict(plan, shape, rank_id{0}, fast, {.bytes_per_second = 1'000'000});
+    CHECK(networked.stall_ns == networked.sent_per_step * 1000 - without.step_ns);
+  }
+
+  TEST_CASE("what cannot be is refused, and says why") {
+    const training_shape shape = four_layers();
+    const auto refused = [&](const training_plan& plan, const training_shape& of, const char* why) {
+      CHECK_THROWS_WITH_AS(check_plan(plan, of), why, argument_error);
+      CHECK_THROWS_WITH_AS(static_cast<void>(predict(plan, of, rank_id{0})), why, argument_error);
+      CHECK_THROWS_WITH_AS(static_cast<void>(step_trace(plan, of, rank_id{0})), why, argument_error);
+    };
+    refused({.ranks = 0}, shape, "training_plan: 0 ranks; 1 means no split");
+    refused(
+        {.ranks = 2, .zero = zero_stage::gradients, .gather_ahead = 1}, shape,
+        "training_plan: gather_ahead 1 with weights that every rank holds whole; take zero_stage::weights, "
+        "or 0");
+    refused({.granularity = 0}, shape, "training_plan: a granularity of 0 bytes; 1 is the least");
+    refused({}, {}, "training_plan: a shape of 0 layers; there are an embedding and one more at least");
+    training_shape of_nothing = shape;
+    of_nothing.value_bytes = 0;
+    refused({}, of_nothing, "training_plan: values of 0 bytes");
+    CHECK_THROWS_WITH_AS(static_cast<void>(predict({.ranks = 2}, shape, rank_id{2})),
+                         "training_plan: rank 2 of 2", argument_error);
+    const std::vector<link_model> links(2, {.bytes_per_second = 1});
+    CHECK_THROWS_WITH_AS(static_cast<void>(predict({.tiers = {1 << 16}}, shape, rank_id{0}, links)),
+                         "training_plan: 2 links for 1 budgets; each has one below it", argument_error);
+  }
+
+  TEST_CASE("a host space takes whole pages from a mebibyte on") {
+    constexpr memory_rounding usual;
+    CHECK(usual.taken((1 << 20) - 1) == (1 << 20) - 1);
+    CHECK(usual.taken((1 << 20) + 1) == (1 << 20) + 4096);
+    CHECK(usual.taken(1 << 20) == 1 << 20);
+    CHECK_THROWS_AS(static_cast<void>(usual.taken(max_bytes)), length_error);
+  }
+}
