@@ -22,7 +22,7 @@ using namespace llmmem;
 namespace {
 
 const std::string refused_1000 =
-    ": sequence 0 would hold 1000 tokens, the most is 64; raise max_sequence_tokens, or blocks";
+    ": sequence 0 would hold 1000 tokens, more than the 64 allowed; raise max_sequence_tokens, or blocks";
 
 failure extend_too_far(std::string name) {
   paged_allocator<> cache({.blocks = 4, .name = std::move(name)});

@@ -39,16 +39,18 @@ constexpr failure refused(error_code code) {
 }
 
 constexpr std::array refusals{
-    refusal{errc::out_of_blocks, raises::out_of_memory,
-            "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks"},
+    refusal{
+        errc::out_of_blocks, raises::out_of_memory,
+        "kv: 30 blocks needed, 12 free or evictable; release sequences, or build the cache with more blocks"},
     refusal{errc::out_of_sequences, raises::out_of_memory,
-            "kv: all 12 sequences are alive; release one, or raise max_sequences"},
+            "kv: all 12 sequences are in use; release one, or raise max_sequences"},
     refusal{errc::out_of_bytes, raises::out_of_memory,
             "kv: 30 bytes needed, 12 left of its budget; give ranges back, or raise it"},
     refusal{errc::sequence_full, raises::out_of_memory,
-            "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
+            "kv: sequence 7 would hold 30 tokens, more than the 12 allowed; raise max_sequence_tokens, or "
+            "blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
-            "kv: block 7 has 12 references; 30 more could pass the most there may be, 2^24 - 1"},
+            "kv: block 7 has 12 references; 30 more could exceed the limit of 2^24 - 1; release some first"},
     refusal{errc::null_handle, raises::handle_error,
             "kv: null handle; it was never given a value, or was moved from"},
     refusal{errc::foreign_handle, raises::handle_error,
@@ -61,50 +63,48 @@ constexpr std::array refusals{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
     refusal{errc::past_the_end, raises::argument_error,
-            "kv: 30 tokens named, sequence 7 holds 12; name fewer, or append them first"},
+            "kv: 30 tokens named, but sequence 7 holds 12; name fewer, or append them first"},
     refusal{errc::deferred_full, raises::out_of_memory,
-            "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
-            "max_deferred, or max_sequences (4 releases each)"},
+            "kv: 30 deferred frees to queue, but space for only 12; call collect() once fences have passed, "
+            "or raise max_deferred, or max_sequences (4 releases each)"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: lengths that must agree are 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: 30 asked for, the most is 12"},
-    refusal{
-        errc::bad_block_count, raises::length_error,
-        "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
+    refusal{errc::bad_block_count, raises::length_error,
+            "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger most_blocks to "
+            "grow further"},
     refusal{errc::out_of_requests, raises::out_of_memory,
-            "kv: all 12 requests are known; finish one, or raise max_requests"},
+            "kv: all 12 requests are in use; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,
-            "kv: the last step, of 12 requests, is not completed; call completed() first"},
+            "kv: the last step, with 12 requests, is not completed; call completed() first"},
     refusal{errc::reentered, raises::argument_error,
             "kv: called from within one of its own calls; remember what to do, and do it when that returns"},
-    refusal{
-        errc::stale_plan, raises::argument_error,
-        "kv: move 12 of the plan, of block 7 to 30, is not possible: the one must be in use, the other free; "
-        "plan anew"},
+    refusal{errc::stale_plan, raises::argument_error,
+            "kv: move 12 of the plan, block 7 to 30, is not possible: the source must be in use and the "
+            "destination free; make a new plan"},
     refusal{errc::ring_busy, raises::out_of_memory,
-            "kv: slot 7 of 12 is still in use; release it behind the fence of its last kernel, or build more "
+            "kv: slot 7 of 12 is still in use; release it after the fence of its last kernel, or build more "
             "slots"},
     refusal{
         errc::layout_mismatch, raises::argument_error,
         "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
         "model; nothing was taken"},
     refusal{errc::not_a_kv_stream, raises::argument_error,
-            "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
-            "rest of a "
-            "stream is still to come"},
+            "kv: not a stream of keys and values of version 12 (the version read is 30); the rest of the "
+            "stream is still unread: close the source, or skip to the end of the frame"},
     refusal{errc::damaged_stream, raises::argument_error,
-            "kv: the stream is damaged at block 7 (0: or before): its digest is wrong; send it again"},
+            "kv: the stream is damaged at block 7 (0: block 0 or the header): its digest is wrong; send it "
+            "again"},
     refusal{errc::missing_prefix, raises::argument_error,
-            "kv: the stream leaves out 30 blocks, of which 12 are cached here; ask for the whole"},
+            "kv: the stream omits 30 blocks, of which 12 are cached here; request the whole stream"},
     refusal{errc::stopped, raises::argument_error, "kv: the other side of the stream stopped"},
-    refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
+    refusal{errc::bad_priority, raises::argument_error, "kv: priority 30 is out of range; use 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
-            "kv: tokens 30 to 12 are none; the end lies behind the first"},
-    refusal{
-        errc::listed_twice, raises::argument_error,
-        "kv: sequence 7 stands a second time at place 30 of a batch of 12; put its tokens into one entry"},
-    refusal{
-        errc::not_fresh, raises::argument_error,
-        "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
+            "kv: the range of tokens 30 to 12 is empty; its end must be larger than its first"},
+    refusal{errc::listed_twice, raises::argument_error,
+            "kv: sequence 7 is listed again at place 30 of a batch of 12; put its tokens into one entry"},
+    refusal{errc::not_fresh, raises::argument_error,
+            "kv: match needs a sequence without tokens, but sequence 7 holds 12; call match first, then "
+            "append the rest"},
     refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; ask for at least 1"},
     refusal{errc::bad_alignment, raises::argument_error, "kv: alignment 30 is not a power of two"},
     refusal{
@@ -135,40 +135,39 @@ constexpr std::array refusals{
             "kv: the system refused to change the mapping of 30 bytes (error 7) with 12 mappings held; hold "
             "fewer, map larger pieces, or raise vm.max_map_count"},
     refusal{errc::out_of_group_blocks, raises::out_of_memory,
-            "kv: group 7 needs 30 blocks, 12 can be had for it; release sequences, or build it with a larger "
-            "budget"},
+            "kv: group 7 needs 30 blocks, but 12 are available to it; release sequences, or build it with a "
+            "larger budget"},
     refusal{errc::already_cached, raises::argument_error,
-            "kv: block 7 is cached for other contents; commit each block once, and what it held then"},
-    refusal{
-        errc::not_kept, raises::argument_error,
-        "kv: group 7 no longer has what comes next after 30 tokens; cut to 12, or to the length below that "
-        "nearest_cuts() names, and compute the rest again"},
+            "kv: block 7 is already cached with other contents; commit each block once, with the contents it "
+            "held then"},
+    refusal{errc::not_kept, raises::argument_error,
+            "kv: group 7 no longer has the contents needed to continue after 30 tokens; cut to 12, or to the "
+            "shorter length that nearest_cuts() returns, and compute the rest again"},
     refusal{errc::no_such_block, raises::argument_error,
-            "kv: block 30 asked for, there are 12 from 0 on; give the memory as many as the cache's "
-            "most_physical_blocks()"},
+            "kv: block 30 asked for, but the memory has 12, numbered from 0; build the memory with the "
+            "cache's most_physical_blocks()"},
     refusal{errc::past_the_table, raises::argument_error,
-            "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
+            "kv: 30 blocks named, but sequence 7 holds 12; name at most that many"},
     refusal{errc::block_tokens_differ, raises::argument_error,
-            "kv: blocks of 30 tokens there, of 12 here; build both with the same block_tokens"},
+            "kv: blocks hold 30 tokens there and 12 here; build both with the same block_tokens"},
     refusal{errc::not_a_prefix, raises::argument_error,
-            "kv: sequence 7 holds 30 tokens, but only the first 12 as their prefix has them: contents behind "
-            "were invalidated, or tokens removed; truncate it to those and compute the rest again"},
-    refusal{errc::not_whole_blocks, raises::argument_error,
-            "kv: a range of sequence 7 begins or ends at token 30; name a multiple of 12, or the sequence's "
-            "end"},
+            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents behind them "
+            "were invalidated, or tokens were removed; truncate it to 12 tokens and compute the rest again"},
+    refusal{
+        errc::not_whole_blocks, raises::argument_error,
+        "kv: a range of sequence 7 begins or ends at token 30; use a multiple of 12, or the sequence's end"},
     refusal{errc::old_epoch, raises::argument_error,
-            "kv: epoch 30 asked for, the present one is 12; name a later one"},
-    refusal{
-        errc::cannot_remove, raises::argument_error,
-        "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, its chunks "
-        "would begin elsewhere, or its window would reach what was given up or lose its sinks; compute the "
-        "sequence again without them"},
+            "kv: epoch 30 asked for, but the current epoch is 12; name a later one"},
+    refusal{errc::cannot_remove, raises::argument_error,
+            "kv: tokens 30 to 12 cannot be removed from group 7: its states include them, its chunks would "
+            "begin elsewhere, or its window would reach dropped tokens or lose its sinks; compute the "
+            "sequence again without them"},
     refusal{errc::epoch_differs, raises::argument_error,
-            "kv: the stream is of epoch 30, the cache of 12; compute it again with these weights"},
-    refusal{
-        errc::no_slots, raises::argument_error,
-        "kv: tokens of group 7 have 30 bytes (0: its blocks are no rows of tokens), and pages of 12 are no "
-        "multiple; slots cannot count them: take page_bytes that is, or write_table()"},
+            "kv: the stream belongs to epoch 30, the cache to 12; compute it again with the present weights"},
+    refusal{errc::no_slots, raises::argument_error,
+            "kv: tokens of group 7 take 30 bytes (0: its blocks are not rows of tokens), and the page size "
+            "of 12 bytes is not a multiple, so slots cannot count them; choose a page_bytes that is one, or "
+            "use write_table()"},
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
@@ -439,7 +438,7 @@ TEST_CASE("a result with a value gives it, and no failure") {
 TEST_CASE("a result without a value keeps its failure and throws it from value()") {
   result<int> none = refused(errc::out_of_blocks);
   const char* const text =
-      "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks";
+      "kv: 30 blocks needed, 12 free or evictable; release sequences, or build the cache with more blocks";
   CHECK_FALSE(none);
   CHECK_FALSE(none.has_value());
   CHECK(none.code() == errc::out_of_blocks);

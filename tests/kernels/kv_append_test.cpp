@@ -299,12 +299,12 @@ TEST_SUITE("kv_append") {
     const slot_front front(slots, 16, 3);
     CHECK(append(front, 2, dtype::fp8_e5m2).message() == "append_kv: layer: 2 asked for, the most is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: block 3 asked for, there are 3 from 0 on; give the memory as many as the cache's "
-          "most_physical_blocks()");
+          "append_kv: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
+          "cache's most_physical_blocks()");
     CHECK(append(slot_front(slots, 8, 3), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: blocks of 8 tokens there, of 16 here; build both with the same block_tokens");
+          "append_kv: blocks hold 8 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: blocks of 0 tokens there, of 16 here; build both with the same block_tokens");
+          "append_kv: blocks hold 0 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(front, 0, dtype::bf16).message() ==
           "append_kv: no kernel makes fp8_e5m2 of bf16; convert before, or keep what comes as it is");
     const std::int64_t* const none = nullptr;

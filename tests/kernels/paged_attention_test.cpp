@@ -386,7 +386,7 @@ TEST_SUITE("paged_attention") {
           "tables.block_table" + needed);
     CHECK(told_of_tables(padded_table_view{&block, nullptr, 1, 1, 4}, nullptr) == "tables.seq_lens" + needed);
     CHECK(told_of_tables(padded_table_view{&block, &one, 1, 1, 0}, nullptr) ==
-          "paged_attention: blocks of 0 tokens there, of 4 here; build both with the same block_tokens");
+          "paged_attention: blocks hold 0 tokens there and 4 here; build both with the same block_tokens");
     call blockless = well;
     blockless.cache.layout.block_tokens = 0;
     CHECK(paged_attention(host_executor{}, padded_table_view{&block, &one, 1, 1, 0}, blockless.rows,

@@ -20,8 +20,8 @@ TEST_CASE("blocks lie one behind the other and do not overlap") {
     CHECK(storage[block_id{i}].bytes == 96);
   }
   CHECK(storage.at(block_id{5}).error().message() ==
-        "block_storage: block 5 asked for, there are 5 from 0 on; give the memory as many as the cache's "
-        "most_physical_blocks()");
+        "block_storage: block 5 asked for, but the memory has 5, numbered from 0; build the memory with the "
+        "cache's most_physical_blocks()");
 }
 
 TEST_CASE("a fork's first write goes into a copy of the block it shared") {

@@ -108,7 +108,7 @@ TEST_CASE("a slot mapping past the sequence's end is refused") {
   const sequence_id sequence = all.add(5);
   std::array<std::int64_t, 3> slots{};
   CHECK(write_slot_mapping(all.cache, sequence, 3, slots).error().message() ==
-        "write_slot_mapping: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
+        "write_slot_mapping: 6 tokens named, but sequence 0 holds 5; name fewer, or append them first");
   CHECK(write_slot_mapping(all.cache, sequence, 6, std::span(slots).first(0)).code() == errc::past_the_end);
   CHECK(write_slot_mapping(all.cache, sequence, 2, slots));
 }

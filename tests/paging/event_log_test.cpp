@@ -200,10 +200,9 @@ TEST_CASE("shares and moves are logged only if asked for") {
 }
 
 TEST_CASE("a log of no events, or of too many, is refused with both numbers") {
-  CHECK_THROWS_WITH_AS(event_log({.events = 0}), "event_log: 0 events; allowed are 1 to 4294967296",
-                       length_error);
+  CHECK_THROWS_WITH_AS(event_log({.events = 0}), "event_log: 0 events; use 1 to 4294967296", length_error);
   CHECK_THROWS_WITH_AS(event_log({.events = 4'294'967'297, .name = "feed"}),
-                       "feed: 4294967297 events; allowed are 1 to 4294967296", length_error);
+                       "feed: 4294967297 events; use 1 to 4294967296", length_error);
 }
 
 TEST_CASE("logging and reading allocate nothing") {

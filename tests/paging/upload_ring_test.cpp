@@ -79,7 +79,7 @@ TEST_CASE("a ring whose slots are all in flight says so, or waits") {
   const auto one = ring.acquire().value();
   const auto two = ring.acquire().value();
   CHECK(ring.acquire().error().message() ==
-        "tables: slot 0 of 2 is still in use; release it behind the fence of its last kernel, or build more "
+        "tables: slot 0 of 2 is still in use; release it after the fence of its last kernel, or build more "
         "slots");
   CHECK(ring.acquire_wait().code() == errc::ring_busy);
   const host_fence after = stream.issue();
