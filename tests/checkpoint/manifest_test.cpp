@@ -206,7 +206,7 @@ TEST_SUITE("checkpoint manifest") {
     for (int i = 0; i < 8; ++i)
       deep = ordered_json::array({deep});
     json["later"] = deep;
-    CHECK(refusal(sealed(json)).ends_with(": nested too deep"));
+    CHECK(refusal(sealed(json)).ends_with(": the JSON is nested too deep"));
   }
 
   // The checksum is no signature: all that follows has the right one.
@@ -444,7 +444,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"a\xC0\xAF\""))).ends_with(": not UTF-8"));
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"\\ud800\""))).ends_with(": half of a surrogate pair"));
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"a\nb\"")))
-              .ends_with(": a control character in a string"));
+              .ends_with(": a string contains a control character"));
   }
 
   TEST_CASE("tensors and their pieces are of what is there") {

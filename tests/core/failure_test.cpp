@@ -72,8 +72,8 @@ TEST_CASE("a function that owns its buffer hands its failure up") {
   const auto done = load_too_much();
   REQUIRE_FALSE(done);
   CHECK(done.error().message() ==
-        "weights: tier 0: 16384 bytes needed in one piece, it never has more than 4096; raise its budget, or "
-        "ask for less at once");
+        "weights: tier 0: 16384 bytes needed in one piece, but it never has more than 4096; raise its "
+        "budget, or request smaller pieces");
 }
 
 TEST_CASE("an exception from value() keeps its text when the object is gone") {

@@ -45,20 +45,19 @@ constexpr std::array refusals{
     refusal{errc::out_of_sequences, raises::out_of_memory,
             "kv: all 12 sequences are in use; release one, or raise max_sequences"},
     refusal{errc::out_of_bytes, raises::out_of_memory,
-            "kv: 30 bytes needed, 12 left of its budget; give ranges back, or raise it"},
+            "kv: 30 bytes needed, but 12 left in its budget; release ranges, or raise the budget"},
     refusal{errc::sequence_full, raises::out_of_memory,
             "kv: sequence 7 would hold 30 tokens, more than the 12 allowed; raise max_sequence_tokens, or "
             "blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
             "kv: block 7 has 12 references; 30 more could exceed the limit of 2^24 - 1; release some first"},
     refusal{errc::null_handle, raises::handle_error,
-            "kv: null handle; it was never given a value, or was moved from"},
+            "kv: null handle; it was never assigned, or was moved from"},
     refusal{errc::foreign_handle, raises::handle_error,
-            "kv: the handle (slot 7) was given out by another object; ask the one that made it"},
-    refusal{
-        errc::stale_handle, raises::handle_error,
-        "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
-        "handle"},
+            "kv: the handle (slot 7) belongs to another object; use it with the object that made it"},
+    refusal{errc::stale_handle, raises::handle_error,
+            "kv: stale handle to slot 7 (generation 30, now 12): it was already released; keep one owner for "
+            "each handle"},
     refusal{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
@@ -67,8 +66,8 @@ constexpr std::array refusals{
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, but space for only 12; call collect() once fences have passed, "
             "or raise max_deferred, or max_sequences (4 releases each)"},
-    refusal{errc::size_mismatch, raises::argument_error, "kv: lengths that must agree are 30 and 12"},
-    refusal{errc::out_of_range, raises::argument_error, "kv: 30 asked for, the most is 12"},
+    refusal{errc::size_mismatch, raises::argument_error, "kv: two lengths must be equal, but are 30 and 12"},
+    refusal{errc::out_of_range, raises::argument_error, "kv: 30 requested, but the highest allowed is 12"},
     refusal{errc::bad_block_count, raises::length_error,
             "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger most_blocks to "
             "grow further"},
@@ -77,17 +76,16 @@ constexpr std::array refusals{
     refusal{errc::step_pending, raises::argument_error,
             "kv: the last step, with 12 requests, is not completed; call completed() first"},
     refusal{errc::reentered, raises::argument_error,
-            "kv: called from within one of its own calls; remember what to do, and do it when that returns"},
+            "kv: called from within one of its own calls; defer the work until that call returns"},
     refusal{errc::stale_plan, raises::argument_error,
             "kv: move 12 of the plan, block 7 to 30, is not possible: the source must be in use and the "
             "destination free; make a new plan"},
     refusal{errc::ring_busy, raises::out_of_memory,
             "kv: slot 7 of 12 is still in use; release it after the fence of its last kernel, or build more "
             "slots"},
-    refusal{
-        errc::layout_mismatch, raises::argument_error,
-        "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
-        "model; nothing was taken"},
+    refusal{errc::layout_mismatch, raises::argument_error,
+            "kv: the contents' fingerprints differ, 30 there, 12 here: different shape, element type, block "
+            "size or model; nothing was copied"},
     refusal{errc::not_a_kv_stream, raises::argument_error,
             "kv: not a stream of keys and values of version 12 (the version read is 30); the rest of the "
             "stream is still unread: close the source, or skip to the end of the frame"},
@@ -96,7 +94,8 @@ constexpr std::array refusals{
             "again"},
     refusal{errc::missing_prefix, raises::argument_error,
             "kv: the stream omits 30 blocks, of which 12 are cached here; request the whole stream"},
-    refusal{errc::stopped, raises::argument_error, "kv: the other side of the stream stopped"},
+    refusal{errc::stopped, raises::argument_error,
+            "kv: the other side of the stream stopped; start the transfer again"},
     refusal{errc::bad_priority, raises::argument_error, "kv: priority 30 is out of range; use 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
             "kv: the range of tokens 30 to 12 is empty; its end must be larger than its first"},
@@ -119,9 +118,9 @@ constexpr std::array refusals{
     refusal{errc::overlapping_ranges, raises::argument_error,
             "kv: source and destination of 30 bytes share 12; copy in parts"},
     refusal{errc::bad_granularity, raises::length_error,
-            "kv: 30 bytes is no multiple of the granularity, 12 bytes"},
+            "kv: 30 bytes is not a multiple of the granularity, 12 bytes"},
     refusal{errc::table_full, raises::out_of_memory,
-            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise the max_ option for it"},
+            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise its max_ option"},
     refusal{errc::already_mapped, raises::argument_error,
             "kv: offset 30 of the range is in the way of the mapping at offset 12; unmap that first"},
     refusal{errc::not_mapped, raises::argument_error,
@@ -168,9 +167,9 @@ constexpr std::array refusals{
             "kv: tokens of group 7 take 30 bytes (0: its blocks are not rows of tokens), and the page size "
             "of 12 bytes is not a multiple, so slots cannot count them; choose a page_bytes that is one, or "
             "use write_table()"},
-    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
+    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, but 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
-            "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
+            "kv: bytes up to 30 requested, but it has 12; request fewer, or make it larger"},
     refusal{errc::read_failed, raises::io_error,
             "kv: read of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::write_failed, raises::io_error,
@@ -340,7 +339,7 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
     return failure{errc::table_full, static_cast<std::uint32_t>(which), 2, 0, "kv"}.message();
   };
   CHECK(text(full_table::some) ==
-        "kv: a table of fixed size is full: 2 entries needed, 0 free; raise the max_ option for it");
+        "kv: a table of fixed size is full: 2 entries needed, 0 free; raise its max_ option");
   CHECK(text(full_table::chunks) ==
         "kv: the table of chunks is full: 2 entries needed, 0 free; raise tiered_options::max_chunks");
   CHECK(text(full_table::pieces) ==
@@ -400,7 +399,7 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
 TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
-        "llmmem: 2 bytes needed, 1 left of its budget; give ranges back, or raise it");
+        "llmmem: 2 bytes needed, but 1 left in its budget; release ranges, or raise the budget");
   CHECK(failure{.code = errc::system_refused, .wanted = 2, .found = 9}.message() ==
         "llmmem: the memory beneath it refused 2 bytes, though its budget has 9 left; free memory elsewhere, "
         "or "
@@ -469,7 +468,7 @@ TEST_CASE("a result<void> is done, or says why not") {
   CHECK_FALSE(undone);
   CHECK_FALSE(undone.has_value());
   CHECK(undone.error() == refused(errc::null_handle));
-  CHECK_THROWS_WITH_AS(undone.value(), "kv: null handle; it was never given a value, or was moved from",
+  CHECK_THROWS_WITH_AS(undone.value(), "kv: null handle; it was never assigned, or was moved from",
                        handle_error);
 }
 

@@ -297,7 +297,8 @@ TEST_SUITE("kv_append") {
       return append_kv(host_executor{}, front, vectors, vectors, memory, layer, {.element = element}).error();
     };
     const slot_front front(slots, 16, 3);
-    CHECK(append(front, 2, dtype::fp8_e5m2).message() == "append_kv: layer: 2 asked for, the most is 1");
+    CHECK(append(front, 2, dtype::fp8_e5m2).message() ==
+          "append_kv: layer: 2 requested, but the highest allowed is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
           "append_kv: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
           "cache's most_physical_blocks()");
@@ -311,7 +312,7 @@ TEST_SUITE("kv_append") {
     CHECK(append(slot_front(std::span(none, 1), 16, 3), 0, dtype::fp8_e5m2) ==
           failure{errc::too_short, 0, 1, 0});
     CHECK(append_mla(host_executor{}, front, vectors, vectors, 4, memory, 0).error().message() ==
-          "append_mla: lengths that must agree are 4 and 8");
+          "append_mla: two lengths must be equal, but are 4 and 8");
     CHECK(std::ranges::count(cache, poison) == static_cast<std::ptrdiff_t>(cache.size()));
     // A token of 2 GiB is more than a row counts.
     kv_layout huge{.layers = 1, .heads = 1U << 20, .head_dim = 1024, .block_tokens = 16};

@@ -157,7 +157,7 @@ TEST_CASE("the null block is never handed out and never taken back") {
   CHECK(pool.release(null_block).code() == errc::null_handle);
   CHECK(pool.share(null_block).code() == errc::null_handle);
   CHECK(pool.release(block_handle{}).error().message() ==
-        "block_pool: null handle; it was never given a value, or was moved from");
+        "block_pool: null handle; it was never assigned, or was moved from");
 }
 
 TEST_CASE("a double free, a stale handle and a foreign one are told apart, and change nothing") {
@@ -166,7 +166,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are told apart, and c
   const block_handle first = pool.allocate().value();
   REQUIRE(pool.release(first));
   CHECK(pool.release(first).error().message() ==
-        "kv: stale handle to slot 1 (generation 0, now 1): it was released before; keep one owner for each "
+        "kv: stale handle to slot 1 (generation 0, now 1): it was already released; keep one owner for each "
         "handle");
   CHECK(pool.release(first.block).error().message() ==
         "kv: double free: block 1 has no references left; release each reference once, through one owner");
@@ -176,7 +176,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are told apart, and c
   CHECK(pool.release(first).code() == errc::stale_handle);
   CHECK(pool.share(first).code() == errc::stale_handle);
   CHECK(other.release(second).error().message() ==
-        "other: the handle (slot 1) was given out by another object; ask the one that made it");
+        "other: the handle (slot 1) belongs to another object; use it with the object that made it");
   CHECK(pool.release(block_id{4}).code() == errc::foreign_handle);
   CHECK(pool.check(second));
   CHECK(pool.stats().active == 1);

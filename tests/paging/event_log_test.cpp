@@ -172,7 +172,7 @@ TEST_CASE("a log in another's place goes on at its number with a cleared") {
 TEST_CASE("a number from another log is refused") {
   const event_log log({.events = 4, .name = "router feed"});
   std::array<cache_event, 4> out{};
-  CHECK(log.read(1, out).error().message() == "router feed: 1 asked for, the most is 0");
+  CHECK(log.read(1, out).error().message() == "router feed: 1 requested, but the highest allowed is 0");
 }
 
 TEST_CASE("shares and moves are logged only if asked for") {

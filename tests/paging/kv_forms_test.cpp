@@ -447,7 +447,7 @@ TEST_CASE("contents that differ are refused with the name of the field") {
   };
   const auto sentence = [](const std::string& field, const std::string& there, const std::string& here) {
     return "decode: the layouts' " + field + ": " + there + " there, " + here +
-           " here; both sides must hold the same values, nothing was taken";
+           " here; both sides must hold the same values; nothing was copied";
   };
   CHECK(text_of([](kv_layout&) {}).empty());
   CHECK(text_of([](kv_layout& l) { l.order = block_order::layer_first_joined; }).empty());

@@ -215,7 +215,7 @@ TEST_CASE("another rank's part and another form are refused with the name of the
   };
   const auto sentence = [](const std::string& field, const std::string& there, const std::string& here) {
     return "decode: the layouts' " + field + ": " + there + " there, " + here +
-           " here; both sides must hold the same values, nothing was taken";
+           " here; both sides must hold the same values; nothing was copied";
   };
   const auto of = [](auto change) {
     kv_layout out = shape;
@@ -249,7 +249,7 @@ TEST_CASE("another rank's part and another form are refused with the name of the
   CHECK(refused(other, scaled) ==
         "decode: the contents' fingerprints differ, " + std::to_string(other.content_fingerprint()) +
             " there, " + std::to_string(scaled.content_fingerprint()) +
-            " here: other shape, element type, block size or model; nothing was taken");
+            " here: different shape, element type, block size or model; nothing was copied");
 }
 
 TEST_CASE("a record that is not that of the stream's contents is damage") {
@@ -351,7 +351,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
         "cache's most_physical_blocks()");
   const auto full = [](std::span<const std::byte>) noexcept { return false; };
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), full).error().message() ==
-        "prefill: the other side of the stream stopped");
+        "prefill: the other side of the stream stopped; start the transfer again");
   REQUIRE(line.bytes.empty());
   REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 2));
 

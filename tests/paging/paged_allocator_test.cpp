@@ -656,7 +656,7 @@ TEST_CASE("keys and counts that do not agree are refused") {
   const std::array keys{key_from_id(1), key_from_id(2)};
   const std::array<access_hint, 1> hints{};
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 9}).error().message() ==
-        "kv: lengths that must agree are 2 and 3");
+        "kv: two lengths must be equal, but are 2 and 3");
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 4}).code() == errc::size_mismatch);
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 8, .hints = hints}).code() == errc::size_mismatch);
   REQUIRE(cache.extend(sequence, 5));
@@ -697,10 +697,10 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   refused_by_all({1000, 1, reborn.owner}, errc::foreign_handle);
   refused_by_all({3, 0, reborn.owner}, errc::stale_handle);  // of a slot that nobody lived in yet
   CHECK(cache.fork(stale).error().message() ==
-        "kv: stale handle to slot 0 (generation 1, now 3): it was released before; keep one owner for each "
+        "kv: stale handle to slot 0 (generation 1, now 3): it was already released; keep one owner for each "
         "handle");
   CHECK_THROWS_WITH_AS(cache.release(sequence_id{}).value(),
-                       "kv: null handle; it was never given a value, or was moved from", handle_error);
+                       "kv: null handle; it was never assigned, or was moved from", handle_error);
   CHECK(cache.stats().sequences == 1);
   CHECK(cache.audit() == sound);
 }
@@ -745,14 +745,15 @@ TEST_CASE("options that cannot be are refused, with the reason") {
   CHECK(why({.blocks = 1, .block_tokens = 65'536, .max_sequence_tokens = unlimited}) == "accepted");
   // Products that would pass 2^63 bytes.
   CHECK(why({.blocks = 1, .max_deferred = std::uint64_t{1} << 62}) ==
-        "deferred_frees: references: 4611686018427387904 x 4 passes the limit of 2^63 - 1 bytes; lower one "
+        "deferred_frees: references: 4611686018427387904 x 4 exceeds the limit of 2^63 - 1 bytes; lower one "
         "of the two");
   // Refused before anything is allocated: this one would ask for 100 GB first.
-  CHECK(why({.blocks = max_blocks,
-             .max_sequences = 0xFFFF'FFFF,
-             .max_sequence_tokens = unlimited,
-             .name = "kv"}) ==
-        "kv: block tables: 8589934588 x 4294967295 passes the limit of 2^63 - 1 bytes; lower one of the two");
+  CHECK(
+      why({.blocks = max_blocks,
+           .max_sequences = 0xFFFF'FFFF,
+           .max_sequence_tokens = unlimited,
+           .name = "kv"}) ==
+      "kv: block tables: 8589934588 x 4294967295 exceeds the limit of 2^63 - 1 bytes; lower one of the two");
 }
 
 TEST_CASE("an allocator whose metadata cannot be had says so and leaks nothing, whichever part is refused") {

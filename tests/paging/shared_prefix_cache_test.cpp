@@ -399,7 +399,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.allocate(none).error().message() ==
         "kv: 9 blocks needed, 5 free or evictable; release sequences, or build the cache with more blocks");
   CHECK(cache.commit(cache.root(), tokens, std::span(table).first(2)).error().message() ==
-        "kv: lengths that must agree are 2 and 3");
+        "kv: two lengths must be equal, but are 2 and 3");
   const std::array<block_id, 1> never{block_id{8}};
   CHECK(cache.release(never).error().message() ==
         "kv: double free: block 8 has no references left; release each reference once, through one owner");
@@ -437,7 +437,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.drop_idle() == 3);
   CHECK(cache.release(handles).error().message() ==
         "kv: stale handle to slot " + std::to_string(to_index(kept.block)) +
-            " (generation 0, now 1): it was released before; keep one owner for each handle");
+            " (generation 0, now 1): it was already released; keep one owner for each handle");
   cache.allocate(std::span(none).first(8)).value();
   CHECK(cache.commit(end, unlike, none).code() == errc::stale_handle);
   CHECK(cache.audit().empty());

@@ -96,8 +96,8 @@ TEST_CASE("each scheme says what it needs, bears and costs") {
     CHECK(to_text(redundancy_scheme::parse(text)) == text);
   }
   CHECK_THROWS_WITH_AS(static_cast<void>(redundancy_scheme::mirror(3).extra_bytes(max_bytes)),
-                       "redundancy: copies or parity pieces x bytes each: 2 x 9223372036854775807 passes the "
-                       "limit of 2^63 - 1 bytes; lower one of the two",
+                       "redundancy: copies or parity pieces x bytes each: 2 x 9223372036854775807 exceeds "
+                       "the limit of 2^63 - 1 bytes; lower one of the two",
                        length_error);
 }
 

@@ -136,12 +136,14 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   refused(0, 8, "staging: an allocation of 0 bytes; ask for at least 1");
   refused(8, 0, "staging: alignment 0 is not a power of two");
   refused(8, 24, "staging: alignment 24 is not a power of two");
-  refused(401, 8, "staging: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(401, 8,
+          "staging: 401 bytes needed, but 400 left in its budget; release ranges, or raise the budget");
   refused(max_bytes, 8,
-          "staging: 9223372036854775807 bytes needed, 400 left of its budget; give ranges back, or raise it");
-  refused(
-      ~std::uint64_t{0}, 8,
-      "staging: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
+          "staging: 9223372036854775807 bytes needed, but 400 left in its budget; release ranges, or raise "
+          "the budget");
+  refused(~std::uint64_t{0}, 8,
+          "staging: 18446744073709551615 bytes needed, but 400 left in its budget; release ranges, or raise "
+          "the budget");
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(0, 8).value()), length_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(8, 3).value()), argument_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(401, 8).value()), out_of_memory);
@@ -159,8 +161,8 @@ TEST_CASE("what the operating system refuses is a value too") {
   CHECK_THROWS_AS(static_cast<void>(range.value()), out_of_memory);
   CHECK(space.try_allocate(8, std::uint64_t{1} << 63).code() == errc::system_refused);
   CHECK(space.try_allocate(max_bytes, 1).error().message() ==  // whole pages, one byte too many
-        "greedy: 9223372036854775808 bytes needed, 9223372036854775807 left of its budget; give ranges back, "
-        "or raise it");
+        "greedy: 9223372036854775808 bytes needed, but 9223372036854775807 left in its budget; release "
+        "ranges, or raise the budget");
   CHECK(space.used() == 0);
 }
 
@@ -276,8 +278,10 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = space.try_allocate(16, 16).value();
   space.deallocate(gone);
   std::vector<std::byte> host(17);
-  CHECK(space.copy_in_async(a, host, {}).error().message() == "pool: lengths that must agree are 16 and 17");
-  CHECK(space.copy_out_async(host, a, {}).error().message() == "pool: lengths that must agree are 17 and 16");
+  CHECK(space.copy_in_async(a, host, {}).error().message() ==
+        "pool: two lengths must be equal, but are 16 and 17");
+  CHECK(space.copy_out_async(host, a, {}).error().message() ==
+        "pool: two lengths must be equal, but are 17 and 16");
   host.resize(16);
   const char* dead =
       "pool: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
@@ -298,9 +302,9 @@ TEST_CASE("a subrange past the end is refused, sums that wrap included") {
   CHECK(a.subrange(4, 12).value().data == a.data + 4);
   CHECK(a.subrange(16, 0).value().empty());
   CHECK(a.subrange(8, 9).error().message() ==
-        "memory_range: bytes up to 17 asked for, there are 16; ask for fewer, or make it larger");
+        "memory_range: bytes up to 17 requested, but it has 16; request fewer, or make it larger");
   CHECK(a.subrange(17, 0).code() == errc::past_the_bytes);
   CHECK(a.subrange(~std::uint64_t{0}, 2).error().message() ==
-        "memory_range: bytes up to 9223372036854775807 asked for, there are 16; ask for fewer, or make it "
+        "memory_range: bytes up to 9223372036854775807 requested, but it has 16; request fewer, or make it "
         "larger");
 }

@@ -240,8 +240,8 @@ TEST_CASE("a range is refused past its capacity and past the budget, and stays a
   host_virtual_memory memory({.budget = 2 * page, .name = "kv"});
   growable_range<host_virtual_memory> range(memory, 4 * page);
   CHECK(range.resize(4 * page + 1).error().message() ==
-        "growable_range: elements: " + std::to_string(4 * page + 1) + " asked for, the most is " +
-            std::to_string(4 * page));
+        "growable_range: elements: " + std::to_string(4 * page + 1) +
+            " requested, but the highest allowed is " + std::to_string(4 * page));
   range.resize(page).value();
   range[0] = std::byte{9};
   CHECK(range.resize(3 * page).code() == errc::out_of_bytes);

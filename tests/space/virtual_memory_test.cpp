@@ -235,14 +235,14 @@ TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, a
 
   CHECK(text_of(memory.try_reserve(0)) == "vm: an allocation of 0 bytes; ask for at least 1");
   CHECK(text_of(memory.try_reserve(unit + 1)) ==
-        "vm: 2097153 bytes is no multiple of the granularity, 2097152 bytes");
+        "vm: 2097153 bytes is not a multiple of the granularity, 2097152 bytes");
   CHECK(text_of(memory.try_create(2 * unit)) ==
-        "vm: 4194304 bytes needed, 2097152 left of its budget; give ranges back, or raise it");
+        "vm: 4194304 bytes needed, but 2097152 left in its budget; release ranges, or raise the budget");
   CHECK(text_of(memory.map(range, 2 * unit, std::span(&one, 1))) ==
         "vm: offset 4194304 of the range is in the way of the mapping at offset 2097152; unmap that first");
   CHECK(memory.map(range, 0, std::span(&two, 1)).code() == errc::already_mapped);
   CHECK(text_of(memory.map(range, 4 * unit, std::span(&one, 1))) ==
-        "vm: bytes up to 10485760 asked for, there are 8388608; ask for fewer, or make it larger");
+        "vm: bytes up to 10485760 requested, but it has 8388608; request fewer, or make it larger");
   CHECK(memory.map(range, ~std::uint64_t{0} - unit + 1, std::span(&one, 1)).code() == errc::past_the_bytes);
   CHECK(memory.map(range, 1, std::span(&one, 1)).code() == errc::bad_granularity);
   CHECK(memory.map(range, 0, {}).code() == errc::zero_bytes);
@@ -295,7 +295,7 @@ TEST_CASE("each table that is full says so and nothing is taken from the system"
   CHECK(memory.try_create(unit).code() == errc::table_full);
   const physical_handle twice[] = {handle, handle};
   CHECK(text_of(memory.map(range, 0, twice)) ==
-        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise the max_ option for it");
+        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise its max_ option");
   memory.map(range, 0, std::span(twice, 1)).value();
   CHECK(memory.map(range, unit, std::span(twice, 1)).code() == errc::table_full);
   CHECK(memory.mapper().calls() == 4);

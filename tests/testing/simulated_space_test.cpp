@@ -322,9 +322,10 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   refused(0, 8, "gpu0: an allocation of 0 bytes; ask for at least 1");
   refused(8, 0, "gpu0: alignment 0 is not a power of two");
   refused(8, 48, "gpu0: alignment 48 is not a power of two");
-  refused(401, 8, "gpu0: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(401, 8, "gpu0: 401 bytes needed, but 400 left in its budget; release ranges, or raise the budget");
   refused(~std::uint64_t{0}, 8,
-          "gpu0: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
+          "gpu0: 18446744073709551615 bytes needed, but 400 left in its budget; release ranges, or raise the "
+          "budget");
   refused(1, std::uint64_t{1} << 63,
           "gpu0: the memory beneath it refused 1 bytes, though its budget has 400 left; free memory "
           "elsewhere, or "
@@ -357,7 +358,8 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = gpu.try_allocate(16, 16).value();
   gpu.deallocate(gone);
   auto host = filled(17, 0);
-  CHECK(gpu.copy_in_async(a, host, {}).error().message() == "gpu0: lengths that must agree are 16 and 17");
+  CHECK(gpu.copy_in_async(a, host, {}).error().message() ==
+        "gpu0: two lengths must be equal, but are 16 and 17");
   host.resize(16);
   const char* dead =
       "gpu0: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
@@ -371,7 +373,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
         "gpu0: source and destination of 10 bytes share 6; copy in parts");
   const std::array foreign{virtual_fence{other_clock, {5}}};
   CHECK(gpu.copy_in_async(a, host, foreign).error().message() ==
-        "gpu0: the handle (slot 0) was given out by another object; ask the one that made it");
+        "gpu0: the handle (slot 0) belongs to another object; use it with the object that made it");
   CHECK(gpu.stats().in_flight == 0);
   const std::array nothing{virtual_fence{}};
   CHECK(gpu.copy_in_async(a.subrange(0, 0).value(), {}, nothing).value().ready());

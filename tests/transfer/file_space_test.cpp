@@ -149,7 +149,7 @@ TEST_CASE("what cannot be allocated is refused with the number, and nothing has 
   CHECK(space.try_allocate(1, 3).error().message() == path + ": alignment 3 is not a power of two");
   CHECK(space.try_allocate(1, 0).error().message() == path + ": alignment 0 is not a power of two");
   CHECK(space.try_allocate(64 * kib + 1, 1).error().message() ==
-        path + ": 65537 bytes needed, 65536 left of its budget; give ranges back, or raise it");
+        path + ": 65537 bytes needed, but 65536 left in its budget; release ranges, or raise the budget");
   CHECK(space.try_allocate(1, std::uint64_t{1} << 63).error() ==
         failure{errc::grow_failed, EFBIG, 1, std::uint64_t{1} << 63});
   CHECK(space.used() == 0);
