@@ -241,7 +241,7 @@ TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too
   }
   const std::uint64_t most = Codec::worst_case_bytes(size);
   CHECK(text_of(codec.encode(std::span(chunk).first(size), std::span(room).first(most - 1)).error()) ==
-        who + ": " + std::to_string(most) + " entries needed, " + std::to_string(most - 1) +
+        who + ": " + std::to_string(most) + " entries needed, but " + std::to_string(most - 1) +
             " given; make it longer");
   CHECK(codec.encode(std::span(chunk).first(size), std::span(room).first(most)));
 }

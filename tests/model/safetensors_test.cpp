@@ -210,7 +210,7 @@ TEST_CASE("JSON that is none, or not what it must be, is refused with its byte")
   CHECK(has(refusal(R"({"a":{}})", 0), "lacks dtype, shape or data_offsets"));
   CHECK(has(refusal(R"({"a":{"dtype":"F31"}})", 0), "unknown dtype \"F31\""));
   CHECK(has(refusal(R"({"a":{"dtype":"F32","dtype":"F32"}})", 0), "has dtype twice"));
-  CHECK(has(refusal(R"({"a":{"shape":[-1]}})", 0), "a whole number, not negative"));
+  CHECK(has(refusal(R"({"a":{"shape":[-1]}})", 0), "a whole number that is not negative"));
   CHECK(has(refusal(R"({"a":{"shape":[1.0]}})", 0), "a whole number is expected here"));
   CHECK(has(refusal(R"({"a":{"shape":[1e3]}})", 0), "a whole number is expected here"));
   CHECK(has(refusal(R"({"a":{"shape":[01]}})", 0), "leading zeros"));

@@ -120,9 +120,9 @@ TEST_CASE("what is no file is refused at once, by what it is") {
                        io_error);
   ::close(listening);
   const std::string behind = folder.file("data") + std::string(1, '\0') + "x";
-  CHECK_THROWS_WITH_AS(
-      io_file{behind},
-      (folder.file("data") + ": cannot be opened: the path goes on behind a zero byte").c_str(), io_error);
+  CHECK_THROWS_WITH_AS(io_file{behind},
+                       (folder.file("data") + ": cannot be opened: the path contains a zero byte").c_str(),
+                       io_error);
   CHECK_THROWS_WITH_AS(io_file("/nowhere/data"),
                        "/nowhere/data: cannot be opened: No such file or directory (errno 2)", io_error);
 }

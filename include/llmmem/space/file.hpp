@@ -315,7 +315,7 @@ inline io_file::io_file(std::string path, const file_options& options)
 /// Without waiting for whoever might write to a pipe of that name.
 inline void io_file::open_buffered(int flags, std::uint32_t permissions) {
   if (path_.find('\0') != std::string::npos) {
-    throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
+    throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path contains a zero byte");
   }
   buffered_ = detail::open_again(path_.c_str(), flags | O_NONBLOCK, permissions);
   if (buffered_ < 0) detail::cannot_open(path_, "cannot be opened", errno);

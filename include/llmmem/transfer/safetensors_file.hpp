@@ -129,13 +129,13 @@ class safetensors_file {
  private:
   void open() {
     if (path_.find('\0') != std::string::npos)
-      throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
+      throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path contains a zero byte");
     // Without waiting for whoever might write to a pipe of that name.
     file_ = detail::open_again(path_.c_str(), O_RDONLY | O_NONBLOCK, 0);
     if (file_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
     struct ::stat seen{};
     if (::fstat(file_, &seen) != 0) detail::cannot_open(path_, "cannot be examined", errno);
-    if (!S_ISREG(seen.st_mode)) throw io_error(path_ + ": cannot be mapped: it is no regular file");
+    if (!S_ISREG(seen.st_mode)) throw io_error(path_ + ": cannot be mapped: it is not a regular file");
     bytes_ = static_cast<std::size_t>(seen.st_size);
   }
   void read_header() {
