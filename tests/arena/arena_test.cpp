@@ -544,7 +544,7 @@ TEST_CASE_TEMPLATE("every arena refuses what cannot be, with the numbers", Arena
   simulated other_memory(budget(64 * mib));
   auto arena = make<Arena>(memory);
   auto other = make<Arena>(other_memory);
-  CHECK(arena.allocate(0).error().message() == "arena: an allocation of 0 bytes; ask for at least 1");
+  CHECK(arena.allocate(0).error().message() == "arena: an allocation of 0 bytes; request at least 1");
   CHECK(arena.allocate(max_arena_bytes + 1).error().message() ==
         "arena: bytes up to 281474976710657 requested, but it has 281474976710656; request fewer, or make it "
         "larger");

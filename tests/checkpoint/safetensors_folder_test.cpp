@@ -133,7 +133,7 @@ TEST_SUITE("safetensors_folder") {
       std::ofstream(model.file("model.safetensors.index.json")) << text;
       return refusal(model);
     };
-    CHECK(with("{}").ends_with("it has no \"weight_map\", which says where tensors are"));
+    CHECK(with("{}").ends_with("it has no \"weight_map\", which maps tensors to files"));
     CHECK(with("{\"weight_map\":{},\"weight_map\":{}}").find("occurs twice") != std::string::npos);
     CHECK(with("{\"weight_map\":{\"a\":1}}").find("must be here") != std::string::npos);
     CHECK(with("{\"weight_map\":{}").find("must be here") != std::string::npos);

@@ -106,8 +106,8 @@ TEST_CASE("a path that is too long keeps the folder it begins with, three dots a
   CHECK(shown.ends_with("x/shard-00017-of-00030.safetensors"));
   CHECK(failure{.code = errc::file_locked, .where = path}.message() ==
         shown +
-            ": another process, or another object of this one, holds the file; end that, or take "
-            "another path: each rank and each tier needs its own");
+            ": another process, or another object in this one, holds the file; end that, or use another "
+            "path: each rank and each tier needs its own");
 }
 
 TEST_CASE("no character is cut where a name is shortened") {

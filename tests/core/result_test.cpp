@@ -104,17 +104,14 @@ constexpr std::array refusals{
     refusal{errc::not_fresh, raises::argument_error,
             "kv: match needs a sequence without tokens, but sequence 7 holds 12; call match first, then "
             "append the rest"},
-    refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; ask for at least 1"},
+    refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; request at least 1"},
     refusal{errc::bad_alignment, raises::argument_error, "kv: alignment 30 is not a power of two"},
-    refusal{
-        errc::system_refused, raises::out_of_memory,
-        "kv: the memory beneath it refused 30 bytes (error 7), though its budget has 12 left; free memory "
-        "elsewhere, or "
-        "lower the budget"},
+    refusal{errc::system_refused, raises::out_of_memory,
+            "kv: the underlying memory refused 30 bytes (error 7), although the budget has 12 left; free "
+            "memory elsewhere, or lower the budget"},
     refusal{errc::dead_range, raises::handle_error,
-            "kv: the range of 30 bytes is not inside a live one; it was deallocated before, or another space "
-            "gave it "
-            "out"},
+            "kv: the range of 30 bytes is not inside a live one; it was already deallocated, or belongs to "
+            "another space"},
     refusal{errc::overlapping_ranges, raises::argument_error,
             "kv: source and destination of 30 bytes share 12; copy in parts"},
     refusal{errc::bad_granularity, raises::length_error,
@@ -122,11 +119,11 @@ constexpr std::array refusals{
     refusal{errc::table_full, raises::out_of_memory,
             "kv: a table of fixed size is full: 30 entries needed, 12 free; raise its max_ option"},
     refusal{errc::already_mapped, raises::argument_error,
-            "kv: offset 30 of the range is in the way of the mapping at offset 12; unmap that first"},
+            "kv: offset 30 of the range overlaps the mapping at offset 12; unmap that first"},
     refusal{errc::not_mapped, raises::argument_error,
             "kv: no mapping begins or ends at offset 30 of the range; unmap whole mappings that are there"},
     refusal{errc::still_mapped, raises::argument_error,
-            "kv: 12 mappings keep it from being given back; unmap them first"},
+            "kv: 12 mappings prevent its release; unmap them first"},
     refusal{errc::reserve_refused, raises::out_of_memory,
             "kv: the system refused 30 bytes of address space (error 7); reserve less, or raise the limit "
             "(ulimit -v)"},
@@ -174,21 +171,20 @@ constexpr std::array refusals{
             "kv: read of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::write_failed, raises::io_error,
             "kv: write of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
-    refusal{
-        errc::sync_failed, raises::io_error,
-        "kv: sync failed: Argument list too long (errno 7); what was written before may be lost: write it "
-        "again elsewhere"},
+    refusal{errc::sync_failed, raises::io_error,
+            "kv: sync failed: Argument list too long (errno 7); earlier writes may be lost: write them again "
+            "to another file"},
     refusal{errc::grow_failed, raises::io_error,
             "kv: room for 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::file_ends, raises::io_error,
-            "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
+            "kv: bytes up to 30 requested, but the file ends at 12; it was truncated, or has not been "
+            "written so far"},
     refusal{errc::file_locked, raises::io_error,
-            "kv: another process, or another object of this one, holds the file; end that, or take another "
+            "kv: another process, or another object in this one, holds the file; end that, or use another "
             "path: each rank and each tier needs its own"},
     refusal{errc::not_opened, raises::argument_error,
-            "kv: it was opened only to be read; open it with open_mode::update or open_mode::create (a "
-            "model_file_space is never written to: adopt what lies there, "
-            "and keep what changes in another buffer)"},
+            "kv: it was opened only for reading; open it with open_mode::update or open_mode::create (a "
+            "model_file_space is never written: adopt its contents, and keep changes in another buffer)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
             "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
@@ -234,41 +230,40 @@ constexpr std::array refusals{
             "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
             "it more slots"},
     refusal{errc::peer_failed, raises::comm_error,
-            "kv: rank 7 has died; revoke(), agree() and go on without it"},
+            "kv: rank 7 has died; revoke(), agree() and continue without it"},
     refusal{errc::epoch_revoked, raises::comm_error,
             "kv: epoch 12 was revoked: a rank has failed; agree() on which, and shrink()"},
-    refusal{
-        errc::no_quorum, raises::comm_error,
-        "kv: 12 members are heard, 30 are needed: the others may live and go on; end here, and join anew"},
+    refusal{errc::no_quorum, raises::comm_error,
+            "kv: 12 members are heard, but 30 are needed: the others may live and continue; end this "
+            "process, and join again"},
     refusal{errc::peer_timed_out, raises::comm_error,
-            "kv: 12 of 30 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
-            "revoke() and agree()"},
+            "kv: 12 of 30 bytes moved, then rank 7 did not respond before the deadline; give it more time, "
+            "or revoke() and agree()"},
     refusal{errc::message_damaged, raises::comm_error,
-            "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
+            "kv: a message of rank 7 was sent with checksum 30 but arrived with 12; it is dropped: let the "
+            "rank send it again"},
     refusal{
         errc::state_lost, raises::comm_error,
-        "kv: 12 ranks are gone or hold their state damaged, and nobody else has that of 30 of them, rank 7 "
-        "the lowest; forget() on all ranks and go back to a checkpoint, or take a stronger scheme"},
+        "kv: 12 ranks are lost or have damaged state, and no other rank has the state of 30 of them (rank 7 "
+        "is the lowest); call forget() on all ranks and return to a checkpoint, or use a stronger scheme"},
     refusal{errc::library_failed, raises::comm_error,
-            "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
+            "kv: the underlying library failed with its status 7; revoke(), agree() and continue with the "
+            "ranks that are left"},
     refusal{errc::not_joined, raises::argument_error,
-            "kv: it has not joined the others; call join() first, and look at what it returns"},
+            "kv: it has not joined the others; call join() first, and check its result"},
     refusal{errc::seat_missing, raises::comm_error,
-            "kv: seat 7 is missing at the deadline, and 11 more: nothing has come from there; start its "
-            "process, and "
-            "give all the same folder or addresses"},
-    refusal{
-        errc::frame_forged, raises::comm_error,
-        "kv: the connection to rank 7 carried a frame that its process did not send, or not then, and was "
-        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
-        "rank"},
+            "kv: seat 7 and 11 more are missing at the deadline: nothing has arrived from it; start its "
+            "process, and give all processes the same folder or addresses"},
+    refusal{errc::frame_forged, raises::comm_error,
+            "kv: the connection to rank 7 carried a frame that its process did not send, or not at that "
+            "time, and was closed; find the machine that writes into the network, then revoke(), agree() and "
+            "continue without the rank"},
     refusal{errc::setup_differs, raises::argument_error,
-            "kv: rank 7 is set up otherwise than rank 0 (digests 12 and 30); give all ranks the same scheme, "
-            "sizes, homes and placement"},
-    refusal{
-        errc::not_recovered, raises::argument_error,
-        "kv: it has not recovered in epoch 30, last in epoch 12 (0: never); call recover() on all ranks when "
-        "an epoch begins, and look at what it returns"},
+            "kv: the setup of rank 7 differs from rank 0's (digests 12 and 30); give all ranks the same "
+            "scheme, sizes, homes and placement"},
+    refusal{errc::not_recovered, raises::argument_error,
+            "kv: it has not recovered in epoch 30, only in epoch 12 (0: never); call recover() on all ranks "
+            "when an epoch begins, and check its result"},
     refusal{errc::no_conversion, raises::argument_error,
             "kv: no kernel makes unknown of unknown; convert before, or keep what comes as it is"},
     refusal{
@@ -351,9 +346,9 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
 
 TEST_CASE("a rank that was waited for is named, with the bytes that moved where there are any to move") {
   CHECK(failure{errc::peer_timed_out, 7, 0, 0, "kv"}.message() ==
-        "kv: rank 7 was waited for beyond the deadline; call again with more time, or revoke() and agree()");
+        "kv: rank 7 did not respond before the deadline; call again with more time, or revoke() and agree()");
   CHECK(failure{errc::peer_timed_out, 7, 1, 0, "kv"}.message() ==
-        "kv: 0 of 1 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
+        "kv: 0 of 1 bytes moved, then rank 7 did not respond before the deadline; give it more time, or "
         "revoke() and agree()");
 }
 
@@ -362,38 +357,41 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
     return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
   };
   const std::string begins = "job: seat 2 is missing at the deadline: ";
-  CHECK(text(seat_absence::unheard) ==
-        begins + "nothing has come from there; start its process, and give all the same folder or addresses");
-  CHECK(text(seat_absence::nobody_listens) ==
-        begins +
-            "nobody listens at its address; start its process, and give all the same folder or addresses");
+  CHECK(text(seat_absence::unheard) == begins +
+                                           "nothing has arrived from it; start its process, and give all "
+                                           "processes the same folder or addresses");
+  CHECK(text(seat_absence::nobody_listens) == begins +
+                                                  "no process listens at its address; start its process, and "
+                                                  "give all processes the same folder or addresses");
   CHECK(text(seat_absence::unreachable) ==
-        begins + "its address cannot be reached; look at the network, and give all the right addresses");
-  CHECK(text(seat_absence::no_answer) ==
         begins +
-            "its process is there and says nothing; have it call join(), or look at why it stands still");
+            "its address cannot be reached; check the network, and give all processes the right addresses");
+  CHECK(text(seat_absence::no_answer) ==
+        begins + "its process is connected but silent; let it call join(), or check why it is stopped");
   CHECK(text(seat_absence::other_secret) ==
-        begins + "the process there has another secret; give all processes the same");
+        begins + "the process there has another secret; give all processes the same secret");
   CHECK(text(seat_absence::other_version) == begins +
                                                  "the process there speaks another version of the protocol; "
                                                  "build all processes with the same llmmem");
-  CHECK(text(seat_absence::other_options) ==
-        begins + "its process has another number of seats or other frame_bytes; give all the same");
-  CHECK(text(seat_absence::other_seat) ==
-        begins +
-            "its address is another seat's, or this one's is; give all the same addresses, in one order");
-  CHECK(text(seat_absence::foreign) ==
-        begins + "only strangers are there; run all processes as one user, and give all the right addresses");
-  CHECK(text(seat_absence::seat_taken) == begins +
-                                              "it holds this seat for taken by a process before; end that, "
-                                              "or wait until it is dead or suspected");
-  CHECK(text(seat_absence::given_up) ==
-        begins + "it has given this process up; end this one, and start a fresh one");
-  CHECK(text(seat_absence::ended) == begins + "its process has come and is gone again; start a fresh one");
   CHECK(
-      text(seat_absence::in_epoch) ==
+      text(seat_absence::other_options) ==
       begins +
-          "its process is in an epoch that has begun without this one; have its members agree() and admit()");
+          "its process has another number of seats or other frame_bytes; give all processes the same values");
+  CHECK(text(seat_absence::other_seat) == begins +
+                                              "its address or this one's belongs to another seat; give all "
+                                              "processes the same addresses, in the same order");
+  CHECK(text(seat_absence::foreign) == begins +
+                                           "only foreign processes are there; run all processes as one user, "
+                                           "and give them the right addresses");
+  CHECK(text(seat_absence::seat_taken) == begins +
+                                              "it considers this seat taken by an earlier process; end that "
+                                              "process, or wait until it is dead or suspected");
+  CHECK(text(seat_absence::given_up) ==
+        begins + "it has given this process up; end this process, and start a fresh one");
+  CHECK(text(seat_absence::ended) == begins + "its process came and has ended; start a fresh one");
+  CHECK(text(seat_absence::in_epoch) ==
+        begins +
+            "its process is in an epoch that began without this one; let its members agree() and admit()");
 }
 
 TEST_CASE("a failure of an object without a name speaks for the library") {
@@ -401,9 +399,8 @@ TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
         "llmmem: 2 bytes needed, but 1 left in its budget; release ranges, or raise the budget");
   CHECK(failure{.code = errc::system_refused, .wanted = 2, .found = 9}.message() ==
-        "llmmem: the memory beneath it refused 2 bytes, though its budget has 9 left; free memory elsewhere, "
-        "or "
-        "lower the budget");
+        "llmmem: the underlying memory refused 2 bytes, although the budget has 9 left; free memory "
+        "elsewhere, or lower the budget");
 }
 
 TEST_CASE("a code this version does not know still prints") {

@@ -72,7 +72,7 @@ TEST_CASE("where there is nothing to copy, nothing is started") {
 
 TEST_CASE("sizes that cannot be are refused, with the reason") {
   host_space host({.budget = 1 << 20, .name = "host"});
-  CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; ask for at least 1",
+  CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; request at least 1",
                        length_error);
   CHECK_THROWS_WITH_AS(block_storage(host, std::uint64_t{1} << 32, std::uint64_t{1} << 31),
                        "host: elements x bytes an element: 4294967296 x 2147483648 exceeds the limit of 2^63 "

@@ -257,7 +257,7 @@ TEST_CASE("spans that are not the code's are refused, and nothing is written") {
   CHECK(parity == was);
 
   CHECK_THROWS_WITH_AS(reed_solomon<>({200, 57}),
-                       "reed_solomon: a code of 200+57; data and parity together are at most 256 pieces",
+                       "reed_solomon: a code of 200+57; use at most 256 pieces of data and parity together",
                        argument_error);
 }
 

@@ -182,7 +182,7 @@ TEST_CASE("the best path is one that the machine has, and a missing one is refus
     } else {
       CHECK_THROWS_WITH_AS(checked_simd_path(path),
                            (std::string("simd_path: this processor has no ") + to_text(path) +
-                            "; take best_simd_path(), here " + to_text(best_simd_path()))
+                            "; use best_simd_path(), here " + to_text(best_simd_path()))
                                .c_str(),
                            argument_error);
     }

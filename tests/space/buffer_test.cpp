@@ -52,7 +52,7 @@ TEST_CASE("a buffer that cannot be made throws what the space says") {
       "staging: 1001 bytes needed, but 1000 left in its budget; release ranges, or raise the budget",
       out_of_memory);
   CHECK_THROWS_WITH_AS(buffer(space, 0, std::align_val_t{8}),
-                       "staging: an allocation of 0 bytes; ask for at least 1", length_error);
+                       "staging: an allocation of 0 bytes; request at least 1", length_error);
   CHECK_THROWS_WITH_AS(buffer(space, 8, std::align_val_t{12}), "staging: alignment 12 is not a power of two",
                        argument_error);
   CHECK_THROWS_WITH_AS(buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, std::align_val_t{8}),

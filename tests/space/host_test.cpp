@@ -117,9 +117,9 @@ TEST_CASE(
 
 TEST_CASE("a budget of nothing or past 2^63 - 1 is refused") {
   CHECK_THROWS_WITH_AS(host_space(host_options{}),
-                       "host_space: the budget is 0 bytes; say how much it may hold", length_error);
+                       "host_space: the budget is 0 bytes; set the bytes that it may hold", length_error);
   CHECK_THROWS_WITH_AS(host_space(host_options{.budget = max_bytes + 1, .name = "staging"}),
-                       "staging: a budget of 9223372036854775808 bytes passes the limit of 2^63 - 1",
+                       "staging: a budget of 9223372036854775808 bytes exceeds the limit of 2^63 - 1",
                        length_error);
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
     CHECK(space.used() == 600);
     CHECK(space.stats().ranges == 1);
   };
-  refused(0, 8, "staging: an allocation of 0 bytes; ask for at least 1");
+  refused(0, 8, "staging: an allocation of 0 bytes; request at least 1");
   refused(8, 0, "staging: alignment 0 is not a power of two");
   refused(8, 24, "staging: alignment 24 is not a power of two");
   refused(401, 8,
@@ -156,7 +156,7 @@ TEST_CASE("what the operating system refuses is a value too") {
   const auto range = space.try_allocate(std::uint64_t{1} << 60, 8);
   REQUIRE_FALSE(range);
   CHECK(range.error().message() ==
-        "greedy: the memory beneath it refused 1152921504606846976 bytes, though its budget has "
+        "greedy: the underlying memory refused 1152921504606846976 bytes, although the budget has "
         "9223372036854775807 left; free memory elsewhere, or lower the budget");
   CHECK_THROWS_AS(static_cast<void>(range.value()), out_of_memory);
   CHECK(space.try_allocate(8, std::uint64_t{1} << 63).code() == errc::system_refused);
@@ -169,9 +169,8 @@ TEST_CASE("what the operating system refuses is a value too") {
 TEST_CASE("a source that ignores the alignment is caught, and gets its bytes back") {
   basic_host_space<crooked_source> space{host_options{.budget = 1000, .name = "arena"}};
   CHECK(space.try_allocate(10, 8).error().message() ==
-        "arena: the memory beneath it refused 10 bytes, though its budget has 1000 left; free memory "
-        "elsewhere, or "
-        "lower the budget");
+        "arena: the underlying memory refused 10 bytes, although the budget has 1000 left; free memory "
+        "elsewhere, or lower the budget");
   CHECK(space.used() == 0);
   CHECK(space.source().live == 0);
 }
@@ -253,7 +252,7 @@ TEST_CASE("without a handler a double free aborts the process with the message")
   CHECK(WTERMSIG(status) == SIGABRT);
   CHECK(text.starts_with("pool: deallocate of 256 bytes at 0x"));
   CHECK(
-      text.ends_with(": no live range is there; it was deallocated before, or another space gave it out\n"));
+      text.ends_with(": no live range is there; it was already deallocated, or belongs to another space\n"));
 }
 
 TEST_CASE("copies in, within and out carry the bytes, behind the fences they were given") {
@@ -284,8 +283,8 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
         "pool: two lengths must be equal, but are 17 and 16");
   host.resize(16);
   const char* dead =
-      "pool: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
-      "gave it out";
+      "pool: the range of 16 bytes is not inside a live one; it was already deallocated, or belongs to "
+      "another space";
   CHECK(space.copy_in_async(gone, host, {}).error().message() == dead);
   CHECK(space.copy_out_async(host, gone, {}).error().message() == dead);
   CHECK(space.copy_within_async(gone, a, {}).error().message() == dead);

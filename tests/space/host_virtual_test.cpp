@@ -145,7 +145,7 @@ TEST_CASE("ranges begin at a multiple of the granularity asked for") {
 
 TEST_CASE("a granularity that is no multiple of the page size is refused with both") {
   const std::string text = "host_mapper: a granularity of " + std::to_string(page + 1) +
-                           " bytes is no multiple of the page size, " + std::to_string(page);
+                           " bytes is not a multiple of the page size, " + std::to_string(page);
   CHECK_THROWS_WITH_AS(host_mapper({.granularity = page + 1}), text.c_str(), argument_error);
 }
 
@@ -176,11 +176,10 @@ TEST_CASE("memfd that the system does not grant is told with errno and what to t
   }
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE(refused);
-  CHECK_THROWS_WITH_AS(
-      std::rethrow_exception(refused),
-      "host_mapper: memfd_create: Too many open files (errno 24); Linux has it from 3.17 on, and a sandbox "
-      "may forbid it: take host_space there",
-      system_error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(refused),
+                       "host_mapper: memfd_create: Too many open files (errno 24); Linux has it from 3.17 "
+                       "on, and a sandbox may forbid it: use host_space there",
+                       system_error);
 }
 
 TEST_CASE("a process at the system's limit of mappings is told so, and goes on after unmapping") {

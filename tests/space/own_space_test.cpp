@@ -33,7 +33,7 @@ TEST_CASE("the space of docs/spaces.md is a space") {
     CHECK(space.try_allocate(29, 1).error().message() ==
           "arena: 29 bytes needed, but 28 left in its budget; release ranges, or raise the budget");
     CHECK(space.try_allocate(0, 1).error().message() ==
-          "arena: an allocation of 0 bytes; ask for at least 1");
+          "arena: an allocation of 0 bytes; request at least 1");
     CHECK(space.try_allocate(1, 3).error().message() == "arena: alignment 3 is not a power of two");
     std::array<std::byte, 100> source;
     std::array<std::byte, 100> back;

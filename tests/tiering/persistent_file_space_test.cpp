@@ -107,10 +107,9 @@ TEST_CASE("two processes cannot have one persistent file space, and the second i
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const space mine(path, of(64 * kib));
-  const std::string text =
-      path +
-      ": another process, or another object of this one, holds the file; end that, or take another "
-      "path: each rank and each tier needs its own";
+  const std::string text = path +
+                           ": another process, or another object in this one, holds the file; end that, or "
+                           "use another path: each rank and each tier needs its own";
   CHECK_THROWS_WITH_AS(space(path, of(64 * kib)), text.c_str(), io_error);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);

@@ -137,7 +137,8 @@ class file_space {
     if (!locked && locked.error().code == errc::file_locked) locked.error().raise();
   }
   [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
-    if (options.budget == 0) throw length_error(path + ": the budget is 0 bytes; say how much it may hold");
+    if (options.budget == 0)
+      throw length_error(path + ": the budget is 0 bytes; set the bytes that it may hold");
     if (options.budget > max_bytes) {
       throw length_error(path + ": the budget is " + std::to_string(options.budget) +
                          " bytes; the most is 2^63 - 1");
