@@ -279,7 +279,7 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
     const space opened(path, of(64 * kib));
     CHECK(opened.recovery().message() ==
           "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
-          "not be read, 72 bytes available none; 1 chunks were given up, as a damaged record may have been "
+          "not be read, 72 bytes there are none; 1 chunks were given up, as a damaged record may have been "
           "of them");
   }
   make(path, "text");

@@ -243,7 +243,6 @@ class replayed {
 /// idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last whole
 /// record: `release_all()` then leaves the index of the cached contents.
 ///
-///
 ///     auto same = llmmem::paging::replay(bytes, [](const llmmem::journal_header& header) {
 ///       return llmmem::paged_allocator<traced>(header.options);
 ///     });

@@ -117,7 +117,6 @@ struct ownership_plan {
 /// by a rank that holds a copy, so that nothing moves, or by the rank that owns least. An owner whose own
 /// place is damaged keeps its parts, and gets them from others.
 ///
-///
 /// @param map      how the version was kept; none: only by its owners.
 /// @param damaged  by old ranks: places from which nothing may come.
 /// @par Complexity   O(parts x (world + parts)), and `plan_recovery`.
