@@ -133,8 +133,8 @@ struct checkpoint_reference {
   found.manifest = llmmem::read_manifest(text, storage.path(path));
   if (found.manifest.step != id.step || found.manifest.generation != id.generation) {
     throw llmmem::format_error(
-        fmt::format("{}: it is of step {}, generation {}, not of what the folder is "
-                    "called",
+        fmt::format("{}: it is of step {}, generation {}, which differs from the "
+                    "folder's name",
                     storage.path(path), found.manifest.step, found.manifest.generation));
   }
   return found;

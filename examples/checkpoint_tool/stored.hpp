@@ -145,8 +145,8 @@ class stored_file {
       inputs_[number].input.emplace(storage.open(path));
       const std::uint64_t there = inputs_[number].input->bytes();
       if (there == bytes) return;
-      troubles_.push_back(
-          fmt::format("{}has {} bytes, the manifest says {}", name.empty() ? "" : name + ": ", there, bytes));
+      troubles_.push_back(fmt::format("{}has {} bytes, but the manifest says {}",
+                                      name.empty() ? "" : name + ": ", there, bytes));
     } catch (const llmmem::error& wrong) {
       troubles_.emplace_back(wrong.what());
     }

@@ -1,6 +1,5 @@
 /// @file
-/// Why something is refused, of what any room may refuse: the codes, what their three numbers are, and their
-/// texts.
+/// The errors that any room may return: their codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,32 +11,34 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
+/// The table that is full, which determines the option that enlarges it: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
-  some,         ///< the text names the object, which has one
-  chunks,       ///< of a tiered buffer, clones among them: `tiered_options::max_chunks`
-  pieces,       ///< of a tier, its gaps among them: `tier_place::max_pieces`
+  some,         ///< the only table of the object that the text names
+  chunks,       ///< of a tiered buffer, including clones: `tiered_options::max_chunks`
+  pieces,       ///< of a tier, including its gaps: `tier_place::max_pieces`
   keyed_chunks  ///< of a persistent tier: `persistent_file_options::max_chunks`
 };
 
 namespace detail {
 
-/// Bytes may be missing now, or for good.
+/// The bytes may be lacking for now, or permanently.
 [[nodiscard]] LLMMEM_COLD constexpr const char* out_of_bytes_sentence(const failure& why) noexcept {
-  return why.index == 1 ? "{wanted} bytes needed in one piece, it never has more than {found}; raise its "
-                          "budget, or ask for less at once"
-                        : "{wanted} bytes needed, {found} left of its budget; give ranges back, or raise it";
+  return why.index == 1
+             ? "{wanted} bytes needed in one piece, but it never has more than {found}; raise its "
+               "budget, or request smaller pieces"
+             : "{wanted} bytes needed, but {found} left in its budget; release ranges, or raise the budget";
 }
 
-/// What differs: all that is known may be the fingerprints.
+/// Says what differs: possibly only the fingerprints are known.
 [[nodiscard]] LLMMEM_COLD constexpr const char* layout_mismatch_sentence(const failure& why) noexcept {
   return why.index == 1
-             ? "{wanted} there, {found} here; both sides must hold the same values, nothing was taken"
-             : "the contents' fingerprints differ, {wanted} there, {found} here: other shape, element type, "
-               "block size or model; nothing was taken";
+             ? "{wanted} there, {found} here; both sides must hold the same values; nothing was copied"
+             : "the contents' fingerprints differ, {wanted} there, {found} here: different shape, element "
+               "type, "
+               "block size or model; nothing was copied";
 }
 
-/// Which table is full, and what makes it larger.
+/// Names the full table and the option that enlarges it.
 [[nodiscard]] LLMMEM_COLD constexpr const char* table_sentence(full_table which) noexcept {
   switch (which) {
     case full_table::some:
@@ -52,7 +53,7 @@ namespace detail {
       return "the index of chunks with keys is full: {wanted} entries needed, {found} free; raise "
              "persistent_file_options::max_chunks";
   }
-  return "a table of fixed size is full: {wanted} entries needed, {found} free; raise the max_ option for it";
+  return "a table of fixed size is full: {wanted} entries needed, {found} free; raise its max_ option";
 }
 
 [[nodiscard]] LLMMEM_COLD constexpr const char* full_table_sentence(const failure& why) noexcept {
@@ -63,46 +64,50 @@ inline constexpr std::array ground_errors{
     error_info{.number = 5,
                .name = "out_of_bytes",
                .raises = error_kind::out_of_memory,
-               .index = "1 where they can never be had, else 0",
+               .index = "1 if they can never be available, else 0",
                .wanted = "bytes needed",
-               .found = "bytes left; for index 1 the most there can be",
+               .found = "bytes left; for index 1 the most it can have",
                .sentence_for = out_of_bytes_sentence},
     error_info{.number = 8,
                .name = "null_handle",
                .raises = error_kind::handle,
-               .sentence = "null handle; it was never given a value, or was moved from"},
+               .sentence = "null handle; it was never assigned, or was moved from"},
     error_info{
         .number = 9,
         .name = "foreign_handle",
         .raises = error_kind::handle,
         .index = "slot",
-        .sentence = "the handle (slot {index}) was given out by another object; ask the one that made it"},
-    error_info{.number = 10,
-               .name = "stale_handle",
-               .raises = error_kind::handle,
-               .index = "slot",
-               .wanted = "the handle's generation",
-               .found = "the slot's generation now",
-               .sentence =
-                   "stale handle to slot {index} (generation {wanted}, now {found}): it was released before; "
-                   "keep one owner for each handle"},
+        .sentence =
+            "the handle (slot {index}) belongs to another object; use it with the object that made it"},
+    error_info{
+        .number = 10,
+        .name = "stale_handle",
+        .raises = error_kind::handle,
+        .index = "slot",
+        .wanted = "the handle's generation",
+        .found = "the slot's generation now",
+        .sentence =
+            "stale handle to slot {index} (generation {wanted}, now {found}): it was already released; "
+            "keep one owner for each handle"},
     error_info{.number = 14,
                .name = "size_mismatch",
                .wanted = "one length",
                .found = "the other length",
-               .sentence = "lengths that must agree are {wanted} and {found}"},
+               .sentence = "two lengths must be equal, but are {wanted} and {found}"},
     error_info{.number = 15,
                .name = "out_of_range",
-               .wanted = "number asked for",
-               .found = "the highest there is",
-               .sentence = "{wanted} asked for, the most is {found}"},
+               .wanted = "number requested",
+               .found = "the highest allowed",
+               .sentence = "{wanted} requested, but the highest allowed is {found}"},
     error_info{.number = 21,
                .name = "layout_mismatch",
                .index = "0: fingerprints, 1: a field of the layouts, which `where` names",
                .wanted = "their fingerprint or field",
                .found = "our fingerprint or field",
                .sentence_for = layout_mismatch_sentence},
-    error_info{.number = 25, .name = "stopped", .sentence = "the other side of the stream stopped"},
+    error_info{.number = 25,
+               .name = "stopped",
+               .sentence = "the other side of the stream stopped; start the transfer again"},
     error_info{.number = 29,
                .name = "bad_alignment",
                .wanted = "the alignment",
@@ -117,7 +122,7 @@ inline constexpr std::array ground_errors{
                .raises = error_kind::length,
                .wanted = "the size or offset",
                .found = "what it must be a multiple of",
-               .sentence = "{wanted} bytes is no multiple of the granularity, {found} bytes"},
+               .sentence = "{wanted} bytes is not a multiple of the granularity, {found} bytes"},
     error_info{.number = 34,
                .name = "table_full",
                .raises = error_kind::out_of_memory,
@@ -125,61 +130,59 @@ inline constexpr std::array ground_errors{
                .wanted = "entries needed",
                .found = "entries free",
                .sentence_for = full_table_sentence},
-    error_info{
-        .number = 42,
-        .name = "reentered",
-        .sentence =
-            "called from within one of its own calls; remember what to do, and do it when that returns"},
+    error_info{.number = 42,
+               .name = "reentered",
+               .sentence = "called from within one of its own calls; defer the work until that call returns"},
     error_info{.number = 46,
                .name = "too_short",
                .wanted = "entries needed",
                .found = "entries given",
-               .sentence = "{wanted} entries needed, {found} given; make it longer"},
+               .sentence = "{wanted} entries needed, but {found} given; make it longer"},
     error_info{
         .number = 48,
         .name = "past_the_bytes",
-        .wanted = "end of the bytes asked for",
-        .found = "bytes there are",
-        .sentence = "bytes up to {wanted} asked for, there are {found}; ask for fewer, or make it larger"},
+        .wanted = "end of the bytes requested",
+        .found = "bytes available",
+        .sentence = "bytes up to {wanted} requested, but it has {found}; request fewer, or make it larger"},
 };
 
 }  // namespace detail
 
 namespace errc {
 
-/// A budget has too few bytes left: index = 1 where they can never be had, else 0, wanted = bytes needed,
-/// found = bytes left; for index 1 the most there can be.
+/// A budget has too few bytes left: index = 1 if they can never be available, else 0, wanted = bytes needed,
+/// found = bytes left; for index 1 the most it can have.
 inline constexpr error_code out_of_bytes = detail::code_of<5>(detail::ground_errors);
 /// A default-constructed handle.
 inline constexpr error_code null_handle = detail::code_of<8>(detail::ground_errors);
-/// A handle that another object gave out: index = slot.
+/// A handle that belongs to another object: index = slot.
 inline constexpr error_code foreign_handle = detail::code_of<9>(detail::ground_errors);
-/// A handle to what was released before: index = slot, wanted = the handle's generation, found = the slot's
-/// generation now.
+/// A handle whose object was already released: index = slot, wanted = the handle's generation, found = the
+/// slot's generation now.
 inline constexpr error_code stale_handle = detail::code_of<10>(detail::ground_errors);
-/// Lengths that must agree do not: wanted = one length, found = the other length.
+/// Two lengths must be equal but differ: wanted = one length, found = the other length.
 inline constexpr error_code size_mismatch = detail::code_of<14>(detail::ground_errors);
-/// A number is too high: wanted = number asked for, found = the highest there is.
+/// A number is too high: wanted = number requested, found = the highest allowed.
 inline constexpr error_code out_of_range = detail::code_of<15>(detail::ground_errors);
 /// The fingerprints of contents differ: wanted = their fingerprint, found = our fingerprint.
 inline constexpr error_code layout_mismatch = detail::code_of<21>(detail::ground_errors);
-/// The caller's function that gives or takes bytes did not go on.
+/// The caller's function that supplies or consumes bytes stopped.
 inline constexpr error_code stopped = detail::code_of<25>(detail::ground_errors);
 /// An alignment that is not a power of two: wanted = the alignment.
 inline constexpr error_code bad_alignment = detail::code_of<29>(detail::ground_errors);
 /// Source and destination overlap: wanted = bytes to copy, found = bytes that source and destination share.
 inline constexpr error_code overlapping_ranges = detail::code_of<32>(detail::ground_errors);
-/// A size or offset that is no multiple: wanted = the size or offset, found = what it must be a multiple
+/// A size or offset that is not a multiple: wanted = the size or offset, found = what it must be a multiple
 /// of.
 inline constexpr error_code bad_granularity = detail::code_of<33>(detail::ground_errors);
 /// A table of fixed size is full: index = which table (`full_table`), wanted = entries needed, found =
 /// entries free.
 inline constexpr error_code table_full = detail::code_of<34>(detail::ground_errors);
-/// Called by a callback of the call that is under way.
+/// Called by a callback of the call in progress.
 inline constexpr error_code reentered = detail::code_of<42>(detail::ground_errors);
 /// A buffer, named in `where`, is too short: wanted = entries needed, found = entries given.
 inline constexpr error_code too_short = detail::code_of<46>(detail::ground_errors);
-/// Bytes behind the end were asked for: wanted = end of the bytes asked for, found = bytes there are.
+/// Bytes behind the end were requested: wanted = end of the bytes requested, found = bytes available.
 inline constexpr error_code past_the_bytes = detail::code_of<48>(detail::ground_errors);
 
 }  // namespace errc

@@ -1,5 +1,5 @@
 /// @file
-/// `failure`: why an operation was refused, with the shortage in it. And what a reason is.
+/// `failure`: why an operation was refused, and how much was lacking. Also defines error codes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,39 +15,39 @@ inline namespace v0 {
 
 struct failure;
 
-/// The exception that a refusal becomes.
+/// The exception that a refusal raises.
 enum class error_kind : std::uint8_t {
   argument,       ///< `argument_error`
   out_of_memory,  ///< `out_of_memory`: a shortage
   handle,         ///< `handle_error`: handles and dead ranges
-  length,         ///< `length_error`: nothing asked, or a size that cannot be
+  length,         ///< `length_error`: an empty request, or an impossible size
   io,             ///< `io_error`: files, transfers and devices
   comm            ///< `comm_error`: ranks
 };
 
-/// What there is to know of a code. Each room has a table of its own, `<llmmem/<room>/errors.hpp>`, and so
-/// may an engine: for spaces, queues or policies of its own, with numbers from `error_code::first_of_users`
-/// on.
+/// The description of a code. Each room has a table of its own, `<llmmem/<room>/errors.hpp>`. An engine may
+/// have one too, for its own spaces, queues or policies, with numbers from `error_code::first_of_users` on.
 struct error_info {
-  std::uint8_t number = 0;  ///< stands in journals: it never changes, and no two codes have the same
+  std::uint8_t number = 0;  ///< recorded in journals: it never changes, and is unique
   const char* name = "";
   error_kind raises = error_kind::argument;
-  const char* index = "";   ///< what `failure::index` is; empty where it says nothing
-  const char* wanted = "";  ///< what `failure::wanted` is
-  const char* found = "";   ///< what `failure::found` is
-  /// What the failure says behind the name of what refused: `{index}`, `{wanted}` and `{found}` are numbers.
+  const char* index = "";   ///< the meaning of `failure::index`; empty: none
+  const char* wanted = "";  ///< the meaning of `failure::wanted`
+  const char* found = "";   ///< the meaning of `failure::found`
+  /// The text behind the name of the refusing object: `{index}`, `{wanted}` and `{found}` are numbers.
   const char* sentence = "";
-  const char* (*sentence_for)(const failure&) noexcept = nullptr;   ///< instead, where the numbers decide
-  std::string (*term)(const failure&, std::string_view) = nullptr;  ///< for other names in braces
+  const char* (*sentence_for)(const failure&) noexcept = nullptr;   ///< replaces `sentence` if the text
+                                                                    ///< depends on the numbers
+  std::string (*term)(const failure&, std::string_view) = nullptr;  ///< text for other names in braces
 };
 
-/// Why an operation was refused: one of the constants of `llmmem::errc`. The object that refused is as it
-/// was.
+/// Why an operation was refused: one of the constants of `llmmem::errc`. The object that refused is
+/// unchanged.
 ///
-/// Codes are equal when their numbers are. `switch` takes `number()`, also of the constants.
+/// Codes are equal when their numbers are. Use `number()` in `switch`, also for the constants.
 class error_code {
  public:
-  /// The numbers from here on are the users' own.
+  /// Numbers from here on belong to users.
   static constexpr std::uint8_t first_of_users = 128;
 
   constexpr error_code() noexcept = default;  ///< `errc::ok`
@@ -59,7 +59,7 @@ class error_code {
     return info_ == nullptr ? std::uint8_t{0} : info_->number;
   }
   [[nodiscard]] constexpr const char* name() const noexcept { return info_ == nullptr ? "ok" : info_->name; }
-  /// What its numbers are, and its text; null for `errc::ok`.
+  /// Returns the description of the code; null for `errc::ok`.
   [[nodiscard]] constexpr const error_info* info() const noexcept { return info_; }
 
   friend constexpr bool operator==(error_code a, error_code b) noexcept {
@@ -79,18 +79,18 @@ inline constexpr error_code ok{};
 
 }  // namespace errc
 
-/// The highest number of a code of the library's: what a reader of stored ones holds them to.
+/// The highest number of the library's own codes: readers check stored numbers against it.
 inline constexpr std::uint8_t last_error_number = 99;
 
 namespace detail {
 
-/// The code of that number in a room's table.
+/// Returns the code with that number in a room's table.
 template <std::uint8_t Number, class Table>
 [[nodiscard]] consteval error_code code_of(const Table& table) {
   for (const error_info& each : table) {
     if (each.number == Number) return error_code(each);
   }
-  throw "no code of the table has that number";
+  throw "the table has no code with that number";
 }
 
 }  // namespace detail
@@ -98,12 +98,12 @@ template <std::uint8_t Number, class Table>
 /// The name of the object that refused, or the path of its file: a copy, so that it outlives the object.
 ///
 /// A name of more than `max_size` bytes is shortened when it is copied: its first third, `...`, and its end
-/// stay, which of a path are the folder it begins with and the file.
+/// remain; of a path, that is the first folder and the file.
 ///
 /// @par Complexity   an empty name writes one byte, any other as many as it has; never allocates.
 class failure_name {
  public:
-  /// Bytes of a name that are kept, without the zero behind them.
+  /// The bytes of a name that are kept, without the terminating zero.
   static constexpr std::size_t max_size = 95;
 
   constexpr failure_name() noexcept : kept_(nothing()) {}
@@ -131,7 +131,7 @@ class failure_name {
       part.copy(text + at, part.size());
       return at + part.size();
     }
-    /// A constant must have a value in each byte; an object that is made while the program runs need not.
+    /// A constant must have a value in each byte; an object made at run time need not.
     constexpr void end_at(std::size_t at) noexcept {
       text[at] = '\0';
       if (std::is_constant_evaluated()) {
@@ -142,12 +142,12 @@ class failure_name {
   };
 
   [[nodiscard]] static constexpr letters nothing() noexcept {
-    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): only what is used is written
+    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): writes only the bytes used
     out.end_at(0);
     return out;
   }
   [[nodiscard]] LLMMEM_COLD LLMMEM_OUTLINED static constexpr letters copy_of(std::string_view name) noexcept {
-    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): only what is used is written
+    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): writes only the bytes used
     if (name.size() <= max_size) {
       out.end_at(out.append(0, name));
       return out;
@@ -161,7 +161,7 @@ class failure_name {
     out.end_at(out.append(out.append(out.append(0, name.substr(0, head)), gap), name.substr(tail)));
     return out;
   }
-  /// Whether `byte` continues a character of UTF-8, which must not be cut.
+  /// Whether `byte` continues a UTF-8 character, which must not be split.
   [[nodiscard]] static constexpr bool is_inside_character(char byte) noexcept {
     return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U;
   }
@@ -169,19 +169,20 @@ class failure_name {
   letters kept_;
 };
 
-/// A refusal: its reason, the two numbers that show it, and who refused. A value: it may be kept, copied and
-/// handed up after the object that refused is gone.
+/// A refusal: its reason, the two numbers that show it, and the object that refused. A value: it may be kept,
+/// copied and passed up after that object has been destroyed.
 struct failure {
   error_code code{};
-  std::uint32_t index = 0;   ///< what it is says the code: `error_info::index`
+  std::uint32_t index = 0;   ///< its meaning depends on the code: `error_info::index`
   std::uint64_t wanted = 0;  ///< `error_info::wanted`
   std::uint64_t found = 0;   ///< `error_info::found`
   failure_name where = {};   ///< the name given to the object at construction, or the path of a file
 
-  /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
+  /// Returns one sentence for a person: which object, what, how much, and how to mend it. Allocates: not for
+  /// hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
-  /// Throws what `code` calls for: see `error_kind`.
+  /// Throws the exception for `code`: see `error_kind`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {

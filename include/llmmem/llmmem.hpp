@@ -1,10 +1,10 @@
 /// @file
-/// Every public header that needs nothing but the C++ standard library, for small programs. An engine
-/// includes the headers it uses.
+/// Every public header that needs only the C++ standard library, for small programs. An engine includes the
+/// headers it uses.
 ///
-/// The simulators and fault plans under `testing/` are not here, nor are headers that need an optional
-/// library. Those are named below as `<header> needs <target>`; the build reads these lines. Nor are the
-/// kernels: which of these a file compiles, it pays for, so it includes each by itself.
+/// It omits the simulators and fault plans under `testing/`, and headers that need an optional library. Those
+/// are listed below as `<header> needs <target>`; the build reads these lines. It also omits the kernels:
+/// each costs compile time, so a file includes the ones it uses.
 
 // <llmmem/checkpoint/xxh3_chunk_digest.hpp> needs llmmem::xxhash
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd

@@ -11,8 +11,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `T` or the `failure` that kept it from being made. Success costs a few words more than `T`: the bytes of
-/// the name in `failure` are written by a refusal alone.
+/// A `T`, or the `failure` that prevented it. Success costs a few words more than `T`: only a refusal writes
+/// the bytes of the name in `failure`.
 ///
 ///     if (auto sequence = cache.create()) use(*sequence);
 ///     else log(sequence.error().message());
@@ -49,8 +49,8 @@ class LLMMEM_NODISCARD_TYPE result {
   }
   constexpr ~result() = default;
 
-  /// Whether there is a value. Not of a `result<bool>`, where it would read as the answer: ask `has_value()`,
-  /// then `value()`.
+  /// Whether there is a value. Not available for `result<bool>`, where it would look like the answer: use
+  /// `has_value()`, then `value()`.
   [[nodiscard]] constexpr explicit operator bool() const noexcept
     requires(!std::is_same_v<T, bool>)
   {
@@ -68,7 +68,7 @@ class LLMMEM_NODISCARD_TYPE result {
   [[nodiscard]] constexpr T* operator->() noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
   [[nodiscard]] constexpr const T* operator->() const noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
 
-  /// The value, or an exception with the failure's text. May be called for the exception alone.
+  /// Returns the value, or throws an exception with the failure's text. May be called only for the exception.
   constexpr T& value() & LLMMEM_LIFETIMEBOUND {
     check();
     return value_;
@@ -77,13 +77,13 @@ class LLMMEM_NODISCARD_TYPE result {
     check();
     return value_;
   }
-  /// By value, so that `for (auto& each : call().value().parts)` has something to live in.
+  /// Returns by value, so that `for (auto& each : call().value().parts)` iterates over a living object.
   constexpr T value() && {
     check();
     return std::move(value_);
   }
 
-  /// Why there is no value; `errc::ok` when there is one.
+  /// Returns why there is no value; `errc::ok` when there is one.
   [[nodiscard]] constexpr const failure& error() const noexcept LLMMEM_LIFETIMEBOUND { return failure_; }
   [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
@@ -91,7 +91,7 @@ class LLMMEM_NODISCARD_TYPE result {
   constexpr void check() const {
     if (!has_value()) failure_.raise();
   }
-  /// Copies of a success leave the bytes of a name alone, too.
+  /// Copies of a success do not touch the bytes of the name either.
   constexpr void assign(const result& other) noexcept {
     if (!other.has_value()) {
       failure_ = other.failure_;
@@ -104,11 +104,11 @@ class LLMMEM_NODISCARD_TYPE result {
   failure failure_{};
 };
 
-/// Done, or the `failure` that kept it from being done.
+/// Success without a value, or the `failure` that prevented it.
 template <>
 class LLMMEM_NODISCARD_TYPE result<void> {
  public:
-  // Not defaulted: `return {};` would then set all bytes of the name to zero first.
+  // Not defaulted: `return {};` would first zero all bytes of the name.
   constexpr result() noexcept {}  // NOLINT(modernize-use-equals-default)
   constexpr result(const failure& why) noexcept : failure_(why) {}
   constexpr result(const result& other) noexcept {
@@ -127,7 +127,7 @@ class LLMMEM_NODISCARD_TYPE result<void> {
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
 
-  /// Throws if it was refused.
+  /// Throws if the operation was refused.
   constexpr void value() const {
     if (!has_value()) failure_.raise();
   }

@@ -1,5 +1,5 @@
 /// @file
-/// The library's version. CMake reads these three lines: this header is the only place that states it.
+/// The library's version. CMake reads these three lines: no other file states it.
 #pragma once
 
 #define LLMMEM_VERSION_MAJOR 0

@@ -320,7 +320,7 @@ TEST_CASE("where free bytes lie apart, splitting fails, and stitching does not")
   const auto refused = play(split);
   REQUIRE_FALSE(refused);
   CHECK(refused.error().message() ==
-        "arena: 20971520 bytes needed, 0 left of its budget; give ranges back, or raise it");
+        "arena: 20971520 bytes needed, but 0 left in its budget; release ranges, or raise the budget");
   CHECK(split.stats().free() == 40 * mib - 4 * 512);
   CHECK(split.stats().external_fragmentation() > 0.7);
   CHECK(play(stitched));
@@ -365,7 +365,7 @@ TEST_CASE("a stitched arena comes by its allocations in the order of its states"
   const auto refused = arena.allocate(6 * mib);  // S5
   REQUIRE_FALSE(refused);
   CHECK(refused.error().message() ==
-        "arena: 2097152 bytes needed, 0 left of its budget; give ranges back, or raise it");
+        "arena: 2097152 bytes needed, but 0 left in its budget; release ranges, or raise the budget");
   CHECK(counts().refused == 1);
   arena.free(held[0].handle).value();
   CHECK(arena.allocate(6 * mib).has_value());
@@ -544,9 +544,9 @@ TEST_CASE_TEMPLATE("every arena refuses what cannot be, with the numbers", Arena
   simulated other_memory(budget(64 * mib));
   auto arena = make<Arena>(memory);
   auto other = make<Arena>(other_memory);
-  CHECK(arena.allocate(0).error().message() == "arena: an allocation of 0 bytes; ask for at least 1");
+  CHECK(arena.allocate(0).error().message() == "arena: an allocation of 0 bytes; request at least 1");
   CHECK(arena.allocate(max_arena_bytes + 1).error().message() ==
-        "arena: bytes up to 281474976710657 asked for, there are 281474976710656; ask for fewer, or make it "
+        "arena: bytes up to 281474976710657 requested, but it has 281474976710656; request fewer, or make it "
         "larger");
   CHECK(arena.allocate(max_arena_bytes).code() == errc::out_of_bytes);
   CHECK(arena.stats().refusals == 3);

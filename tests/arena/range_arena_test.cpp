@@ -172,9 +172,9 @@ TEST_CASE("a range arena says when it has no block left to split with, and when 
   range_arena arena(base, 4096, 64, {.max_blocks = 2, .name = "tier 0"});
   const auto first = arena.allocate(64).value();
   CHECK(arena.allocate(64).error().message() ==
-        "tier 0: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
+        "tier 0: a table of fixed size is full: 1 entries needed, 0 free; raise its max_ option");
   CHECK(arena.allocate(4096).error().message() ==
-        "tier 0: 4096 bytes needed, 4032 left of its budget; give ranges back, or raise it");
+        "tier 0: 4096 bytes needed, but 4032 left in its budget; release ranges, or raise the budget");
   CHECK(arena.allocate(4032));
   CHECK(arena.free(first.handle));
   CHECK(arena.trim() == 0);
@@ -190,7 +190,7 @@ TEST_CASE(
         "what "
         "has them first (pieces take whole multiples of the granularity)");
   CHECK(arena.allocate_at(base + 4032, 65).error().message() ==
-        "weights: tier 1: bytes up to 4160 asked for, there are 4096; ask for fewer, or make it larger");
+        "weights: tier 1: bytes up to 4160 requested, but it has 4096; request fewer, or make it larger");
   CHECK(arena.allocate_at(base - 64, 64).code() == errc::past_the_bytes);
   CHECK(arena.allocate_at(base + 8192, 64).code() == errc::past_the_bytes);
   CHECK(arena.stats().live == 1);

@@ -74,7 +74,7 @@ TEST_CASE("a torn journal is asked as far as it goes, and says where it ends") {
   const finding found = examine("torn", std::span(whole).first(whole.size() - 3), std::nullopt);
   CHECK(found.diverged.empty());
   CHECK(found.torn == "record " + std::to_string(found.records + 1) + ", offset " +
-                          std::to_string(whole.size() - 14) + ": it is cut off");
+                          std::to_string(whole.size() - 14) + ": it is truncated");
 }
 
 TEST_CASE("errors are one line and a status") {
@@ -94,6 +94,7 @@ TEST_CASE("errors are one line and a status") {
   CHECK(missing.status == exit_status::failure);
   CHECK(missing.notes == "cache_journal: /nonexistent/journal: cannot open it: No such file or directory\n");
   const outcome other = run({"--replay", "/dev/null"});
-  CHECK(other.notes == "cache_journal: journal: offset 0: it ends here\n");
+  CHECK(other.notes ==
+        "cache_journal: journal: offset 0: the bytes end here; a journal begins with 8 bytes and a header\n");
   CHECK(run({"--help"}).status == exit_status::success);
 }

@@ -259,7 +259,7 @@ TEST_SUITE("async_checkpointer") {
     async_checkpointer<owners_traits> saves(coordinator, of.tensors, tiny);
     const commit_ticket ticket = saves.begin_snapshot(1, owners_view(of, 4)).ticket();
     CHECK(ticket.wait() == commit_status::not_committed);
-    CHECK(ticket.why() == "async_checkpointer: step 1 was given up: the state could not be copied: no more");
+    CHECK(ticket.why() == "async_checkpointer: step 1 was abandoned: the state could not be copied: no more");
     CHECK(!saves.gate().is_frozen());
     CHECK(saves.begin_snapshot(2, owners_view(of)).ticket().wait() == commit_status::committed);
     saves.flush();
@@ -311,7 +311,7 @@ TEST_SUITE("async_checkpointer") {
     checkpointer saves(coordinator, of.tensors, tiny);
     const commit_ticket ticket = saves.begin_snapshot(1, host_state_view(of.spans)).ticket();
     CHECK(ticket.wait() == commit_status::not_committed);
-    CHECK(ticket.why().find("room cannot be taken for the file: No space left on device") !=
+    CHECK(ticket.why().find("space cannot be allocated for the file: No space left on device") !=
           std::string::npos);
     saves.flush();
     CHECK(storage.folders().empty());
@@ -337,7 +337,7 @@ TEST_SUITE("async_checkpointer") {
     coordinator.open();
     CHECK(ticket.wait() == commit_status::not_committed);
     CHECK(ticket.why() ==
-          "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
+          "async_checkpointer: step 1 was abandoned: it stalled the training for longer than max_stall_ns");
     CHECK(saves.flush());
     CHECK(saves.begin_snapshot(2, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
     CHECK(what_is_wrong(storage, of, 2) == "");
@@ -415,7 +415,7 @@ TEST_SUITE("async_checkpointer") {
     of.spans[1] = of.spans[1].first(of.spans[1].size() - 1);
     const commit_ticket ticket = saves.begin_snapshot(1, host_state_view(of.spans)).ticket();
     CHECK(ticket.wait() == commit_status::not_committed);
-    CHECK(ticket.why().find("of tensor 1 are not in it: give a span for each tensor that was described") !=
+    CHECK(ticket.why().find("of tensor 1 do not exist: pass a span for each described tensor") !=
           std::string::npos);
   }
 
@@ -502,7 +502,7 @@ TEST_SUITE("async_checkpointer") {
       return text_of([&] { const checkpointer saves(coordinator, of.tensors, options); });
     };
     CHECK(refusal({.ring_bytes = 511, .chunk_bytes = 256}) ==
-          "async_checkpointer: a ring of 511 bytes for chunks of 256; it needs room for two of them");
+          "async_checkpointer: a ring of 511 bytes for chunks of 256; it needs space for two of them");
     CHECK(refusal({.chunk_bytes = 0}) == "async_checkpointer: chunks of 0 bytes; they have 1 to 1073741824");
     CHECK(refusal({.max_pending = 0}) == "async_checkpointer: max_pending is 0; it may be 1 to 1024");
   }

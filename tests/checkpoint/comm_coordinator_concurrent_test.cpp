@@ -316,13 +316,13 @@ TEST_SUITE("comm_coordinator") {
         end.work(100 * millisecond);
         throw process_killed{};
       }
-      const std::string dead = "rank 2 has died, or is not heard any more";
+      const std::string dead = "rank 2 has died, or is unreachable";
       CHECK(self.save(20) == "simulated: step 20: " + dead + "; nothing was committed");
       end.work(second);
       // Whoever asks first is told so by himself, others also by rank 0.
       const std::string refused = "simulated: " + dead +
-                                  "; agree with those that are left, admit or shrink, share the state anew, "
-                                  "and make new checkpointers";
+                                  "; agree with the remaining ranks, admit or shrink, redistribute the "
+                                  "state, and make new checkpointers";
       const std::string by_zero =
           "simulated: step 30: rank 0 cannot begin it: " + refused + "; nothing was committed";
       const std::string text = self.save(30);
@@ -338,7 +338,7 @@ TEST_SUITE("comm_coordinator") {
   TEST_CASE("rank 0 dies before its rename: the others find that nothing was committed, and go on") {
     const auto check = [](auto& self, sim_endpoint& end, simulated_storage& below) {
       const std::string told = self.save(20);
-      CHECK(told == "simulated: step 20: rank 0 has died, or is not heard any more; nothing was committed");
+      CHECK(told == "simulated: step 20: rank 0 has died, or is unreachable; nothing was committed");
       end.work(second);
       CHECK(find_checkpoint(below).found->id.step == 10);
       self.regroup();
@@ -372,8 +372,7 @@ TEST_SUITE("comm_coordinator") {
     const auto check = [](auto& self, sim_endpoint&, simulated_storage&) {
       const std::string told = self.save(20);
       CHECK(told ==
-            "simulated: step 20: rank 0 has died, or is not heard any more, which had this rank's part; it "
-            "may be "
+            "simulated: step 20: rank 0 has died, or is unreachable, which had this rank's part; it may be "
             "committed: look for step-0000000020-g00000002");
       self.regroup();
       CHECK(self.save(30) == "committed");
@@ -382,7 +381,7 @@ TEST_SUITE("comm_coordinator") {
     rank_0_dies_in(storage_call::create, "MANIFEST", true, false, check);
     const auto none = [](auto& self, sim_endpoint&, simulated_storage&) {
       const std::string told = self.save(20);
-      CHECK(told == "simulated: step 20: rank 0 has died, or is not heard any more; nothing was committed");
+      CHECK(told == "simulated: step 20: rank 0 has died, or is unreachable; nothing was committed");
     };
     rank_0_dies_in(storage_call::create, "MANIFEST", false, false, none);
   }
@@ -444,12 +443,10 @@ TEST_SUITE("comm_coordinator") {
         process<simulated_storage> self(end, storage, hasty);
         const bool is_zero = self.rank() == 0;
         if (is_zero) end.work(5 * second);
-        CHECK(
-            self.save(10) ==
-            (is_zero
-                 ? "simulated: step 10: rank 1 has not said that all files are there within 1000 ms; nothing "
-                   "was committed"
-                 : "simulated: rank 0 has not begun a checkpoint of step 10 within 1000 ms"));
+        CHECK(self.save(10) ==
+              (is_zero ? "simulated: step 10: rank 1 has not reported all files as synced within 1000 ms; "
+                         "nothing was committed"
+                       : "simulated: rank 0 has not begun a checkpoint of step 10 within 1000 ms"));
         static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
         // The draft of step 10, and its end, are still on their way to rank 1.
         CHECK(self.save(20) == "committed");
@@ -503,7 +500,7 @@ TEST_SUITE("comm_coordinator") {
       process<simulated_storage> self(end, storage, quick);
       if (self.rank() == 1) {
         CHECK(text_of([&] { static_cast<void>(self.coordinator.begin(10)); }) ==
-              "simulated: step 20: rank 0 is there already, and makes no checkpoint of step 10");
+              "simulated: step 20: rank 0 is already there, and makes no checkpoint of step 10");
       }
       CHECK(self.save(20) == "committed");
       if (self.rank() == 0) {
@@ -541,7 +538,7 @@ TEST_SUITE("comm_coordinator") {
             (is_zero ? "simulated: step 20: rank 1 stopped it: simulated: step 20: the part of rank 1 lists "
                        "rank1-0.bin, a file of rank 0; nothing was committed"
                      : "simulated: step 20: the part of rank 1 lists rank1-0.bin, a file of rank 0"));
-      const std::string lost = "simulated: step 30: the part of rank 1 cannot be: simulated/";
+      const std::string lost = "simulated: step 30: the part of rank 1 is invalid: simulated/";
       CHECK(refused(30, [&](auto& draft, auto&) {
               if (!is_zero) storage.remove(draft.path("rank1-0.bin"));
             }).rfind(lost, 0) == 0);
@@ -551,10 +548,8 @@ TEST_SUITE("comm_coordinator") {
               if (is_zero) storage.set_faults({{.call = storage_call::rename, .number = EIO}});
             }).find("Input/output error") != std::string::npos);
       CHECK(self.save(50) == "committed");
-      CHECK(
-          text_of([&] { coordinator.commit({{50, 5}, "elsewhere"}, {}); }) ==
-          "comm_coordinator::commit: step 50, generation 5 is not of the draft that was begun last, in this "
-          "epoch");
+      CHECK(text_of([&] { coordinator.commit({{50, 5}, "elsewhere"}, {}); }) ==
+            "comm_coordinator::commit: step 50, generation 5 is not the draft begun last in this epoch");
       static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
     });
   }
@@ -577,7 +572,7 @@ TEST_SUITE("comm_coordinator") {
       ranks_of ranks(end);
       ranks.join(ranks.after(second)).value();
       CHECK(text_of([&] { coordinator_of<> made(storage, ranks, quick, {}, {&end}); }) ==
-            "simulated/LOCK: another process commits to this folder; stop it, or take another folder");
+            "simulated/LOCK: another process commits to this folder; stop it, or use another folder");
       CHECK(end.now_ns() >= 20 * second);
     });
   }
@@ -669,7 +664,7 @@ TEST_SUITE("comm_coordinator") {
       const std::string why = second_save.second;
       CAPTURE(why);
       CHECK(second_save.first == commit_status::not_committed);
-      CHECK(why.find("rank 1 has died, or is not heard any more") != std::string::npos);
+      CHECK(why.find("rank 1 has died, or is unreachable") != std::string::npos);
       ranks.admit(ranks.agree(1, ranks.after(60 * second)).value());
       const auto [again, trouble] = save(3);
       CHECK(trouble == "");

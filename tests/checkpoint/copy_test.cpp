@@ -82,7 +82,7 @@ TEST_SUITE("copy_checkpoint") {
           "copy_checkpoint: a buffer of 1 bytes cannot be halved; give it some megabytes");
     CHECK(text_of([&] {
             copy_checkpoint(local, newest(local), folder, {.buffer_bytes = std::uint64_t{1} << 63});
-          }) == "copy_checkpoint: a buffer of 9223372036854775808 bytes passes the limit of 2^63 - 1");
+          }) == "copy_checkpoint: a buffer of 9223372036854775808 bytes exceeds the limit of 2^63 - 1");
     CHECK(durable.folders().empty());
     copy_checkpoint(local, newest(local), folder);
     CHECK(has_its_bytes(durable, world, newest(durable)));
@@ -134,16 +134,14 @@ TEST_SUITE("copy_checkpoint") {
     save_step(folder, world, 10);
     const found_checkpoint old = newest(local);
     save_step(folder, world, 20);
-    CHECK(
-        text_of([&] { compact_checkpoint(folder, old); }) ==
-        "local/step-0000000010-g00000001: it is not the newest of its folder, which a copy of it would then "
-        "be; compact the newest, step-0000000020-g00000002");
+    CHECK(text_of([&] { compact_checkpoint(folder, old); }) ==
+          "local/step-0000000010-g00000001: it is not the newest of its folder, but a copy of it would be; "
+          "compact the newest, step-0000000020-g00000002");
     simulated_storage empty(called("empty"));
     checkpoint_folder none(empty);
-    CHECK(
-        text_of([&] { compact_checkpoint(none, old); }) ==
-        "empty/step-0000000010-g00000001: it is not the newest of its folder, which a copy of it would then "
-        "be; compact the newest, of which there is none");
+    CHECK(text_of([&] { compact_checkpoint(none, old); }) ==
+          "empty/step-0000000010-g00000001: it is not the newest of its folder, but a copy of it would be; "
+          "compact the newest, of which there is none");
     CHECK(compact_checkpoint(folder, newest(local)).copy.id == checkpoint_id{20, 3});
   }
 
@@ -172,7 +170,7 @@ TEST_SUITE("copy_checkpoint") {
                     "is ") == 0);
     local.truncate(original.folder + "/rank0-0.bin", 24);
     CHECK(text_of([&] { copy_checkpoint(local, original, folder); }) ==
-          "local/step-0000000030-g00000001/rank0-0.bin: has 24 bytes, the manifest says 25");
+          "local/step-0000000030-g00000001/rank0-0.bin: has 24 bytes, but the manifest says 25");
   }
 
   TEST_CASE("after any crash the copy is there whole or not at all, and once it returned, it is there") {
@@ -279,9 +277,8 @@ TEST_SUITE("copy_checkpoint") {
     checkpoint_folder folder(durable);
     copy_checkpoint(local, newest(local), folder);
     const std::uint64_t before = durable.fingerprint();
-    CHECK(
-        text_of([&] { copy_checkpoint(local, newest(local), folder); }) ==
-        "durable/step-0000000030-g00000001: generation 1 is there already; nothing else may have its number");
+    CHECK(text_of([&] { copy_checkpoint(local, newest(local), folder); }) ==
+          "durable/step-0000000030-g00000001: generation 1 already exists; its number cannot be used again");
     CHECK(durable.fingerprint() == before);
     copy_checkpoint(local, newest(local), folder, {.generation = copy_generation::next});
     CHECK(newest(durable).id == checkpoint_id{30, 2});

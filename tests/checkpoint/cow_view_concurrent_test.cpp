@@ -172,7 +172,7 @@ TEST_SUITE("cow_state_view") {
     coordinator.open();
     CHECK(ticket.wait() == commit_status::not_committed);
     CHECK(ticket.why() ==
-          "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
+          "async_checkpointer: step 1 was abandoned: it stalled the training for longer than max_stall_ns");
     permit.reset();
     CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
   }
@@ -352,8 +352,8 @@ TEST_SUITE("cow_state_view") {
     {
       const cow_snapshot held = two.snapshot().value();
       CHECK_THROWS_WITH_AS(cow_state_view(both, places),
-                           "cow_state_view: 1 snapshots of moments are alive, as many as may be; wait until "
-                           "one is staged, or raise copy_on_write::max_snapshots",
+                           "cow_state_view: 1 snapshots of moments are alive, the maximum; wait until one is "
+                           "staged, or raise copy_on_write::max_snapshots",
                            out_of_memory);
       CHECK(one.live() == 0);
     }
@@ -366,7 +366,7 @@ TEST_SUITE("cow_state_view") {
     const std::array<cow_range*, 2> none{&one, nullptr};
     CHECK_THROWS_WITH_AS(cow_state_view(none, places), "cow_state_view: a range is null", argument_error);
     CHECK_THROWS_WITH_AS(cow_state_view({}, places),
-                         "cow_state_view: no ranges; give it those the tensors lie in", argument_error);
+                         "cow_state_view: no ranges; pass the ranges that hold the tensors", argument_error);
     CHECK(one.live() == 0);
     CHECK(two.live() == 0);
   }
@@ -389,17 +389,17 @@ TEST_SUITE("cow_state_view") {
       return copying;
     };
     CHECK(asks(0, 1, 28) ==
-          "cow_state_view: bytes 1 to 29 of tensor 0 are not in it: give a place for each tensor that was "
-          "described, in that order");
+          "cow_state_view: bytes 1 to 29 of tensor 0 do not exist: pass a place for each described tensor, "
+          "in that order");
     CHECK(asks(4, 0, 1) ==
-          "cow_state_view: bytes 0 to 1 of tensor 4 are not in it: give a place for each tensor that was "
-          "described, in that order");
-    CHECK(asks(1, 0, 4) == "cow_state_view: tensor 1 lies in range 1, there are 1");
+          "cow_state_view: bytes 0 to 1 of tensor 4 do not exist: pass a place for each described tensor, in "
+          "that order");
+    CHECK(asks(1, 0, 4) == "cow_state_view: tensor 1 lies in range 1, but the number of ranges is 1");
     CHECK(asks(2, 0, 28) ==
-          "cow_state_view: the place of tensor 2, 28 bytes from 101 on, is past the end of source 0, which "
-          "has 128");
+          "cow_state_view: the place of tensor 2, 28 bytes from 101, is past the end of source 0, which has "
+          "128");
     CHECK(asks(3, 1, 4) ==
-          "cow_state_view: the place of tensor 3, 28 bytes from 18446744073709551615 on, is past the end of "
+          "cow_state_view: the place of tensor 3, 28 bytes from 18446744073709551615, is past the end of "
           "source 0, which has 128");
   }
 

@@ -265,7 +265,7 @@ TEST_SUITE("file_coordinator") {
       // One that died after its join and whose successor had not said anything yet.
       for (const auto& each : all)
         counts_on_the_dead =
-            counts_on_the_dead || each->waits_for().text.find("one with others") != std::string::npos;
+            counts_on_the_dead || each->waits_for().text.find("a session with others") != std::string::npos;
       REQUIRE((joined || counts_on_the_dead));
       if (joined) CHECK(told_in(storage, "session").size() == 1);
     }
@@ -292,7 +292,7 @@ TEST_SUITE("file_coordinator") {
     session stranger(storage, {.rank = 3, .world = 4});
     CHECK(!stranger.try_join());
     CHECK(stranger.waits_for().text ==
-          "rank 0 has not begun a session with this process, but one with others is there");
+          "rank 0 has not begun a session with this process, but a session with others exists");
   }
 
   TEST_CASE("a session that an earlier run has left is not joined") {
@@ -406,10 +406,10 @@ TEST_SUITE("file_coordinator") {
     all.all[0].reset();
     storage.set_faults({});
     CHECK(!all[1].try_conclude(draft));
-    CHECK(all[1].waits_for().text == "rank 0 has decided to commit, and not said what became of it");
+    CHECK(all[1].waits_for().text == "rank 0 has decided to commit, but not reported the outcome");
     CHECK_THROWS_WITH_AS(all[1].stop(draft, "it has waited for too long"),
-                         "simulated: step 20, generation 1: rank 0 had decided to commit, and has not said "
-                         "what became of it; look for step-0000000020-g00000001",
+                         "simulated: step 20, generation 1: rank 0 had decided to commit, but has not "
+                         "reported the outcome; look for step-0000000020-g00000001",
                          durability_uncertain);
   }
 
@@ -506,7 +506,7 @@ TEST_SUITE("file_coordinator") {
     // The decision is renamed first, then the draft.
     storage.set_faults({{.call = storage_call::rename, .first = 2}});
     const std::string failed = text_of([&] { static_cast<void>(all[0].try_conclude(draft)); });
-    CHECK(failed.find("cannot be given its name: Input/output error; a planned fault") != std::string::npos);
+    CHECK(failed.find("cannot be renamed: Input/output error; a planned fault") != std::string::npos);
     CHECK_THROWS_WITH_AS(static_cast<void>(all[1].try_conclude(draft)),
                          ("simulated: step 20, generation 1: rank 0 could not commit it: " + failed).c_str(),
                          io_error);
@@ -588,7 +588,7 @@ TEST_SUITE("file_coordinator") {
     storage.link(vote, later);
     all.write_and_vote(two, draft, 0);
     CHECK(!all[0].try_conclude(draft));
-    CHECK(all[0].waits_for().text == "rank 1 has not said that all files are there, or not whole");
+    CHECK(all[0].waits_for().text == "rank 1 has not reported all files as synced, or not whole");
     storage.remove(later);
     all.write_and_vote(two, draft, 1);
     CHECK(all[0].try_conclude(draft));
@@ -605,7 +605,7 @@ TEST_SUITE("file_coordinator") {
         {[](checkpoint_manifest&, simulated_storage& storage, const std::string& folder) {
            storage.truncate(folder + "/rank1-0.bin", 20);
          },
-         "/rank1-0.bin: has 20 bytes, the manifest says 24"},
+         "/rank1-0.bin: has 20 bytes, but the manifest says 24"},
         {[](checkpoint_manifest&, simulated_storage& storage, const std::string& folder) {
            storage.remove(folder + "/rank1-0.bin");
          },
@@ -617,7 +617,7 @@ TEST_SUITE("file_coordinator") {
         {[](checkpoint_manifest& part, simulated_storage&, const std::string&) {
            part.files[0].name = "rank0-0.bin";
          },
-         "file \"rank0-0.bin\" twice"},
+         "file \"rank0-0.bin\" occurs twice"},
     };
     for (const lie& each : lies) {
       CAPTURE(each.text);
@@ -659,7 +659,7 @@ TEST_SUITE("file_coordinator") {
     ranks all(storage, 2);
     all.join();
     CHECK(text_of([&] { static_cast<void>(all[1].try_conclude({})); }) ==
-          "rank_session::try_conclude: step 0, generation 0 is not of the draft that was begun last");
+          "rank_session::try_conclude: step 0, generation 0 is not the draft begun last");
     const checkpoint_draft draft = all.begin(20);
     CHECK(text_of([&] { static_cast<void>(all[1].try_conclude(draft)); }) ==
           "rank_session::try_conclude: this rank has not voted, or it is over");
@@ -683,7 +683,7 @@ TEST_SUITE("file_coordinator") {
     const std::string vote = told_in(storage, "vote").at(0);
     storage.flip(vote, 333);
     CHECK(!all[0].try_conclude(draft));
-    CHECK(all[0].waits_for().text == "rank 1 has not said that all files are there, or not whole");
+    CHECK(all[0].waits_for().text == "rank 1 has not reported all files as synced, or not whole");
     storage.flip(vote, 333);
     CHECK(all[0].try_conclude(draft));
   }
@@ -808,7 +808,7 @@ TEST_SUITE("file_coordinator") {
     const auto later = all[0].try_begin(50);
     REQUIRE(later);
     CHECK(text_of([&] { static_cast<void>(all[1].try_begin(40)); }) ==
-          "simulated: step 50, generation 3: rank 0 is there already, and makes no checkpoint of step 40");
+          "simulated: step 50, generation 3: rank 0 is already there, and makes no checkpoint of step 40");
     const auto others = all[1].try_begin(50);
     REQUIRE(others);
     all.write_and_vote(two, *others, 1);
@@ -828,15 +828,13 @@ TEST_SUITE("file_coordinator") {
     CHECK_THROWS_WITH_AS(session(storage, {.rank = 2, .world = 2}), "rank_session: rank 2 of 2",
                          argument_error);
     const session one(storage, {.rank = 1, .world = 2});
-    CHECK_THROWS_WITH_AS(session(storage, {.rank = 1, .world = 2}),
-                         "simulated/LOCK.rank-1: another process is rank 1 here; stop it, or give this one "
-                         "another rank",
-                         io_error);
+    CHECK_THROWS_WITH_AS(
+        session(storage, {.rank = 1, .world = 2}),
+        "simulated/LOCK.rank-1: another process is rank 1 here; stop it, or use another rank", io_error);
     checkpoint_folder solo(storage);
-    CHECK_THROWS_WITH_AS(session(storage, {.rank = 0, .world = 2}),
-                         "simulated/LOCK: another process commits to this folder; stop it, or take another "
-                         "folder",
-                         io_error);
+    CHECK_THROWS_WITH_AS(
+        session(storage, {.rank = 0, .world = 2}),
+        "simulated/LOCK: another process commits to this folder; stop it, or use another folder", io_error);
   }
 
   TEST_CASE("a coordinator waits for the others, and no longer than it was told") {
@@ -850,7 +848,7 @@ TEST_SUITE("file_coordinator") {
       const session stranger(storage, {.rank = 1, .world = 3});
       time.meanwhile = [&] { static_cast<void>(const_cast<session&>(stranger).try_join()); };
       CHECK(text_of([&] { const coordinator zero(storage, patient(0, 2), {}, {&time}); }) ==
-            "simulated: rank 1 of 2 has not joined; somebody is rank 1 of 3 within 5000 ms");
+            "simulated: rank 1 of 2 has not joined; a process joined as rank 1 of 3 within 5000 ms");
       time.meanwhile = [] {};
     }
     CHECK(text_of([&] { const coordinator one(storage, patient(1, 2), {}, {&time}); }) ==
@@ -881,13 +879,12 @@ TEST_SUITE("file_coordinator") {
     draft = zero.begin(20);
     const auto began = time.now;
     CHECK_THROWS_WITH_AS(zero.commit(draft, write_rank(storage, two, draft, 0)),
-                         "simulated: step 20: rank 1 has not said that all files are there within 2000 ms",
+                         "simulated: step 20: rank 1 has not reported all files as synced within 2000 ms",
                          ranks_missing);
     CHECK(time.now - began < std::chrono::seconds(3));
     CHECK(text_of([&] { static_cast<void>(one->try_begin(20)); }) ==
           "simulated: step 20, generation 2: rank 0 stopped it: it has waited for too long: rank 1 has not "
-          "said "
-          "that all files are there; nothing was committed");
+          "reported all files as synced; nothing was committed");
     static_cast<void>(zero.abandon(draft, "it has failed"));
     CHECK(newest(storage) == 10);
   }
@@ -961,10 +958,9 @@ TEST_SUITE("file_coordinator") {
       CHECK(zero.try_conclude(*draft));
       throw 20;
     };
-    CHECK(
-        text_of([&] { one.commit(others, write_rank(storage, two, others, 1)); }) ==
-        "simulated: step 20, generation 2: rank 0 had decided to commit, and has not said what became of it; "
-        "look for step-0000000020-g00000002");
+    CHECK(text_of([&] { one.commit(others, write_rank(storage, two, others, 1)); }) ==
+          "simulated: step 20, generation 2: rank 0 had decided to commit, but has not reported the outcome; "
+          "look for step-0000000020-g00000002");
     CHECK(newest(storage) == 20);
     // And where it cannot be stopped either, the first reason is the one that is told.
     time.meanwhile = [] {};

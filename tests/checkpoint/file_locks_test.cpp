@@ -24,7 +24,7 @@ using namespace llmmem_tests;
 namespace {
 
 constexpr std::string_view held =
-    ": another process, or another object of this one, holds the file; end that, or take another path: each "
+    ": another process, or another object in this one, holds the file; end that, or use another path: each "
     "rank and each tier needs its own";
 
 /// Runs in a child process, where flock fails with that number; gives what it returned, 77 where the system
@@ -90,7 +90,7 @@ TEST_SUITE("files that one process has alone") {
         const auto is_told = [](const std::string& text) {
           return text.ends_with(
               "; the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and "
-              "see to it that no other process has the file");
+              "ensure that no other process has the file");
         };
         posix_storage<> storage(folder.file("run"));
         if (!is_told(text_of([&] { static_cast<void>(storage.try_lock("LOCK")); }))) return 1;

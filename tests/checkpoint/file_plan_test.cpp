@@ -306,12 +306,12 @@ TEST_SUITE("file plan") {
             static_cast<void>(bytes_of(safetensors_type::f64, max_bytes / 8 + 1, "x"));
           }).starts_with("x: "));
     CHECK(refusal([] { static_cast<void>(bytes_of(safetensors_type::f6_e2m3, 6, "x")); }) ==
-          "x: 6 elements of 6 bits fill no whole bytes");
+          "x: 6 elements of 6 bits do not fill whole bytes");
     CHECK(refusal_of({tensor("q", {3}, safetensors_type::f4)}) ==
-          "file plan: tensor \"q\": 3 elements of 4 bits fill no whole bytes");
+          "file plan: tensor \"q\": 3 elements of 4 bits do not fill whole bytes");
     state_tensor part = tensor("q", {8}, safetensors_type::f4);
     part.part = element_runs::flat_range(0, 3);
-    CHECK(refusal_of({part}) == "file plan: tensor \"q\": 3 elements of 4 bits fill no whole bytes");
+    CHECK(refusal_of({part}) == "file plan: tensor \"q\": 3 elements of 4 bits do not fill whole bytes");
   }
 
   TEST_CASE("what cannot be planned is refused by name") {
@@ -321,7 +321,7 @@ TEST_SUITE("file plan") {
       change(made);
       return refusal_of({made});
     };
-    CHECK(refusal_of({fine, fine}) == "file plan: tensor \"w\" twice");
+    CHECK(refusal_of({fine, fine}) == "file plan: tensor \"w\" occurs twice");
     CHECK(refusal_of({fine}, {.rank = 2, .world = 2}) == "file plan: rank 2 of a world of 2");
     CHECK(refusal_of({fine}, {.rank = 0, .world = 0}) == "file plan: rank 0 of a world of 0");
     CHECK(refusal_of({fine}, {.data_alignment = 12}) ==
@@ -329,7 +329,7 @@ TEST_SUITE("file plan") {
     CHECK(changed([](auto& t) { t.name = "\xFF"; }) ==
           "file plan: tensor (a name that is not UTF-8): the name must be UTF-8");
     CHECK(changed([](auto& t) { t.name = "rank.0/seed"; }) ==
-          "file plan: tensor \"rank.0/seed\": names that begin with \"rank.\" are those of extras");
+          "file plan: tensor \"rank.0/seed\": names that begin with \"rank.\" are reserved for extras");
     CHECK(changed([](auto& t) { t.name = "__metadata__"; }) ==
           "safetensors: a tensor called \"__metadata__\", which readers take for something else");
     for (const std::string& group :
@@ -337,7 +337,8 @@ TEST_SUITE("file plan") {
                                   std::string(65, 'x'), std::string("a\0b", 3)}) {
       const std::string said = changed([&](auto& t) { t.group = group; });
       CHECK(said.starts_with("file plan: tensor \"w\": group \""));
-      CHECK(said.ends_with(" cannot name a file: take a plain name of at most 64 bytes, not \"extra\""));
+      CHECK(
+          said.ends_with(" cannot name a file: use a plain name of at most 64 bytes, other than \"extra\""));
     }
     CHECK(changed([](auto& t) { t.group = std::string(64, 'x'); }) == "taken");
     CHECK(changed([](auto& t) { t.part = element_runs{0, 5, 5, 1}; }) ==
@@ -353,7 +354,7 @@ TEST_SUITE("file plan") {
     CHECK(changed([](auto& t) {
             t.shape = {std::uint64_t{1} << 62};
             t.type = safetensors_type::f64;
-          }).starts_with("file plan: tensor \"w\": 4611686018427387904 x 8 passes"));
+          }).starts_with("file plan: tensor \"w\": 4611686018427387904 x 8 exceeds"));
     // The format's reader counts bits, and takes no more than 2^63 - 1 of them.
     CHECK(refusal_of({tensor("v", {std::uint64_t{1} << 62})}) ==
           "safetensors: tensor \"v\" has a shape whose bytes pass 2^63 - 1, or are no whole number");
@@ -362,9 +363,8 @@ TEST_SUITE("file plan") {
   TEST_CASE("groups whose files would have one name are refused when they are planned") {
     std::vector<state_tensor> tensors{tensor("a", {60}), tensor("b", {60}), tensor("c", {1})};
     tensors[2].group = "model-00002-of-00002";
-    CHECK(
-        refusal_of(tensors, {.max_shard_bytes = 100}) ==
-        "file plan: two groups have a file \"model-00002-of-00002.safetensors\"; call one of them otherwise");
+    CHECK(refusal_of(tensors, {.max_shard_bytes = 100}) ==
+          "file plan: two groups have a file \"model-00002-of-00002.safetensors\"; rename one of them");
     CHECK(refusal_of(tensors, {.max_shard_bytes = 1000}) == "taken");
   }
 

@@ -237,9 +237,9 @@ TEST_SUITE("checkpoint_folder") {
     const storage_fault no_answer{.call = storage_call::rename, .what = storage_fault::kind::reported};
     storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::for_ever}});
     const std::string unknown = text_of([&] { save_step(folder, world, 30); });
-    CHECK(unknown.ends_with(
-        "cannot be given its name: Input/output error; a planned fault; step-0000000030-g00000003 may be "
-        "there, whole, or not at all"));
+    CHECK(
+        unknown.ends_with("cannot be renamed: Input/output error; a planned fault; step-0000000030-g00000003 "
+                          "may exist, whole, or not at all"));
     storage.set_faults({});
     CHECK(folder.tidy(keep_last_and_every{.last = 1}).empty());
     CHECK(list_checkpoints(storage).size() == 3);
@@ -295,8 +295,8 @@ TEST_SUITE("checkpoint_folder") {
       if (step == 30) storage.set_faults({{.call = storage_call::sync_folder, .first = 2}});
       if (step == 30) {
         CHECK(text_of([&] { save_step(folder, world, step); }) ==
-              "simulated: the folder cannot be synced: names in it may be lost: Input/output error; "
-              "a planned fault; step-0000000030-g00000003 is whole, and may be gone after a crash");
+              "simulated: the folder cannot be synced: names in it may be lost: Input/output error; a "
+              "planned fault; step-0000000030-g00000003 is whole, but a crash may remove it");
       } else {
         save_step(folder, world, step);
       }
@@ -313,7 +313,7 @@ TEST_SUITE("checkpoint_folder") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     CHECK(text_of([&] { const checkpoint_folder second(storage); }) ==
-          "simulated/LOCK: another process commits to this folder; stop it, or take another folder");
+          "simulated/LOCK: another process commits to this folder; stop it, or use another folder");
     for (const bool renames : {true, false}) {
       simulated_storage shared(tiny(renames));
       checkpoint_folder first(shared);
@@ -361,7 +361,7 @@ TEST_SUITE("checkpoint_folder") {
     REQUIRE(search.found);
     CHECK(search.message() ==
           "step-0000000020-g00000002; passed over step-0000000030-g00000003: "
-          "simulated/step-0000000030-g00000003/MANIFEST.json: its checksum differs: it is damaged");
+          "simulated/step-0000000030-g00000003/MANIFEST.json: its checksum is wrong: it is damaged");
   }
 
   TEST_CASE("while a manifest cannot be read, nothing goes that it may refer to") {
@@ -454,17 +454,18 @@ TEST_SUITE("checkpoint_folder") {
       folder.commit(draft, write_rank(storage, world, draft, 0));
       CHECK(find_checkpoint(storage).found->id == checkpoint_id{70, 7});
       CHECK(text_of([&] { static_cast<void>(folder.begin_as({80, 7})); }) ==
-            "simulated/step-0000000070-g00000007: generation 7 is there already; nothing else may have its "
-            "number");
+            "simulated/step-0000000070-g00000007: generation 7 already exists; its number cannot be used "
+            "again");
       const checkpoint_draft open = folder.begin_as({30, 3});
-      CHECK(text_of([&] { static_cast<void>(folder.begin_as({30, 3})); }).find("generation 3 is there") !=
-            std::string::npos);
+      CHECK(text_of([&] {
+              static_cast<void>(folder.begin_as({30, 3}));
+            }).find("generation 3 already exists") != std::string::npos);
       folder.abandon(open);
       CHECK(folder.begin_as({30, 3}).id == checkpoint_id{30, 3});
       storage.make_folder(".trash-step-0000000010-g00000009");
       CHECK(text_of([&] { static_cast<void>(folder.begin_as({10, 9})); }) ==
-            "simulated/.trash-step-0000000010-g00000009: generation 9 is there already; nothing else may "
-            "have its number");
+            "simulated/.trash-step-0000000010-g00000009: generation 9 already exists; its number cannot be "
+            "used again");
       CHECK(folder.begin(80).id == checkpoint_id{80, 8});
     }
   }
@@ -519,9 +520,9 @@ TEST_SUITE("checkpoint_folder") {
     simulated_storage storage;
     storage.make_folder("step-0000000001-g18446744073709551615");
     checkpoint_folder folder(storage);
-    CHECK(text_of([&] { static_cast<void>(folder.begin(20)); }) ==
-          "simulated: a name in it has the last generation there is, 18446744073709551615; take another "
-          "folder");
+    CHECK(
+        text_of([&] { static_cast<void>(folder.begin(20)); }) ==
+        "simulated: a name in it has the last generation there is, 18446744073709551615; use another folder");
     CHECK(storage.folders() == std::vector<std::string>{"step-0000000001-g18446744073709551615"});
   }
 

@@ -356,8 +356,7 @@ TEST_SUITE("incremental saves") {
     const commit_ticket other = saves.begin_snapshot(4, host_state_view(of.spans)).ticket();
     CHECK(other.wait() == commit_status::not_committed);
     CHECK(other.why() == "simulated/" + third.folder +
-                             "/model.safetensors: has 100 bytes, the checkpoint of "
-                             "step 4 counts on " +
+                             "/model.safetensors: has 100 bytes, but the checkpoint of step 4 counts on " +
                              std::to_string(third.manifest.files[0].bytes) + "; nothing was committed");
     CHECK(find_checkpoint(storage).message().find("no checkpoint; passed over") == 0);
   }
@@ -477,7 +476,7 @@ TEST_SUITE("incremental saves") {
     CHECK(first.wait() == commit_status::committed);
     CHECK(second.wait() == commit_status::not_committed);
     CHECK(second.why() ==
-          "async_checkpointer: step 2 was given up: it held the training up for longer than max_stall_ns");
+          "async_checkpointer: step 2 was abandoned: it stalled the training for longer than max_stall_ns");
     const commit_ticket third = saves.begin_snapshot(3, host_state_view(of.spans)).ticket();
     CHECK(third.wait() == commit_status::committed);
     saves.flush();
@@ -546,20 +545,18 @@ TEST_SUITE("incremental saves") {
     state of({10});
     simulated_storage storage;
     solo_coordinator coordinator(storage);
-    CHECK(
-        text_of(
-            [&] { const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 2}); }) ==
-        "async_checkpointer: whole_every is 2, and nothing tells what changed: give the traits a digest_type "
-        "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
+    CHECK(text_of(
+              [&] { const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 2}); }) ==
+          "async_checkpointer: whole_every is 2, but nothing detects changes: give the traits a digest_type "
+          "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
     CHECK(text_of([&] {
             const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 0});
           }) == "async_checkpointer: whole_every is 0; 1 writes each checkpoint whole");
-    CHECK(
-        text_of([&] {
-          const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 257});
-        }) ==
-        "async_checkpointer: whole_every is 257, at most 256 is allowed: who reads a file opens one of each "
-        "checkpoint since the last that is whole");
+    CHECK(text_of([&] {
+            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 257});
+          }) ==
+          "async_checkpointer: whole_every is 257, at most 256 is allowed, because a reader of a file opens "
+          "one of each checkpoint since the last whole one");
     CHECK(text_of([&] {
             const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 256});
           }) == "none");

@@ -337,7 +337,7 @@ TEST_SUITE("load_checkpoint") {
     state.storage.flip(path, 70 * 8);
     const std::string said = state.load(from, {});
     CHECK(said.starts_with("simulated/" + path + ": bytes 64 to 128 are damaged: their CRC-32C is "));
-    CHECK(said.ends_with(", the manifest has " + hex8(from.manifest.files[0].chunks[1])));
+    CHECK(said.ends_with(", but the manifest has " + hex8(from.manifest.files[0].chunks[1])));
   }
 
   TEST_CASE("files that are cut, that grew or that are gone are refused") {
@@ -347,7 +347,7 @@ TEST_SUITE("load_checkpoint") {
       const std::string path = from.folder + "/" + from.manifest.files[0].name;
       const std::uint64_t bytes = from.manifest.files[0].bytes;
       const std::string of = "simulated/" + path + ": has ";
-      const std::string says = " bytes, the manifest says " + std::to_string(bytes);
+      const std::string says = " bytes, but the manifest says " + std::to_string(bytes);
       state.storage.grow(path, bytes + 1);
       CHECK(state.load(from, {.how = how}) == of + std::to_string(bytes + 1) + says);
       for (const std::uint64_t left : {bytes - 1, std::uint64_t{8}, std::uint64_t{7}, std::uint64_t{0}}) {
@@ -383,13 +383,13 @@ TEST_SUITE("load_checkpoint") {
     CHECK(refusal({.name = ""}) == folder + "\"\" is not in this checkpoint");
     CHECK(refusal({.name = "w\n"}) == folder + "\"w\\n\" is not in this checkpoint");
     CHECK(refusal({.name = "w", .part = {}, .type = safetensors_type::i32}) ==
-          folder + "\"w\" is of type F32, wanted is I32");
+          folder + "\"w\" is of type F32, but the wanted type is I32");
     CHECK(refusal({.name = "w", .part = {}, .type = {}, .shape = {{6, 4}}}) ==
-          folder + "\"w\" is 4 x 6, wanted is 6 x 4");
+          folder + "\"w\" is 4 x 6, but the wanted shape is 6 x 4");
     CHECK(refusal({.name = "n", .part = {}, .type = {}, .shape = {{1}}}) ==
-          folder + "\"n\" is a single element, wanted is 1");
+          folder + "\"n\" is a single element, but the wanted shape is 1");
     CHECK(refusal({.name = "w", .part = {}, .type = {}, .shape = {std::vector<std::uint64_t>{}}}) ==
-          folder + "\"w\" is 4 x 6, wanted is a single element");
+          folder + "\"w\" is 4 x 6, but the wanted shape is a single element");
     CHECK(refusal({.name = "w", .part = element_runs{0, 25, 25, 1}}) ==
           folder +
               "\"w\": elements {begin 0, run 25, stride 25, count 1}: they pass the end of the tensor, "
@@ -430,11 +430,10 @@ TEST_SUITE("load_checkpoint") {
     for (const auto& [begin, count] :
          std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 3}, {1, 2}, {1, 1}, {3, 13}}) {
       const std::vector<wanted_tensor> wanted{{.name = "q", .part = element_runs::flat_range(begin, count)}};
-      CHECK_THROWS_WITH_AS(
-          load_checkpoint(storage, from, wanted, [](auto...) {}),
-          "simulated/step-0000000010-g00000001/model.safetensors: q: a part of it begins or ends inside a "
-          "byte; take parts of whole bytes",
-          argument_error);
+      CHECK_THROWS_WITH_AS(load_checkpoint(storage, from, wanted, [](auto...) {}),
+                           "simulated/step-0000000010-g00000001/model.safetensors: q: a part of it begins or "
+                           "ends inside a byte; request parts of whole bytes",
+                           argument_error);
     }
     const std::vector<wanted_tensor> wanted{{.name = "q", .part = element_runs::flat_range(6, 4)}};
     received got(from, wanted);
@@ -451,10 +450,9 @@ TEST_SUITE("load_checkpoint") {
     };
     CHECK(with_header(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8) == "taken");
     CHECK(with_header(R"({"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8) ==
-          file + "the manifest says that tensor \"w\" is in it, which it is not");
-    CHECK(with_header("{}     ", 0) ==
-          file + "the manifest says that tensor \"w\" is in it, which it is not");
-    const std::string other = file + "tensor \"w\" has another type or size than the manifest says";
+          file + "the manifest says that tensor \"w\" is in it, but it is not");
+    CHECK(with_header("{}     ", 0) == file + "the manifest says that tensor \"w\" is in it, but it is not");
+    const std::string other = file + "tensor \"w\" has a type or size other than the manifest says";
     CHECK(with_header(R"({"w":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})", 8) == other);
     CHECK(with_header(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4) == other);
     CHECK(with_header(R"({"w":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}})", 12) == other);

@@ -171,28 +171,28 @@ TEST_SUITE("checkpoint manifest") {
       }
       CHECK(taken == 0);
       CHECK(refusal(text + "\n") ==
-            "M: it does not end as a manifest does: it was cut, or is something else");
+            "M: it does not end like a manifest: it was truncated, or is something else");
       CHECK(refusal(text + text) != "taken");
     }
   }
 
   TEST_CASE("damage is told in whole sentences") {
     std::string text = to_json(two_halves());
-    CHECK(refusal("") == "M: it does not end as a manifest does: it was cut, or is something else");
-    CHECK(refusal("{}") == "M: it does not end as a manifest does: it was cut, or is something else");
+    CHECK(refusal("") == "M: it does not end like a manifest: it was truncated, or is something else");
+    CHECK(refusal("{}") == "M: it does not end like a manifest: it was truncated, or is something else");
     text[20] = 'X';
-    CHECK(refusal(text) == "M: its checksum differs: it is damaged");
+    CHECK(refusal(text) == "M: its checksum is wrong: it is damaged");
     CHECK(refusal(sealed(std::string())) == "M: byte 0: '{' must be here");
     CHECK(refusal(sealed(std::string("{"))) == "M: byte 22: the object that ends here lacks a member");
     CHECK(refusal(sealed(std::string("[{"))) == "M: byte 0: '{' must be here");
     CHECK(refusal(sealed(std::string("{\"x\":{"))) == "M: byte 27: '}' must be here");
     CHECK(refusal(std::string(static_cast<std::size_t>(max_manifest_bytes) + 1, ' ')) ==
-          "M: 268435457 bytes, a manifest has at most 268435456");
+          "M: 268435457 bytes, but a manifest has at most 268435456");
   }
 
   TEST_CASE("another format is told by its name") {
     CHECK(refusal_of_json([](ordered_json& json) { json["format"] = "llmmem-checkpoint-2"; }) ==
-          "M: byte 31: its format is \"llmmem-checkpoint-2\", not one that is known here");
+          "M: byte 31: its format is \"llmmem-checkpoint-2\", which this version does not know");
   }
 
   TEST_CASE("what a later version may add does no harm, unless it is nested too deep") {
@@ -206,7 +206,7 @@ TEST_SUITE("checkpoint manifest") {
     for (int i = 0; i < 8; ++i)
       deep = ordered_json::array({deep});
     json["later"] = deep;
-    CHECK(refusal(sealed(json)).ends_with(": nested too deep"));
+    CHECK(refusal(sealed(json)).ends_with(": the JSON is nested too deep"));
   }
 
   // The checksum is no signature: all that follows has the right one.
@@ -233,8 +233,8 @@ TEST_SUITE("checkpoint manifest") {
         CHECK(refusal(sealed(without)).ends_with(": the object that ends here lacks a member"));
         ordered_json twice = whole;
         twice[pointer]["@@"] = whole[pointer][key];
-        CHECK(
-            refusal(sealed(with_raw(body_of(twice), "\"" + key + "\""))).ends_with(": '" + key + "' twice"));
+        CHECK(refusal(sealed(with_raw(body_of(twice), "\"" + key + "\"")))
+                  .ends_with(": '" + key + "' occurs twice"));
       }
       CHECK(read_manifest(sealed(reversed), "M") == two_halves());
     }
@@ -245,7 +245,7 @@ TEST_SUITE("checkpoint manifest") {
                                     return twice;
                                   }()),
                                   "\"crc32c\"")))
-              .ends_with(": 'crc32c' twice"));
+              .ends_with(": 'crc32c' occurs twice"));
   }
 
   TEST_CASE("a value of another kind is refused wherever it stands") {
@@ -279,7 +279,7 @@ TEST_SUITE("checkpoint manifest") {
   }
 
   TEST_CASE("numbers that are too large are refused, whatever they count") {
-    CHECK(refusal_with([](auto& m) { m.world = 0; }) == "M: a world of no ranks");
+    CHECK(refusal_with([](auto& m) { m.world = 0; }) == "M: the world has 0 ranks");
     CHECK(refusal_with([](auto& m) { m.world = 1; }) == "M: file \"b.safetensors\": rank 1 of 1");
     CHECK(refusal_of_json([](auto& j) {
             j["world"] = 4294967296;
@@ -302,17 +302,17 @@ TEST_SUITE("checkpoint manifest") {
           "M: file \"a.safetensors\": 3 checksums for 1152921504606846976 chunks");
     CHECK(refusal_with([](auto& m) {
             m.tensors[1].shape = {std::uint64_t{1} << 63};
-          }).starts_with("M: tensor \"b\": tensor_shape: rows x columns: 9223372036854775808 x 1 passes"));
+          }).starts_with("M: tensor \"b\": tensor_shape: rows x columns: 9223372036854775808 x 1 exceeds"));
     CHECK(refusal_with([](auto& m) {
             m.tensors[1].shape = {std::uint64_t{1} << 32, std::uint64_t{1} << 31};
-          }).starts_with("M: tensor \"b\": tensor_shape: rows x columns: 4294967296 x 2147483648 passes"));
+          }).starts_with("M: tensor \"b\": tensor_shape: rows x columns: 4294967296 x 2147483648 exceeds"));
     // No elements, by a row that could not be: no reader would take it.
     CHECK(refusal_with([](auto& m) {
             m.tensors[1].shape = {0, std::uint64_t{1} << 62, 4};
           }).starts_with("M: tensor \"b\": tensor_shape: elements of a row: "));
     CHECK(refusal_with([](auto& m) {
             m.tensors[0].shape = {std::uint64_t{1} << 62};
-          }).starts_with("M: tensor \"w\": bytes of it: 4611686018427387904 x 4 passes"));
+          }).starts_with("M: tensor \"w\": bytes of it: 4611686018427387904 x 4 exceeds"));
   }
 
   TEST_CASE("a list of checksums must be one, as long as the file, and give its own") {
@@ -323,17 +323,17 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refusal_with([](auto& m) { m.files[0].chunks.resize(1'000'000); }) ==
           file + "1000000 checksums for 3 chunks");
     CHECK(refusal_with([](auto& m) { ++m.files[0].crc32c; }) ==
-          file + "its checksum is not that of its chunks");
+          file + "its checksum does not match those of its chunks");
     CHECK(refusal_with([](auto& m) { ++m.files[0].chunks[1]; }) ==
-          file + "its checksum is not that of its chunks");
+          file + "its checksum does not match those of its chunks");
     CHECK(refusal_with([](auto& m) { m.files[0].bytes = 19; }) ==
-          file + "its checksum is not that of its chunks");
+          file + "its checksum does not match those of its chunks");
     CHECK(refusal_with([](auto& m) { m.chunk_bytes = 9; }) ==
-          file + "its checksum is not that of its chunks");
+          file + "its checksum does not match those of its chunks");
     CHECK(refusal_with([](auto& m) {
             m.tensors.clear();
             m.files[0] = {"a.safetensors", 0, 0, 1, {}};
-          }) == file + "its checksum is not that of its chunks");
+          }) == file + "its checksum does not match those of its chunks");
     for (const char* chunks : {"0", "0123456", "012345678", "0123456G", "0123456A", " 1234567", "0x123456"}) {
       CHECK(refusal_of_json([&](auto& j) {
               j["files"][0]["chunks"] = chunks;
@@ -356,7 +356,7 @@ TEST_SUITE("checkpoint manifest") {
     const std::string run = "M: file \"a.safetensors\": the run of chunks from ";
     CHECK(refused([](auto&) {}) == "taken");
     CHECK(refused([](auto& m) { m.files[0].runs.pop_back(); }) ==
-          "M: file \"a.safetensors\": its runs are of 2 chunks, it has 3");
+          "M: file \"a.safetensors\": its runs are of 2 chunks, but it has 3");
     CHECK(refused([](auto& m) { m.files[0].runs[0].first = 1; }) ==
           run + "1 on does not begin where the one before ends, at 0");
     CHECK(refused([](auto& m) { m.files[0].runs[1].first = 1; }) ==
@@ -376,14 +376,14 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refused([](auto& m) {
             m.stored[0] = {3, 800, "old", 8};
             m.files[0].runs = {{0, 1, 0, 0}, {1, 1, 0, 0}, {2, 1, 1, 0}};
-          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, it has 20");
+          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, but it has 20");
     CHECK(refused([](auto& m) {  // one file by two numbers
             m.stored = {{3, 800, "old", 8}, {7, 1200, "new", 4}, {3, 800, "old", 8}};
             m.files[0].runs = {{0, 1, 0, 0}, {1, 1, 2, 0}, {2, 1, 1, 0}};
-          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, it has 20");
+          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, but it has 20");
     const std::string stored = "M: stored file ";
     CHECK(refused([](auto& m) { m.stored[0].name = "../old"; }) ==
-          stored + R"("../old": the name must be plain: UTF-8, without '/', no '.' first)");
+          stored + R"("../old": the name must be plain: UTF-8, without '/', not beginning with '.')");
     CHECK(refused([](auto& m) { m.stored[0].bytes = max_bytes + 1; }) ==
           stored + R"("old": more than 2^63 - 1 bytes)");
     CHECK(refused([](auto& m) { m.stored[0].generation = 8; }) ==
@@ -423,33 +423,33 @@ TEST_SUITE("checkpoint manifest") {
       CAPTURE(name);
       const std::string said = refusal_with([&](auto& m) { m.files[1].name = name; });
       CHECK(said.starts_with("M: file "));
-      CHECK(said.ends_with(": the name must be plain: UTF-8, without '/', no '.' first"));
+      CHECK(said.ends_with(": the name must be plain: UTF-8, without '/', not beginning with '.'"));
     }
     CHECK(refusal_with([](auto& m) { m.files[1].name = std::string(255, 'x'); }) == "taken");
     CHECK(refusal_with([](auto& m) { m.files[1].name = "manifest.json\\"; }) == "taken");
     CHECK(refusal_with([](auto& m) { m.files[1].name = "a.safetensors"; }) ==
-          "M: file \"a.safetensors\" twice");
+          "M: file \"a.safetensors\" occurs twice");
     checkpoint_manifest manifest = two_halves();
     manifest.files[1].name = "\xC0\xAF";  // an overlong '/'
     CHECK_THROWS_WITH_AS(check_manifest(manifest, "M"),
-                         "M: file (a name that is not UTF-8): the name must be plain: UTF-8, without '/', no "
-                         "'.' first",
+                         "M: file (a name that is not UTF-8): the name must be plain: UTF-8, without '/', "
+                         "not beginning with '.'",
                          argument_error);
     CHECK(refusal_of_json([](auto& j) { j["files"][1]["name"] = "MANIFEST.jso\x6E"; }) ==
-          "M: file \"MANIFEST.json\": the name must be plain: UTF-8, without '/', no '.' first");
+          "M: file \"MANIFEST.json\": the name must be plain: UTF-8, without '/', not beginning with '.'");
     ordered_json escaped = json_of(two_halves());
     escaped["files"][1]["name"] = "@@";
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"\\u002e\\u002e\\u002fx\""))) ==
-          "M: file \"../x\": the name must be plain: UTF-8, without '/', no '.' first");
-    CHECK(refusal(sealed(with_raw(body_of(escaped), "\"a\xC0\xAF\""))).ends_with(": not UTF-8"));
+          "M: file \"../x\": the name must be plain: UTF-8, without '/', not beginning with '.'");
+    CHECK(refusal(sealed(with_raw(body_of(escaped), "\"a\xC0\xAF\""))).ends_with(": a string is not UTF-8"));
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"\\ud800\""))).ends_with(": half of a surrogate pair"));
     CHECK(refusal(sealed(with_raw(body_of(escaped), "\"a\nb\"")))
-              .ends_with(": a control character in a string"));
+              .ends_with(": a string contains a control character"));
   }
 
   TEST_CASE("tensors and their pieces are of what is there") {
     const std::string w = "M: tensor \"w\": ";
-    CHECK(refusal_with([](auto& m) { m.tensors[1].name = "w"; }) == "M: tensor \"w\" twice");
+    CHECK(refusal_with([](auto& m) { m.tensors[1].name = "w"; }) == "M: tensor \"w\" occurs twice");
     CHECK(refusal_with([](auto& m) { m.tensors[0].pieces[1].file = 2; }) == w + "a piece in file 2 of 2");
     CHECK(refusal_with([](auto& m) { m.tensors[0].pieces[1].file = 0xFFFF'FFFF; }) ==
           w + "a piece in file 4294967295 of 2");
@@ -497,9 +497,9 @@ TEST_SUITE("checkpoint manifest") {
           [&](auto& m) { m.tensors[0] = {"w", safetensors_type::f4, {elements}, {{0, "w", runs}}}; });
     };
     CHECK(with_f4(4, element_runs::flat_range(2, 2)) == "taken");
-    CHECK(with_f4(3, {}) == "M: tensor \"w\": bytes of it: 3 elements of 4 bits fill no whole bytes");
+    CHECK(with_f4(3, {}) == "M: tensor \"w\": bytes of it: 3 elements of 4 bits do not fill whole bytes");
     CHECK(with_f4(4, element_runs::flat_range(0, 3)) ==
-          "M: tensor \"w\": a piece in file 0: 3 elements of 4 bits fill no whole bytes");
+          "M: tensor \"w\": a piece in file 0: 3 elements of 4 bits do not fill whole bytes");
     CHECK(with_f4(42, element_runs::flat_range(0, 42)) ==
           "M: tensor \"w\": a piece in file 0 of 21 bytes, more than the file has, 20");
   }
@@ -589,18 +589,18 @@ TEST_SUITE("checkpoint manifest") {
       return merge_refusal(part);
     };
     CHECK(other([](auto&) {}) == "taken");
-    CHECK(other([](auto& m) { m.generation = 8; }) == "rank 1: its generation is 8, the others' is 7");
-    CHECK(other([](auto& m) { m.step = 1201; }) == "rank 1: its step is 1201, the others' is 1200");
-    CHECK(other([](auto& m) { m.world = 3; }) == "rank 1: its world is 3, the others' is 2");
+    CHECK(other([](auto& m) { m.generation = 8; }) == "rank 1: its generation is 8, but the others' is 7");
+    CHECK(other([](auto& m) { m.step = 1201; }) == "rank 1: its step is 1201, but the others' is 1200");
+    CHECK(other([](auto& m) { m.world = 3; }) == "rank 1: its world is 3, but the others' is 2");
     CHECK(other([](auto& m) { m = {m.generation, m.step, m.world, 16, {}, {}}; }) ==
-          "rank 1: its chunk size is 16, the others' is 8");
+          "rank 1: its chunk size is 16, but the others' is 8");
     CHECK(other([](auto& m) { m.tensors[0].type = safetensors_type::i32; }) ==
-          "rank 1: tensor \"w\" has another type or shape than other ranks have it");
+          "rank 1: tensor \"w\" has a type or shape other than on other ranks");
     CHECK(other([](auto& m) { m.tensors[0].shape = {4, 2}; }) ==
-          "rank 1: tensor \"w\" has another type or shape than other ranks have it");
+          "rank 1: tensor \"w\" has a type or shape other than on other ranks");
     CHECK(other([](auto& m) { m.files[0].name = "b.safetensors"; }) ==
-          "rank 1: file \"b.safetensors\" twice");
-    CHECK(other([](auto& m) { m.tensors[1].name = "w"; }) == "rank 1: tensor \"w\" twice");
+          "rank 1: file \"b.safetensors\" occurs twice");
+    CHECK(other([](auto& m) { m.tensors[1].name = "w"; }) == "rank 1: tensor \"w\" occurs twice");
     CHECK(other([](auto& m) { m.files[0].rank = 2; }) == "rank 1: file \"c.safetensors\": rank 2 of 2");
     CHECK(other([](auto& m) { m.tensors[0].pieces[0].file = 2; }) ==
           "rank 1: tensor \"w\": a piece in file 2 of 2");

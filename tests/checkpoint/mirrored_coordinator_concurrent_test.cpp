@@ -351,8 +351,8 @@ TEST_SUITE("mirrored_coordinator") {
     solo_coordinator fast(local);
     CHECK(
         text_of([&] { const mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once); }) ==
-        "local/step-0000000010-g00000001 and durable/step-0000000020-g00000001 have the same generation and "
-        "are not the same: two runs wrote to these folders; take a new folder for one of them");
+        "local/step-0000000010-g00000001 and durable/step-0000000020-g00000001 have the same generation but "
+        "differ: two runs wrote to these folders; use a new folder for one of them");
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{20});
     CHECK(steps_in(local) == std::vector<std::uint64_t>{10});
   }
@@ -515,8 +515,9 @@ TEST_SUITE("mirrored_coordinator") {
     const checkpoint_draft next = w.mirror.begin(30);
     w.mirror.commit(next, write_rank(w.local, world, next, 0));
     w.local.flip("step-0000000030-g00000003/MANIFEST.json", 77);
-    CHECK(w.mirror.tidy().find("step-0000000030-g00000003 was not copied: local/step-0000000030-g00000003/"
-                               "MANIFEST.json: its checksum differs: it is damaged") != std::string::npos);
+    CHECK(w.mirror.tidy().find(
+              "step-0000000030-g00000003 was not copied: local/step-0000000030-g00000003/MANIFEST.json: its "
+              "checksum is wrong: it is damaged") != std::string::npos);
     CHECK_FALSE(w.mirror.wait_copied(3, patience_ns));
   }
 
@@ -632,12 +633,12 @@ TEST_SUITE("mirrored_coordinator") {
     {
       const auto other = durable.try_lock("LOCK");
       CHECK(text_of([&] { const mirror_type mirror(fast, durable); }) ==
-            "durable/LOCK: another process commits to this folder; stop it, or take another folder");
+            "durable/LOCK: another process commits to this folder; stop it, or use another folder");
     }
     durable.set_faults({storage_fault{.call = storage_call::list, .every = 1, .count = 100}});
     CHECK_THROWS_AS(mirror_type(fast, durable), storage_error);
     CHECK(text_of([&] { const mirror_type mirror(fast, local); }) ==
-          "local/LOCK: another process commits to this folder; stop it, or take another folder");
+          "local/LOCK: another process commits to this folder; stop it, or use another folder");
   }
 }
 

@@ -177,8 +177,8 @@ TEST_SUITE("paged_state_view") {
     const std::array two{w.sequences[0], w.sequences[1]};
     static_cast<void>(w.cache.extend(two[1], 9).value());
     CHECK_THROWS_WITH_AS(view(w.cache, two, w.storage, 2),
-                         "paged_state_view: sequence 1 has 3 blocks, its tensor has rows for 2; describe it "
-                         "with more",
+                         "paged_state_view: sequence 1 has 3 blocks, but its tensor has rows for 2; describe "
+                         "the tensor with more rows",
                          length_error);
     CHECK(w.cache.stats().sequences == 3);
     const block_storage<host_space> smaller(w.host, 1, generation::block_bytes);

@@ -186,13 +186,13 @@ TEST_SUITE("posix_storage") {
       CAPTURE(name);
       const std::string of = "ROOT/" + name;
       CHECK(refusal(root, storage_call::make_folder, EEXIST, [&] { storage.make_folder(name); }) ==
-            of + ": the folder cannot be made: File exists");
+            of + ": the folder cannot be created: File exists");
       CHECK(refusal(root, storage_call::create, EEXIST, [&] {
               static_cast<void>(storage.create(name, 10));
-            }) == of + ": the file cannot be made: File exists");
+            }) == of + ": the file cannot be created: File exists");
       for (const std::string from : {"other", "other folder"}) {
         CHECK(refusal(root, storage_call::rename, EEXIST, [&] { storage.rename(from, name); }) ==
-              of + ": cannot be given its name: File exists; it has that of ROOT/" + from);
+              of + ": cannot be renamed: File exists; its name is still ROOT/" + from);
       }
       CHECK(refusal(root, storage_call::link, EEXIST, [&] { storage.link("other", name); }) ==
             of + ": cannot be linked: File exists; to ROOT/other");
@@ -245,15 +245,15 @@ TEST_SUITE("posix_storage") {
     CHECK(said(storage_call::open, ENOENT, [&] { static_cast<void>(storage.open("no")); }) ==
           "ROOT/no: cannot be opened: No such file or directory");
     CHECK(said(storage_call::create, ENOENT, [&] { static_cast<void>(storage.create("no/x", 1)); }) ==
-          "ROOT/no/x: the file cannot be made: No such file or directory");
+          "ROOT/no/x: the file cannot be created: No such file or directory");
     CHECK(said(storage_call::make_folder, ENOENT, [&] { storage.make_folder("no/x"); }) ==
-          "ROOT/no/x: the folder cannot be made: No such file or directory");
+          "ROOT/no/x: the folder cannot be created: No such file or directory");
     CHECK(said(storage_call::rename, ENOENT, [&] { storage.rename("no", "x"); }) ==
-          "ROOT/x: cannot be given its name: No such file or directory; it has that of ROOT/no");
+          "ROOT/x: cannot be renamed: No such file or directory; its name is still ROOT/no");
     CHECK(said(storage_call::replace, ENOENT, [&] { storage.replace("no", "file"); }) ==
-          "ROOT/file: cannot be put in the place of another file: No such file or directory");
+          "ROOT/file: cannot replace another file: No such file or directory");
     CHECK(said(storage_call::replace, EISDIR, [&] { storage.replace("file", "full"); }) ==
-          "ROOT/full: cannot be put in the place of another file: Is a directory");
+          "ROOT/full: cannot replace another file: Is a directory");
     CHECK(said(storage_call::link, ENOENT, [&] { storage.link("no", "x"); }) ==
           "ROOT/x: cannot be linked: No such file or directory; to ROOT/no");
     CHECK(said(storage_call::remove, ENOENT, [&] { storage.remove("no"); }) ==
@@ -297,7 +297,7 @@ TEST_SUITE("posix_storage") {
           "ROOT/file: cannot be read; 2 bytes at offset 18446744073709551615, but the file ends at 10000");
     std::filesystem::resize_file(folder.path() / "file", 100);
     CHECK(said(50, 100) ==
-          "ROOT/file: cannot be read; 100 bytes at offset 50, but the file was cut while it was read");
+          "ROOT/file: cannot be read; 100 bytes at offset 50, but the file was truncated while it was read");
     CHECK(input.bytes() == 10'000);
   }
 
@@ -324,15 +324,18 @@ TEST_SUITE("posix_storage") {
         "there (the folder of a whole checkpoint may be a link, a file of it may not)";
     CHECK(opened("link", ELOOP) == "ROOT/link: cannot be opened: " + of_link);
     CHECK(opened("dangling", ELOOP) == "ROOT/dangling: cannot be opened: " + of_link);
-    CHECK(opened("pipe", EINVAL) == "ROOT/pipe: cannot be opened: Invalid argument; it is no regular file");
-    CHECK(opened("folder", EISDIR) == "ROOT/folder: cannot be opened: Is a directory; it is no regular file");
+    CHECK(opened("pipe", EINVAL) ==
+          "ROOT/pipe: cannot be opened: Invalid argument; it is not a regular file");
+    CHECK(opened("folder", EISDIR) ==
+          "ROOT/folder: cannot be opened: Is a directory; it is not a regular file");
     CHECK(opened("socket", ENXIO) == "ROOT/socket: cannot be opened: No such device or address");
     const auto locked = [&](const char* name, int number) {
       return refusal(root, storage_call::lock, number, [&] { static_cast<void>(storage.try_lock(name)); });
     };
     CHECK(locked("link", ELOOP) == "ROOT/link: cannot be locked: " + of_link);
     CHECK(locked("dangling", ELOOP) == "ROOT/dangling: cannot be locked: " + of_link);
-    CHECK(locked("pipe", EINVAL) == "ROOT/pipe: cannot be locked: Invalid argument; it is no regular file");
+    CHECK(locked("pipe", EINVAL) ==
+          "ROOT/pipe: cannot be locked: Invalid argument; it is not a regular file");
     CHECK_FALSE(std::filesystem::exists(folder.path() / "outside"));
     CHECK(names_in(storage) ==
           std::vector<std::string>{"dangling:l", "file:f", "folder:d", "link:l", "pipe:o", "socket:o"});
@@ -350,22 +353,21 @@ TEST_SUITE("posix_storage") {
     storage.make_folder("f");
     const std::string bad("a\0b", 3);
     const std::string bad_folder("f\0b", 3);
-    const std::string why = "; the path goes on behind a zero byte";
+    const std::string why = "; the path contains a zero byte";
     const auto said = [&](storage_call call, auto work) { return refusal(root, call, 0, work); };
     CHECK(said(storage_call::make_folder, [&] { storage.make_folder(std::string("n\0b", 3)); }) ==
-          "ROOT/n: the folder cannot be made" + why);
+          "ROOT/n: the folder cannot be created" + why);
     CHECK(said(storage_call::create, [&] { static_cast<void>(storage.create(std::string("n\0b", 3), 1)); }) ==
-          "ROOT/n: the file cannot be made" + why);
+          "ROOT/n: the file cannot be created" + why);
     CHECK(said(storage_call::open, [&] { static_cast<void>(storage.open(bad)); }) ==
           "ROOT/a: cannot be opened" + why);
-    CHECK(said(storage_call::rename, [&] { storage.rename(bad, "n"); }) ==
-          "ROOT/a: cannot be given its name" + why);
+    CHECK(said(storage_call::rename, [&] { storage.rename(bad, "n"); }) == "ROOT/a: cannot be renamed" + why);
     CHECK(said(storage_call::rename, [&] { storage.rename("a", std::string("n\0b", 3)); }) ==
-          "ROOT/n: cannot be given its name" + why);
+          "ROOT/n: cannot be renamed" + why);
     CHECK(said(storage_call::replace, [&] { storage.replace(bad, "n"); }) ==
-          "ROOT/a: cannot be put in the place of another file" + why);
+          "ROOT/a: cannot replace another file" + why);
     CHECK(said(storage_call::replace, [&] { storage.replace("a", std::string("n\0b", 3)); }) ==
-          "ROOT/n: cannot be put in the place of another file" + why);
+          "ROOT/n: cannot replace another file" + why);
     CHECK(said(storage_call::link, [&] { storage.link(bad, "n"); }) == "ROOT/a: cannot be linked" + why);
     CHECK(said(storage_call::link, [&] { storage.link("a", std::string("n\0b", 3)); }) ==
           "ROOT/n: cannot be linked" + why);
@@ -379,7 +381,7 @@ TEST_SUITE("posix_storage") {
     CHECK(said(storage_call::lock, [&] { static_cast<void>(storage.try_lock(bad)); }) ==
           "ROOT/a: cannot be locked" + why);
     CHECK_THROWS_WITH_AS(posix_storage<>(std::string("/tmp/x\0y", 8)),
-                         "/tmp/x: the folder cannot be made; the path goes on behind a zero byte",
+                         "/tmp/x: the folder cannot be created; the path contains a zero byte",
                          storage_error);
     CHECK(names_in(storage) == std::vector<std::string>{"a:f", "f:d"});
   }
@@ -472,7 +474,7 @@ TEST_SUITE("posix_storage") {
             } catch (const storage_error& error) {
               if (error.call() != storage_call::reserve || error.number() != EFBIG) return 4;
               if (std::string(error.what()) !=
-                  root + "/large: room cannot be taken for the file: File too large; 100001 bytes")
+                  root + "/large: space cannot be allocated for the file: File too large; 100001 bytes")
                 return 5;
             }
             if (!storage.list("").empty()) return 6;
@@ -494,8 +496,7 @@ TEST_SUITE("posix_storage") {
               } catch (const storage_error& error) {
                 if (error.call() != storage_call::sync) return 10;
                 if (std::string(error.what()) !=
-                    root +
-                        "/fits: cannot be synced: what was written may be lost; a write to it failed before")
+                    root + "/fits: cannot be synced: written bytes may be lost; a write to it failed before")
                   return 11;
               }
             }
@@ -513,7 +514,7 @@ TEST_SUITE("posix_storage") {
     posix_storage<> storage(root);
     CHECK(refusal(root, storage_call::reserve, EFBIG, [&] {
             static_cast<void>(storage.create("x", ~std::uint64_t{0}));
-          }) == "ROOT/x: room cannot be taken for the file: File too large; 18446744073709551615 bytes");
+          }) == "ROOT/x: space cannot be allocated for the file: File too large; 18446744073709551615 bytes");
     CHECK_FALSE(std::filesystem::exists(folder.path() / "x"));
   }
 
@@ -531,9 +532,9 @@ TEST_SUITE("posix_storage") {
       posix_storage<> kernel("/proc", {.missing = missing_root::refuse});
       CHECK(refusal("/proc", storage_call::create, ENOENT, [&] {
               static_cast<void>(kernel.create("llmmem", 1));
-            }) == "ROOT/llmmem: the file cannot be made: No such file or directory");
+            }) == "ROOT/llmmem: the file cannot be created: No such file or directory");
       CHECK(refusal("/proc", storage_call::make_folder, ENOENT, [&] { kernel.make_folder("llmmem"); }) ==
-            "ROOT/llmmem: the folder cannot be made: No such file or directory");
+            "ROOT/llmmem: the folder cannot be created: No such file or directory");
       CHECK(refusal("/proc", storage_call::lock, ENOENT, [&] {
               static_cast<void>(kernel.try_lock("LOCK"));
             }) == "ROOT/LOCK: cannot be locked: No such file or directory");
@@ -543,10 +544,10 @@ TEST_SUITE("posix_storage") {
     ::chmod(folder.path().c_str(), 0500);
     CHECK(refusal(folder.path().string(), storage_call::create, EACCES, [&] {
             static_cast<void>(storage.create("x", 1));
-          }) == "ROOT/x: the file cannot be made: Permission denied");
+          }) == "ROOT/x: the file cannot be created: Permission denied");
     CHECK(refusal(folder.path().string(), storage_call::make_folder, EACCES, [&] {
             storage.make_folder("x");
-          }) == "ROOT/x: the folder cannot be made: Permission denied");
+          }) == "ROOT/x: the folder cannot be created: Permission denied");
     ::chmod(folder.path().c_str(), 0700);
   }
 
@@ -567,9 +568,10 @@ TEST_SUITE("posix_storage") {
         (std::filesystem::canonical(folder.path()).string() + "/file: cannot be opened: Not a directory")
             .c_str(),
         storage_error);
-    CHECK_THROWS_WITH_AS(posix_storage<>(folder.file("file/below")),
-                         (folder.file("file/below") + ": the folder cannot be made: Not a directory").c_str(),
-                         storage_error);
+    CHECK_THROWS_WITH_AS(
+        posix_storage<>(folder.file("file/below")),
+        (folder.file("file/below") + ": the folder cannot be created: Not a directory").c_str(),
+        storage_error);
     CHECK_THROWS_WITH_AS(posix_storage<>(""), ": cannot be opened: No such file or directory", storage_error);
   }
 
@@ -623,9 +625,9 @@ TEST_SUITE("posix_storage") {
     {
       const std::string root = folder.path().string();
       posix_storage<> storage(root);
-      CHECK(refusal(root, storage_call::reserve, ENOSPC, [&] {
-              static_cast<void>(storage.create("large", 1'000'000));
-            }) == "ROOT/large: room cannot be taken for the file: No space left on device; 1000000 bytes");
+      CHECK(refusal(root, storage_call::reserve, ENOSPC,
+                    [&] { static_cast<void>(storage.create("large", 1'000'000)); }) ==
+            "ROOT/large: space cannot be allocated for the file: No space left on device; 1000000 bytes");
       CHECK(names_in(storage).empty());
       write_text(storage, "small", std::string(8000, 's'));
       CHECK(content(folder.path() / "small") == std::string(8000, 's'));

@@ -203,14 +203,14 @@ TEST_SUITE("rank_state") {
           "rank_state: rank 2 of 2");
     catalogue.push_back(tensor("b", {4}));
     CHECK(text_of([&] { static_cast<void>(rank_states(catalogue, split)); }) ==
-          "rank_state: 2 tensors, and a partition of 1");
+          "rank_state: 2 tensors, but the partition has 1");
     catalogue = {tensor("a", {4, 5})};
     CHECK(text_of([&] { static_cast<void>(rank_states(catalogue, split)); }) ==
-          "rank_state: tensor 'a' has another shape than the partition's");
+          "rank_state: tensor 'a' has a shape other than the partition's");
     catalogue = {tensor("a", {4, 4})};
     catalogue[0].part = element_runs::flat_range(0, 8);
     CHECK(text_of([&] { static_cast<void>(rank_states(catalogue, split)); }) ==
-          "rank_state: tensor 'a' is a part already");
+          "rank_state: tensor 'a' is already a part; pass whole tensors");
   }
 
   TEST_CASE("where a part lies in what is held is told when it is one range there") {

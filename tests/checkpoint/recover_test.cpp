@@ -62,7 +62,7 @@ TEST_SUITE("recover") {
     CHECK(recovered.message() == "no checkpoint");
     CHECK_FALSE(recovered.has_conflict());
     CHECK(text_of([&] { recovered.visit([](auto&) {}); }) ==
-          "checkpoint_recovery: no checkpoint was found; ask `found` first");
+          "checkpoint_recovery: no checkpoint was found; check `found` first");
   }
 
   TEST_CASE("of one generation the source named first is taken, and visited with what was found") {
@@ -185,7 +185,7 @@ TEST_SUITE("recover") {
       const auto recovered = tiers.recovered();
       CHECK(recovered.message() ==
             "local: step-0000000010-g00000003; passed over durable: step-0000000030-g00000003: it has the "
-            "generation of step 10 in local: these are not of one run");
+            "generation of step 10 in local: these belong to different runs");
       CHECK(recovered.has_conflict());
       tiers.damage(tiers.local, {10, 3});
       CHECK(tiers.recovered().found->id == checkpoint_id{30, 3});
@@ -200,9 +200,10 @@ TEST_SUITE("recover") {
       manifest.step = 30;
       folder.commit(draft, manifest);
       const auto recovered = tiers.recovered();
-      CHECK(recovered.message() ==
-            "local: step-0000000030-g00000003; passed over durable: step-0000000030-g00000003: it has the "
-            "same step and generation as another one, and other contents in local: these are not of one run");
+      CHECK(
+          recovered.message() ==
+          "local: step-0000000030-g00000003; passed over durable: step-0000000030-g00000003: it has the same "
+          "step and generation as another one, but other contents in local: these belong to different runs");
       CHECK(recovered.has_conflict());
     }
     {  // Not the newest, but it shows that the newest may be of the wrong run.
@@ -215,7 +216,7 @@ TEST_SUITE("recover") {
       CHECK(recovered.has_conflict());
       CHECK(recovered.message() ==
             "durable: step-0000000020-g00000002; passed over durable: step-0000000010-g00000001: it has the "
-            "generation of step 5 in local: these are not of one run");
+            "generation of step 5 in local: these belong to different runs");
     }
   }
 

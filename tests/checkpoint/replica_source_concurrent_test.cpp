@@ -293,10 +293,9 @@ TEST_SUITE("replica_source") {
       folder.commit(draft, write_rank(of.local[2], {.ranks = 1, .files = 2}, draft, 0));
     }
     in_threes(of, [](process& self, sim_endpoint&) {
-      CHECK(
-          self.recovered().message() ==
-          "local: step-0000000010-g00000001; passed over local: step-0000000020-g00000002: ranks have other "
-          "contents under that name: these are not of one run");
+      CHECK(self.recovered().message() ==
+            "local: step-0000000010-g00000001; passed over local: step-0000000020-g00000002: ranks have "
+            "different contents under that name: these belong to different runs");
     });
   }
 

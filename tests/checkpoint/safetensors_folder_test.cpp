@@ -73,8 +73,8 @@ TEST_SUITE("safetensors_folder") {
     published_model model;
     std::filesystem::remove(model.file("model.safetensors.index.json"));
     CHECK(refusal(model).ends_with(
-        "model.safetensors.index.json: cannot be opened: No such file or directory; nor is "
-        "there a model.safetensors: this is no folder of a published model"));
+        "model.safetensors.index.json: cannot be opened: No such file or directory; and there is no "
+        "model.safetensors: this is not the folder of a published model"));
     std::filesystem::copy_file(model.file("model-00001-of-00003.safetensors"),
                                model.file("model.safetensors"));
     const safetensors_folder opened(model.path());
@@ -97,8 +97,8 @@ TEST_SUITE("safetensors_folder") {
     const published_model model;
     std::filesystem::remove(model.file("model-00002-of-00003.safetensors"));
     CHECK(refusal(model).ends_with(
-        "model-00002-of-00003.safetensors: cannot be opened: No such file or directory; the index "
-        "says that 2 tensors are in it, \"model.layers.0.bias\" among them: fetch it"));
+        "model-00002-of-00003.safetensors: cannot be opened: No such file or directory; the index says that "
+        "2 tensors are in it, \"model.layers.0.bias\" among them: download it"));
   }
 
   TEST_CASE("an index of other files is refused by the tensor that is not where it says") {
@@ -106,7 +106,7 @@ TEST_SUITE("safetensors_folder") {
     model.write_index({{"lm_head.weight", "model-00001-of-00003.safetensors"}});
     CHECK(refusal(model).ends_with(
         "model.safetensors.index.json: tensor \"lm_head.weight\" is said to be in "
-        "\"model-00001-of-00003.safetensors\", which does not have it: the index is of other files"));
+        "\"model-00001-of-00003.safetensors\", which does not have it: the index belongs to other files"));
   }
 
   TEST_CASE("an entry that points out of the folder is refused by name") {
@@ -117,7 +117,7 @@ TEST_SUITE("safetensors_folder") {
       model.write_index({{"lm_head.weight", shard}});
       const std::string text = refusal(model);
       CHECK(text.find("tensor \"lm_head.weight\" is said to be in ") != std::string::npos);
-      CHECK(text.find("which is no name of a file in this folder") != std::string::npos);
+      CHECK(text.find("which is not the name of a file in this folder") != std::string::npos);
     }
   }
 
@@ -133,7 +133,7 @@ TEST_SUITE("safetensors_folder") {
       std::ofstream(model.file("model.safetensors.index.json")) << text;
       return refusal(model);
     };
-    CHECK(with("{}").ends_with("it has no \"weight_map\", which says where tensors are"));
+    CHECK(with("{}").ends_with("it has no \"weight_map\", which maps tensors to files"));
     CHECK(with("{\"weight_map\":{},\"weight_map\":{}}").find("occurs twice") != std::string::npos);
     CHECK(with("{\"weight_map\":{\"a\":1}}").find("must be here") != std::string::npos);
     CHECK(with("{\"weight_map\":{}").find("must be here") != std::string::npos);

@@ -164,7 +164,7 @@ TEST_SUITE("find_checkpoint") {
     const std::string newer = folder_of("step-0000000040-g00000004") +
                               "/MANIFEST.json: cannot be opened: No such file or directory" +
                               folder_of("step-0000000030-g00000003") +
-                              "/rank0-0.bin: has 23 bytes, the manifest says 24";
+                              "/rank0-0.bin: has 23 bytes, but the manifest says 24";
     const checkpoint_search search = find_checkpoint(storage);
     REQUIRE(search.found);
     const auto& file = search.found->manifest.files.at(0);
@@ -175,7 +175,7 @@ TEST_SUITE("find_checkpoint") {
     chunk[0] ^= std::byte{1};
     CHECK(search.message() == "step-0000000010-g00000001" + newer + folder_of("step-0000000020-g00000002") +
                                   "/rank0-0.bin: bytes 12 to 24 are damaged: their CRC-32C is " +
-                                  hex8(crc32c(0, chunk)) + ", the manifest has " + hex8(right));
+                                  hex8(crc32c(0, chunk)) + ", but the manifest has " + hex8(right));
     CHECK(find_checkpoint(storage, verification::sizes).message() == "step-0000000020-g00000002" + newer);
     storage.remove("step-0000000010-g00000001/MANIFEST.json");
     CHECK(find_checkpoint(storage).message().starts_with(
@@ -189,7 +189,7 @@ TEST_SUITE("find_checkpoint") {
       storage.rename("step-0000000010-g00000001", name);
       CHECK(find_checkpoint(storage).message() ==
             std::string("no checkpoint; passed over ") + name + ": simulated/" + name +
-                "/MANIFEST.json: it is of step 10, generation 1, not of what the folder is called");
+                "/MANIFEST.json: it is of step 10, generation 1, which differs from the folder's name");
     }
   }
 
@@ -216,10 +216,9 @@ TEST_SUITE("find_checkpoint") {
     const checkpoint_search search = find_checkpoint(storage);
     REQUIRE(search.found);
     CHECK(search.found->id == checkpoint_id{10, 1});
-    CHECK(search.skipped.at(0).why ==
-          "simulated/" + path +
-              ": file \"../step-0000000010-g00000001/rank0-0.bin\": the name must be plain: "
-              "UTF-8, without '/', no '.' first");
+    CHECK(search.skipped.at(0).why == "simulated/" + path +
+                                          ": file \"../step-0000000010-g00000001/rank0-0.bin\": the name "
+                                          "must be plain: UTF-8, without '/', not beginning with '.'");
   }
 
   // Whoever commits and tidies may do so between any two calls of a reader. The reader finds one that was the

@@ -193,7 +193,7 @@ TEST_SUITE("stable_view") {
     w.coordinator.open();
     CHECK(guard.ticket().wait() == commit_status::not_committed);
     CHECK(guard.ticket().why() ==
-          "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
+          "async_checkpointer: step 1 was abandoned: it stalled the training for longer than max_stall_ns");
   }
 
   TEST_CASE("a snapshot of a stable view does not begin within a step either") {

@@ -72,5 +72,5 @@ TEST_CASE("what is no signal is refused") {
   } catch (const argument_error& failure) {
     text = failure.what();
   }
-  CHECK(text == "termination_request: 12345 is no signal that can be held back");
+  CHECK(text == "termination_request: 12345 is not a signal that can be blocked");
 }

@@ -249,7 +249,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     const tensor_values values = random_values(random, described);
     engine one(described, {.group_bytes = page, .split_bytes = 3 * page});
     CHECK(text_of([&] { const tiered_state_view<buffer_type> view(one.tensors); }) ==
-          "tiered_state_view: tensor 0 was never written, or not all of it; write it, or leave it out");
+          "tiered_state_view: tensor 0 was never written completely; write it, or leave it out");
     one.fill(values);
     CHECK(one.buffer.stats().shared == 0);
     simulated_storage storage;
@@ -260,16 +260,16 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
       checkpointer saves(coordinator, longer, {.ring_bytes = 2 * page, .chunk_bytes = page});
       const commit_ticket saved = saves.begin_snapshot(1, one.tensors).ticket();
       CHECK(saved.wait() == commit_status::not_committed);
-      CHECK(saved.why().find("tensor 0 are described, it has 68") != std::string::npos);
+      CHECK(saved.why().find("tensor 0 are described, but it has 68") != std::string::npos);
     }
     checkpointer saves(coordinator, described, {.ring_bytes = 2 * page, .chunk_bytes = page});
     static_cast<void>(saves.begin_snapshot(1, one.tensors));
     saves.flush();
     const found_checkpoint found = *find_checkpoint(storage).found;
     CHECK(text_of([&] { load_into(storage, found, longer, one.tensors); }) ==
-          "load_into: tensor norm is described with 72 bytes, tensor 0 has 68");
+          "load_into: tensor norm is described with 72 bytes, but tensor 0 has 68");
     CHECK(text_of([&] { load_into(storage, found, std::span(described).first(2), one.tensors); }) ==
-          "load_into: 2 tensors are described, there are 5");
+          "load_into: 2 tensors are described, but the buffer has 5");
   }
 
   TEST_CASE("of a damaged checkpoint no tensor has contents that were not checked") {
@@ -301,6 +301,6 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     CHECK(saves.stats().ring_bytes <= 64 << 10);
     CHECK(text_of([&] {
             const checkpointer none(coordinator, described, {.ring_bytes = 8191});
-          }).ends_with("a ring of 8191 bytes for chunks of 4194304; it needs room for two of them"));
+          }).ends_with("a ring of 8191 bytes for chunks of 4194304; it needs space for two of them"));
   }
 }

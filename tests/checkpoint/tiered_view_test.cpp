@@ -268,7 +268,7 @@ TEST_SUITE("tiered_state_view") {
       CHECK(guard.is_staged());
     }
     CHECK(guard.ticket().wait() == commit_status::not_committed);
-    CHECK(guard.ticket().why().find("step 1 was given up: the state could not be copied: ") !=
+    CHECK(guard.ticket().why().find("step 1 was abandoned: the state could not be copied: ") !=
           std::string::npos);
     CHECK(w.buffer.stats().shared == 0);
     CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
@@ -297,7 +297,7 @@ TEST_SUITE("tiered_state_view") {
     bytes into(1);
     // NOLINTNEXTLINE(bugprone-use-after-move): that is what is asked
     CHECK(text_of([&] { taken.copy_out(0, 0, into); }) ==
-          "tiered_state_view: it was moved from; take another, or copy it");
+          "tiered_state_view: it was moved from; take another view, or copy it first");
     moved.copy_out(0, 0, into);
     view_list<state_place> places{{0, 0, 1}, {1, 0, 1}};
     const view_list<state_place> same = std::move(places);
@@ -316,12 +316,12 @@ TEST_SUITE("tiered_state_view") {
     of.copy_out(0, 0, into);
     CHECK(into[9] == std::byte{7});
     CHECK(text_of([&] { of.copy_out(0, 1, into); }) ==
-          "tiered_state_view: bytes 1 to 11 of tensor 0 are not in it: give a place for each tensor that was "
-          "described, in that order");
+          "tiered_state_view: bytes 1 to 11 of tensor 0 do not exist: pass a place for each described "
+          "tensor, in that order");
     CHECK(text_of([&] { of.copy_out(1, 0, std::span(into).first(4)); }) ==
-          "tiered_state_view: tensor 1 lies in chunk 1, there are 1");
+          "tiered_state_view: tensor 1 lies in chunk 1, but the number of chunks is 1");
     CHECK(text_of([&] { of.copy_out(2, 0, into); }) ==
-          "tiered_state_view: the place of tensor 2, 10 bytes from 91 on, is past the end of source 0, which "
+          "tiered_state_view: the place of tensor 2, 10 bytes from 91, is past the end of source 0, which "
           "has 100");
   }
 }

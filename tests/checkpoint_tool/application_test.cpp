@@ -71,18 +71,16 @@ TEST_SUITE("list") {
     overwrite(world / "run/.latest-5", "");
     fs::remove(world / ("run/" + std::string(name_3) + "/adam-rank-00002-of-00003.safetensors"));
     flip(world / ("run/" + std::string(name_1) + "/MANIFEST.json"), 40);
-    CHECK(world.text({"list", "DIR/run"}, exit_status::failure) ==
-          "DIR/run\n"
-          "  checkpoint                        step  generation  world  files      bytes\n"
-          "  step-0000000003-g00000003            3           3      3      9   36.3 KiB  not whole: "
-          "DIR/run/step-0000000003-g00000003/adam-rank-00002-of-00003.safetensors: cannot be opened: No such "
-          "file or directory\n"
-          "  step-0000000002-g00000002            2           2      1      3   12.3 KiB  whole, the newest\n"
-          "  step-0000000001-g00000001            1           1      ?      ?          ?  not whole: "
-          "DIR/run/step-0000000001-g00000001/MANIFEST.json: its checksum differs: it is damaged\n"
-          "  .latest-5                   left by a crash\n"
-          "  .tmp-step-0000000004-g00000004-77  in the making, or left by a crash\n"
-          "  .trash-step-0000000000-g00000000  being removed, or left by a crash\n");
+    CHECK(
+        world.text({"list", "DIR/run"}, exit_status::failure) ==
+        "DIR/run\n  checkpoint                        step  generation  world  files      bytes\n  "
+        "step-0000000003-g00000003            3           3      3      9   36.3 KiB  not whole: "
+        "DIR/run/step-0000000003-g00000003/adam-rank-00002-of-00003.safetensors: cannot be opened: No such "
+        "file or directory\n  step-0000000002-g00000002            2           2      1      3   12.3 KiB  "
+        "whole, the newest\n  step-0000000001-g00000001            1           1      ?      ?          ?  "
+        "not whole: DIR/run/step-0000000001-g00000001/MANIFEST.json: its checksum is wrong: it is damaged\n  "
+        ".latest-5                   left by a crash\n  .tmp-step-0000000004-g00000004-77  in the making, or "
+        "left by a crash\n  .trash-step-0000000000-g00000000  being removed, or left by a crash\n");
     const json all = json::parse(world.text({"--json", "list", "DIR/run"}, exit_status::failure));
     CHECK(all ==
           json{{"folder", "DIR/run"},
@@ -136,7 +134,7 @@ TEST_SUITE("list") {
                   {"whole", false},
                   {"newest_whole", false},
                   {"why", std::string("DIR/run/") + name_1 +
-                              "/MANIFEST.json: its checksum differs: it is damaged"}}}}});
+                              "/MANIFEST.json: its checksum is wrong: it is damaged"}}}}});
   }
 
   TEST_CASE("an empty folder has none, and one that is not there is not made") {
@@ -344,15 +342,14 @@ TEST_SUITE("verify") {
     overwrite(world / (one + "/adam.safetensors"), "short");
     fs::remove(world / (one + "/extra.safetensors"));
     const std::string damaged = " are damaged: they have not the CRC-32C that the manifest has\n";
-    CHECK(
-        world.text({"verify", "DIR/run"}, exit_status::failure) ==
-        "step-0000000001-g00000001  DAMAGED\n"
-        "  model.safetensors: bytes 1000 to 3000" +
-            damaged + "  model.safetensors: bytes 4000 to 4264" + damaged +
-            "  model.safetensors: its header: byte 1500: the JSON must end here\n"
-            "  adam.safetensors: has 5 bytes, the manifest says 4192\n"
-            "  extra.safetensors: DIR/run/step-0000000001-g00000001/extra.safetensors: cannot be opened: No "
-            "such file or directory\n");
+    CHECK(world.text({"verify", "DIR/run"}, exit_status::failure) ==
+          "step-0000000001-g00000001  DAMAGED\n"
+          "  model.safetensors: bytes 1000 to 3000" +
+              damaged + "  model.safetensors: bytes 4000 to 4264" + damaged +
+              "  model.safetensors: its header: byte 1500: the JSON must end here\n  adam.safetensors: has 5 "
+              "bytes, but the manifest says 4192\n  extra.safetensors: "
+              "DIR/run/step-0000000001-g00000001/extra.safetensors: cannot be opened: No such file or "
+              "directory\n");
     const json all = world.json({"verify", "DIR/run"}, exit_status::failure);
     CHECK(all["whole"] == false);
     const json& damage = all["checkpoints"][0]["damage"];
@@ -385,18 +382,13 @@ TEST_SUITE("verify") {
                   world / ("run/" + std::string(name_2) + "/MANIFEST.json"),
                   fs::copy_options::overwrite_existing);
     fs::remove(world / ("run/" + std::string(name_1) + "/MANIFEST.json"));
-    CHECK(
-        world.text({"verify", "DIR/run"}, exit_status::failure) ==
-        "step-0000000003-g00000003  DAMAGED\n"
-        "  MANIFEST.json: DIR/run/step-0000000003-g00000003/MANIFEST.json: its checksum differs: it is "
-        "damaged\n"
-        "step-0000000002-g00000002  DAMAGED\n"
-        "  MANIFEST.json: DIR/run/step-0000000002-g00000002/MANIFEST.json: it is of step 1, generation 1, "
-        "not "
-        "of what the folder is called\n"
-        "step-0000000001-g00000001  DAMAGED\n"
-        "  MANIFEST.json: DIR/run/step-0000000001-g00000001/MANIFEST.json: cannot be opened: No such file or "
-        "directory\n");
+    CHECK(world.text({"verify", "DIR/run"}, exit_status::failure) ==
+          "step-0000000003-g00000003  DAMAGED\n  MANIFEST.json: "
+          "DIR/run/step-0000000003-g00000003/MANIFEST.json: its checksum is wrong: it is "
+          "damaged\nstep-0000000002-g00000002  DAMAGED\n  MANIFEST.json: "
+          "DIR/run/step-0000000002-g00000002/MANIFEST.json: it is of step 1, generation 1, which differs "
+          "from the folder's name\nstep-0000000001-g00000001  DAMAGED\n  MANIFEST.json: "
+          "DIR/run/step-0000000001-g00000001/MANIFEST.json: cannot be opened: No such file or directory\n");
   }
 
   TEST_CASE("a header that disagrees with the manifest is told, tensor by tensor, also by sizes") {
@@ -576,7 +568,7 @@ TEST_SUITE("diff") {
     CHECK(
         said.starts_with("checkpoint_tool: DIR/run/step-0000000002-g00000002/adam.safetensors: bytes 4096 to "
                          "4192 are damaged: their CRC-32C is "));
-    CHECK(said.ends_with(", the manifest has 5d323096\n"));
+    CHECK(said.ends_with(", but the manifest has 5d323096\n"));
   }
 }
 
@@ -776,7 +768,7 @@ TEST_SUITE("prune") {
     const llmmem::checkpoint_folder folder(storage);
     CHECK(world.run({"prune", "DIR/run", "--keep-last", "2", "--dry-run"}).status == exit_status::success);
     CHECK(world.why({"prune", "DIR/run", "--keep-last", "2"}) ==
-          "checkpoint_tool: DIR/run/LOCK: another process commits to this folder; stop it, or take another "
+          "checkpoint_tool: DIR/run/LOCK: another process commits to this folder; stop it, or use another "
           "folder\n");
     CHECK(fs::exists(world / ("run/" + std::string(name_1))));
   }

@@ -180,14 +180,13 @@ TEST_CASE("stored files that are missing or of another length are told, also by 
   const std::string gone =
       "DIR/run/step-0000000003-g00000003/model.safetensors.changes: cannot be opened: No such file or "
       "directory\n";
-  CHECK(world.text({"verify", "DIR/run", "4", "--sizes"}, exit_status::failure) ==
-        "step-0000000004-g00000004  DAMAGED\n"
-        "  model.safetensors: step-0000000001-g00000001/model.safetensors: has 5 bytes, the manifest says "
-        "20480\n"
-        "  model.safetensors: " +
-            gone);
+  CHECK(
+      world.text({"verify", "DIR/run", "4", "--sizes"}, exit_status::failure) ==
+      "step-0000000004-g00000004  DAMAGED\n  model.safetensors: step-0000000001-g00000001/model.safetensors: "
+      "has 5 bytes, but the manifest says 20480\n  model.safetensors: " +
+          gone);
   CHECK(world.text({"list", "DIR/run"}, exit_status::failure)
-            .find("  not whole: DIR/run/step-0000000001-g00000001/model.safetensors: has 5 bytes, the "
+            .find("  not whole: DIR/run/step-0000000001-g00000001/model.safetensors: has 5 bytes, but the "
                   "manifest says 20480; incremental: 1 of 8 chunks new (4.00 KiB), refers to g1, g3\n") !=
         std::string::npos);
 }
@@ -243,7 +242,7 @@ TEST_CASE("what is damaged, in use or not there is not compacted") {
     llmmem::posix_storage<> storage(world / "run");
     const llmmem::checkpoint_folder folder(storage);
     CHECK(world.why({"compact", "DIR/run"}) ==
-          "checkpoint_tool: DIR/run/LOCK: another process commits to this folder; stop it, or take another "
+          "checkpoint_tool: DIR/run/LOCK: another process commits to this folder; stop it, or use another "
           "folder\n");
   }
   flip(world / in_run("step-0000000003-g00000003", "adam.safetensors.changes"), 7);
@@ -271,8 +270,8 @@ TEST_CASE("a copy has the name of what it is a copy of, and is whole") {
   CHECK(world.run({"diff", "DIR/run/1", "DIR/other/1"}).status == exit_status::success);
   CHECK(world.run({"verify", "DIR/other"}).status == exit_status::success);
   CHECK(world.why({"copy", "DIR/run/4", "DIR/other"}) ==
-        "checkpoint_tool: DIR/other/step-0000000004-g00000004: generation 4 is there already; nothing else "
-        "may have its number\n");
+        "checkpoint_tool: DIR/other/step-0000000004-g00000004: generation 4 already exists; its number "
+        "cannot be used again\n");
   flip(world / in_run(name_2, "model.safetensors.changes"), 0);
   CHECK(world.run({"copy", "DIR/run/2", "DIR/other"}).status == exit_status::failure);
   CHECK(world.json({"list", "DIR/other"})["checkpoints"].size() == 2);

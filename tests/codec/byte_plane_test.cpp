@@ -238,7 +238,7 @@ TEST_CASE("the form of another element or compressor is not decoded") {
   CHECK(refusal(codec, encoded(halves, chunk), 4000) ==
         "byte_plane: the contents' fingerprints differ, " + std::to_string(theirs) + " there, " +
             std::to_string(ours) +
-            " here: other shape, element type, block size or model; nothing was taken");
+            " here: different shape, element type, block size or model; nothing was copied");
 }
 
 TEST_CASE("bell-shaped weights shrink as their entropy promises") {

@@ -229,18 +229,19 @@ TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too
   Codec codec(size);
   const byte_string chunk(size + Codec::element_bytes);
   byte_string room(4096);
-  const std::string above = who + ": " + std::to_string(chunk.size()) + " asked for, the most is 64";
+  const std::string above =
+      who + ": " + std::to_string(chunk.size()) + " requested, but the highest allowed is 64";
   CHECK(text_of(codec.encode(chunk, room).error()) == above);
   CHECK(text_of(codec.decode(room, std::span(room).first(chunk.size())).error()) == above);
   if (Codec::element_bytes > 1) {
-    const std::string odd = who + ": 61 bytes is no multiple of the granularity, " +
+    const std::string odd = who + ": 61 bytes is not a multiple of the granularity, " +
                             std::to_string(Codec::element_bytes) + " bytes";
     CHECK(text_of(codec.encode(std::span(chunk).first(61), room).error()) == odd);
     CHECK(text_of(codec.decode(room, std::span(room).first(61)).error()) == odd);
   }
   const std::uint64_t most = Codec::worst_case_bytes(size);
   CHECK(text_of(codec.encode(std::span(chunk).first(size), std::span(room).first(most - 1)).error()) ==
-        who + ": " + std::to_string(most) + " entries needed, " + std::to_string(most - 1) +
+        who + ": " + std::to_string(most) + " entries needed, but " + std::to_string(most - 1) +
             " given; make it longer");
   CHECK(codec.encode(std::span(chunk).first(size), std::span(room).first(most)));
 }

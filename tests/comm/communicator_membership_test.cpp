@@ -454,8 +454,8 @@ TEST_SUITE("communicator_membership") {
     communicator ranks(end, {.name = "job"});
     CHECK(ranks.join({100}).error() == missing(zero, seat_absence::unheard, 2));
     CHECK(ranks.join({100}).error().message() ==
-          "job: seat 0 is missing at the deadline, and 1 more: nothing has come from there; start its "
-          "process, and give all the same folder or addresses");
+          "job: seat 0 and 1 more are missing at the deadline: nothing has arrived from it; start its "
+          "process, and give all processes the same folder or addresses");
     end.comes(zero);
     CHECK(ranks.join({200}).error() == missing(zero, seat_absence::no_answer, 2));
     end.says_hello(zero, 5, 10);
@@ -511,11 +511,10 @@ TEST_SUITE("communicator_membership") {
     std::byte byte{};
     const auto received = ranks.recv({&byte, 1}, rank_id{1}, 1, {200});
     CHECK(received.code() == errc::frame_forged);
-    CHECK(
-        received.error().message() ==
-        "job: the connection to rank 1 carried a frame that its process did not send, or not then, and was "
-        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
-        "rank");
+    CHECK(received.error().message() ==
+          "job: the connection to rank 1 carried a frame that its process did not send, or not at that time, "
+          "and was closed; find the machine that writes into the network, then revoke(), agree() and "
+          "continue without the rank");
     CHECK(ranks.recv({&byte, 1}, rank_id{2}, 1, {200}).code() == errc::peer_failed);
     CHECK(ranks.probe(rank_id{1}, 1, {200}).code() == errc::frame_forged);
   }

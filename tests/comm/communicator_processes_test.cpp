@@ -241,7 +241,7 @@ TEST_SUITE("communicator_processes") {
     result<comm::agreed> outcome = ranks.agree(1, ranks.after(100'000'000));
     for (; outcome.code() == errc::peer_timed_out && late < 100; ++late) {
       CHECK(outcome.error().message() ==
-            "job: rank 1 was waited for beyond the deadline; call again with more time, or revoke() and "
+            "job: rank 1 did not respond before the deadline; call again with more time, or revoke() and "
             "agree()");
       ::usleep(100'000);  // does not count
       outcome = ranks.agree(1, ranks.after(100'000'000));

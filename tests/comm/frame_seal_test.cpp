@@ -279,9 +279,8 @@ TEST_CASE("frames are sealed by default where an address is another machine's, a
   const temporary_folder own;
   CHECK_FALSE(asks({.folder = own.path().string()}));
   CHECK(asks({.folder = own.path().string(), .secret = "s", .seal = socket_seal::always}));
-  CHECK_THROWS_WITH_AS(
-      asks({.folder = "/tmp", .seal = socket_seal::always}),
-      "socket_endpoint: seal is socket_seal::always and the secret is empty, so that anybody can "
-      "make the seals; give all processes the same secret, 16 random bytes or more",
-      argument_error);
+  CHECK_THROWS_WITH_AS(asks({.folder = "/tmp", .seal = socket_seal::always}),
+                       "socket_endpoint: seal is socket_seal::always and the secret is empty, so anyone can "
+                       "make the seals; give all processes the same secret, 16 random bytes or more",
+                       argument_error);
 }

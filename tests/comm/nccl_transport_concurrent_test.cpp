@@ -122,11 +122,10 @@ TEST_SUITE("nccl_transport") {
                            "nccl_transport: no device: there is no CUDA driver", system_error);
       fake.device = "";
       fake.version = 22703;
-      CHECK_THROWS_WITH_AS(
-          ranks_of<>(side, nullptr, {.name = "gradients"}, {fake, end}),
-          "gradients: the NCCL that is loaded has version code 22703, at least 22807 is needed; see "
-          "which libnccl.so.2 the loader finds",
-          system_error);
+      CHECK_THROWS_WITH_AS(ranks_of<>(side, nullptr, {.name = "gradients"}, {fake, end}),
+                           "gradients: the loaded NCCL has version code 22703, but at least 22807 is needed; "
+                           "check which libnccl.so.2 the loader finds",
+                           system_error);
       fake.version = 29900;
       fake.fails_at = {{"make_event", 1}, {"allocate", 1}};
       CHECK_THROWS_WITH_AS(ranks_of<>(side, nullptr, {}, {fake, end}),
@@ -435,19 +434,19 @@ TEST_SUITE("nccl_transport") {
         CHECK(fake.left() == 0);
       }
     }
-    const std::string then = "; revoke(), agree() and go on with who is left";
-    CHECK(texts.contains(
-        "nccl_transport: ncclAllReduce: remote process exited: the library beneath failed with its "
-        "status 6" +
-        then));
-    CHECK(texts.contains(
-        "nccl_transport: ncclGetUniqueId: a failure of the fake: the library beneath failed with its "
-        "status 2" +
-        then));
-    CHECK(texts.contains(
-        "nccl_transport: cudaEventRecord: a CUDA failure of the fake: the library beneath failed with "
-        "its status 1" +
-        then));
+    const std::string then = "; revoke(), agree() and continue with the ranks that are left";
+    CHECK(
+        texts.contains("nccl_transport: ncclAllReduce: remote process exited: the underlying library failed "
+                       "with its status 6" +
+                       then));
+    CHECK(
+        texts.contains("nccl_transport: ncclGetUniqueId: a failure of the fake: the underlying library "
+                       "failed with its status 2" +
+                       then));
+    CHECK(
+        texts.contains("nccl_transport: cudaEventRecord: a CUDA failure of the fake: the underlying library "
+                       "failed with its status 1" +
+                       then));
   }
 
   TEST_CASE("who is waited for in vain is named, and memory is left alone from then on") {

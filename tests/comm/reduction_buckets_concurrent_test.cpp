@@ -125,7 +125,7 @@ TEST_SUITE("reduction_buckets") {
     in_world(1, 1, [&](ranks_of& ranks, std::uint32_t) {
       CHECK(llmmem_tests::text_of([&] {
               static_cast<void>(reduction_buckets(ranks, std::vector<std::uint64_t>{8, 6}, sum_f32));
-            }) == "reduction_buckets: tensor 1 has 6 bytes, which is no multiple of an element's 4");
+            }) == "reduction_buckets: tensor 1 has 6 bytes, which is not a multiple of an element's 4");
       const std::vector<std::uint64_t> bytes{8, 8};
       reduction_buckets sums(ranks, bytes, sum_f32);
       const std::vector<std::byte> eight(8);

@@ -120,19 +120,19 @@ TEST_CASE("joining says that nobody listens, that a process says nothing, or tha
       socket_endpoint end(world.options(1));
       communicator ranks(end, {.name = "job"});
       CHECK(ranks.join(ranks.after(50 * ms)).error().message() ==
-            "job: seat 0 is missing at the deadline: nobody listens at its address; start its process, and "
-            "give all the same folder or addresses");
+            "job: seat 0 is missing at the deadline: no process listens at its address; start its process, "
+            "and give all processes the same folder or addresses");
       const raw_listener mute(world.options(0));
       CHECK(ranks.join(ranks.after(500 * ms)).error().message() ==
-            "job: seat 0 is missing at the deadline: its process is there and says nothing; have it call "
-            "join(), or look at why it stands still");
+            "job: seat 0 is missing at the deadline: its process is connected but silent; let it call "
+            "join(), or check why it is stopped");
     }
     if (kind == socket_kind::local) ::unlink((world.folder() + "/seat-0.sock").c_str());
     socket_endpoint end(world.options(0));
     communicator ranks(end, {.name = "job"});
     CHECK(ranks.join(ranks.after(50 * ms)).error().message() ==
-          "job: seat 1 is missing at the deadline: nothing has come from there; start its process, and give "
-          "all the same folder or addresses");
+          "job: seat 1 is missing at the deadline: nothing has arrived from it; start its process, and give "
+          "all processes the same folder or addresses");
   }
 }
 

@@ -481,16 +481,15 @@ TEST_CASE("each setup error says what, where and how to mend it") {
   const auto text = [](const socket_options& options) {
     return text_of([&] { const socket_endpoint end(options); });
   };
-  CHECK(text({.seats = 0}) == "socket_endpoint: 0 seats; a job has 1 to 256");
-  CHECK(text({.seats = 257}) == "socket_endpoint: 257 seats; a job has 1 to 256");
-  CHECK(text({.seat = seat_id{2}, .seats = 2}) == "socket_endpoint: seat 2 of 2; seats are counted from 0");
-  CHECK(text({.frame_bytes = 4095}) ==
-        "socket_endpoint: frame_bytes is 4095; allowed are 4096 to 1073741824");
-  CHECK(text({.told_bytes = 8191}) == "socket_endpoint: told_bytes is 8191; allowed are 8192 to 1073741824");
+  CHECK(text({.seats = 0}) == "socket_endpoint: 0 seats; use 1 to 256");
+  CHECK(text({.seats = 257}) == "socket_endpoint: 257 seats; use 1 to 256");
+  CHECK(text({.seat = seat_id{2}, .seats = 2}) == "socket_endpoint: seat 2 of 2; seats are numbered from 0");
+  CHECK(text({.frame_bytes = 4095}) == "socket_endpoint: frame_bytes is 4095; use 4096 to 1073741824");
+  CHECK(text({.told_bytes = 8191}) == "socket_endpoint: told_bytes is 8191; use 8192 to 1073741824");
   CHECK(text({.socket_bytes = 1073741825}) ==
-        "socket_endpoint: socket_bytes is 1073741825; allowed are 0 to 1073741824");
+        "socket_endpoint: socket_bytes is 1073741825; use 0 to 1073741824");
   CHECK(text({.beat_ns = 10, .hard_silence_ns = 29}) ==
-        "socket_endpoint: hard_silence_ns is 29; it must be three times beat_ns at least, 30");
+        "socket_endpoint: hard_silence_ns is 29; it must be at least three times beat_ns, 30");
   CHECK(text({.handshake_ns = 0}) ==
         "socket_endpoint: handshake_ns and first_call_ns must be more than 0, last_call_ns not less than "
         "first_call_ns");
@@ -501,47 +500,48 @@ TEST_CASE("each setup error says what, where and how to mend it") {
         "socket_endpoint: a folder and addresses are given; give a folder for Unix sockets, or an address "
         "for each seat for TCP");
   CHECK(text({.seats = 3, .addresses = {"127.0.0.1:1", "127.0.0.1:2"}, .secret = "s"}) ==
-        "socket_endpoint: 2 addresses for 3 seats; give each one");
+        "socket_endpoint: 2 addresses for 3 seats; give one for each seat");
   CHECK(text({.seats = 2, .addresses = {"127.0.0.1:1", "127.0.0.1:2"}}) ==
-        "socket_endpoint: an empty secret over TCP, where any user may call; give all processes the same, 16 "
-        "random bytes or more");
+        "socket_endpoint: the secret is empty, but over TCP any user may call; give all processes the same "
+        "secret, 16 random bytes or more");
   for (const std::string bad : {"localhost:80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536",
                                 "127.0.0.1:8x", "::1:80", "[::1]", "[::1]80", "[]:80", ":80", ""}) {
     CAPTURE(bad);
     CHECK(text({.seats = 2, .addresses = {"127.0.0.1:1", bad}, .secret = "s"}) ==
           "socket_endpoint: the address of seat 1, '" + bad +
-              "', is no numeric host with a port from 1 to 65535, as 127.0.0.1:4000 or [::1]:4000");
+              "', is not a numeric host with a port from 1 to 65535, such as 127.0.0.1:4000 or [::1]:4000");
   }
   for (const std::string other : {"10.0.0.1:80", "0.0.0.0:80", "[::]:80", "[fe80::1]:80", "128.0.0.1:80"}) {
     CAPTURE(other);
     CHECK(text({.seats = 2, .addresses = {other, "127.0.0.1:1"}, .secret = "s"}) ==
           "socket_endpoint: the address of seat 0, '" + other +
-              "', can be reached from other machines, and frames are not encrypted; in a network that is "
-              "trusted, set reach to socket_reach::any_machine");
+              "', can be reached from other machines, and frames are not encrypted; in a trusted network, "
+              "set reach to socket_reach::any_machine");
   }
   const std::string deep = path + "/" + std::string(120, 'x');
   CHECK(text({.seats = 2, .folder = deep}) ==
         "socket_endpoint: the path '" + deep + "/seat-0.sock' has " + std::to_string(deep.size() + 12) +
-            " bytes, that of a Unix socket at most 107; take a folder with a shorter one");
+            " bytes, but that of a Unix socket has at most 107; use a folder with a shorter path");
   CHECK(text({.seats = 2, .folder = path + "/none"}) ==
-        "socket_endpoint: folder '" + path + "/none/': No such file or directory (errno 2); make it first");
+        "socket_endpoint: folder '" + path + "/none/': No such file or directory (errno 2); create it first");
   REQUIRE(::mkdir((path + "/seat-0.sock").c_str(), 0700) == 0);
   CHECK(text({.seats = 2, .folder = path}) ==
         "socket_endpoint: '" + path +
-            "/seat-0.sock' is there and is no socket; remove it, or take another folder");
+            "/seat-0.sock' exists and is not a socket; remove it, or use another folder");
   const socket_endpoint first({.seat = seat_id{1}, .seats = 2, .folder = path});
   CHECK(text({.seat = seat_id{1}, .seats = 2, .folder = path}) ==
         "socket_endpoint: '" + path + "/seat-1.sock' is taken by process " + std::to_string(::getpid()) +
-            "; end that first, or take another seat");
+            "; end that process first, or use another seat");
   const auto addresses = free_addresses(2);
   const socket_endpoint second({.seats = 2, .addresses = addresses, .secret = "s"});
-  CHECK(text({.seats = 2, .addresses = addresses, .secret = "s"}) ==
-        "socket_endpoint: bind to '" + addresses[0] +
-            "': Address already in use (errno 98); end whoever listens there, or take another address");
+  CHECK(
+      text({.seats = 2, .addresses = addresses, .secret = "s"}) ==
+      "socket_endpoint: bind to '" + addresses[0] +
+          "': Address already in use (errno 98); end the process that listens there, or use another address");
   std::string zero = path + "/a";
   zero += '\0';
   CHECK(text({.seats = 2, .folder = zero}) ==
-        "socket_endpoint: the path '" + path + "/a' goes on behind a zero byte");
+        "socket_endpoint: the path '" + path + "/a' contains a zero byte");
 }
 
 TEST_CASE("a folder that other users can put sockets into is refused where there is no secret") {
@@ -571,11 +571,10 @@ TEST_CASE("a folder that other users can put sockets into is refused where there
   const bool is_root = ::geteuid() == 0;
   if (is_root) REQUIRE(::chown(path.c_str(), 4321, static_cast<gid_t>(-1)) == 0);
   const std::string others = is_root ? path : "/";
-  CHECK(text(others) ==
-        "socket_endpoint: the folder '" + others + "' belongs to user " + (is_root ? "4321" : "0") +
-            ", not to user " + std::to_string(::geteuid()) +
-            ", and the secret is empty; take a folder of this user, or give all processes the same "
-            "secret, 16 random bytes or more");
+  CHECK(text(others) == "socket_endpoint: the folder '" + others + "' belongs to user " +
+                            (is_root ? "4321" : "0") + ", not to user " + std::to_string(::geteuid()) +
+                            ", and the secret is empty; use a folder of this user, or give all processes the "
+                            "same secret, 16 random bytes or more");
   CHECK(text(others, "a secret").empty());
   CHECK(text(path + "/none").empty());  // that there is none is told by what uses it
 }
@@ -594,7 +593,8 @@ TEST_CASE("a folder that is locked is waited for no longer than a handshake, and
   CHECK(text_of([&] { const socket_endpoint end(options); }) ==
         "socket_endpoint: folder '" + path + "/' has been locked for 60 ms by process " +
             std::to_string(::getpid()) +
-            ", as is done for a moment to begin to listen there; end that, or take another folder");
+            ", although the lock is needed only briefly to begin listening; end that process, or use another "
+            "folder");
   const std::uint64_t took = llmmem::detail::monotonic_ns() - began;
   CHECK(took >= 60 * ms);
   CHECK(took < 5000 * ms);

@@ -334,14 +334,14 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE("what cannot be is refused with what it is and how to mend it") {
-    CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are possible", argument_error);
-    CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are possible",
+    CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are allowed", argument_error);
+    CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are allowed",
                          argument_error);
     CHECK_THROWS_WITH_AS(thread_network(2, {.frame_bytes = 4095}),
                          "thread_network: frames of 4095 bytes; at least 4096 are needed", argument_error);
     thread_network net(2);
-    CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{2}), "thread_endpoint: seat 2 of 2, which count from 0",
-                         argument_error);
+    CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{2}),
+                         "thread_endpoint: seat 2 of 2; seats are numbered from 0", argument_error);
     const thread_endpoint end(net, seat_id{1});
     CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{1}),
                          "thread_network: seat 1 is taken; end that endpoint first", argument_error);

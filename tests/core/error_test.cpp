@@ -24,7 +24,7 @@ TEST_CASE("a product is exact up to max_bytes, and refused past it with both fac
 
   CHECK_THROWS_WITH_AS(static_cast<void>(checked_multiply(std::uint64_t{1} << 32, std::uint64_t{1} << 31,
                                                           "pool: blocks x bytes")),
-                       "pool: blocks x bytes: 4294967296 x 2147483648 passes the limit of 2^63 - 1 bytes; "
+                       "pool: blocks x bytes: 4294967296 x 2147483648 exceeds the limit of 2^63 - 1 bytes; "
                        "lower one of the two",
                        length_error);
   // The product wraps to 0 in 64 bits.
@@ -39,7 +39,7 @@ TEST_CASE("a sum is exact up to max_bytes, and refused past it with both terms")
   CHECK(checked_add(max_bytes - 5, 5, "x") == max_bytes);
   CHECK_THROWS_WITH_AS(
       static_cast<void>(checked_add(max_bytes, 1, "index")),
-      "index: 9223372036854775807 + 1 passes the limit of 2^63 - 1 bytes; lower one of the two",
+      "index: 9223372036854775807 + 1 exceeds the limit of 2^63 - 1 bytes; lower one of the two",
       length_error);
   CHECK_THROWS_AS(static_cast<void>(checked_add(1, max_bytes, "x")), length_error);
   CHECK_THROWS_AS(static_cast<void>(checked_add(max_bytes + 1, 0, "x")), length_error);

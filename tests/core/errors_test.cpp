@@ -120,7 +120,7 @@ TEST_CASE(
   }
   CHECK(detail::code_numbered(0, detail::ground_errors) == errc::ok);
   const failure known{.code = detail::code_numbered(2, detail::paging_errors), .found = 4, .where = "kv"};
-  CHECK(known.message() == "kv: all 4 sequences are alive; release one, or raise max_sequences");
+  CHECK(known.message() == "kv: all 4 sequences are in use; release one, or raise max_sequences");
   CHECK(failure{.code = detail::code_numbered(2), .where = "kv"}.message() == "kv: unknown failure 2");
 }
 

@@ -22,7 +22,7 @@ using namespace llmmem;
 namespace {
 
 const std::string refused_1000 =
-    ": sequence 0 would hold 1000 tokens, the most is 64; raise max_sequence_tokens, or blocks";
+    ": sequence 0 would hold 1000 tokens, more than the 64 allowed; raise max_sequence_tokens, or blocks";
 
 failure extend_too_far(std::string name) {
   paged_allocator<> cache({.blocks = 4, .name = std::move(name)});
@@ -72,8 +72,8 @@ TEST_CASE("a function that owns its buffer hands its failure up") {
   const auto done = load_too_much();
   REQUIRE_FALSE(done);
   CHECK(done.error().message() ==
-        "weights: tier 0: 16384 bytes needed in one piece, it never has more than 4096; raise its budget, or "
-        "ask for less at once");
+        "weights: tier 0: 16384 bytes needed in one piece, but it never has more than 4096; raise its "
+        "budget, or request smaller pieces");
 }
 
 TEST_CASE("an exception from value() keeps its text when the object is gone") {
@@ -106,8 +106,8 @@ TEST_CASE("a path that is too long keeps the folder it begins with, three dots a
   CHECK(shown.ends_with("x/shard-00017-of-00030.safetensors"));
   CHECK(failure{.code = errc::file_locked, .where = path}.message() ==
         shown +
-            ": another process, or another object of this one, holds the file; end that, or take "
-            "another path: each rank and each tier needs its own");
+            ": another process, or another object in this one, holds the file; end that, or use another "
+            "path: each rank and each tier needs its own");
 }
 
 TEST_CASE("no character is cut where a name is shortened") {

@@ -39,95 +39,91 @@ constexpr failure refused(error_code code) {
 }
 
 constexpr std::array refusals{
-    refusal{errc::out_of_blocks, raises::out_of_memory,
-            "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks"},
-    refusal{errc::out_of_sequences, raises::out_of_memory,
-            "kv: all 12 sequences are alive; release one, or raise max_sequences"},
-    refusal{errc::out_of_bytes, raises::out_of_memory,
-            "kv: 30 bytes needed, 12 left of its budget; give ranges back, or raise it"},
-    refusal{errc::sequence_full, raises::out_of_memory,
-            "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
-    refusal{errc::too_many_shares, raises::out_of_memory,
-            "kv: block 7 has 12 references; 30 more could pass the most there may be, 2^24 - 1"},
-    refusal{errc::null_handle, raises::handle_error,
-            "kv: null handle; it was never given a value, or was moved from"},
-    refusal{errc::foreign_handle, raises::handle_error,
-            "kv: the handle (slot 7) was given out by another object; ask the one that made it"},
     refusal{
-        errc::stale_handle, raises::handle_error,
-        "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
-        "handle"},
+        errc::out_of_blocks, raises::out_of_memory,
+        "kv: 30 blocks needed, 12 free or evictable; release sequences, or build the cache with more blocks"},
+    refusal{errc::out_of_sequences, raises::out_of_memory,
+            "kv: all 12 sequences are in use; release one, or raise max_sequences"},
+    refusal{errc::out_of_bytes, raises::out_of_memory,
+            "kv: 30 bytes needed, but 12 left in its budget; release ranges, or raise the budget"},
+    refusal{errc::sequence_full, raises::out_of_memory,
+            "kv: sequence 7 would hold 30 tokens, more than the 12 allowed; raise max_sequence_tokens, or "
+            "blocks"},
+    refusal{errc::too_many_shares, raises::out_of_memory,
+            "kv: block 7 has 12 references; 30 more could exceed the limit of 2^24 - 1; release some first"},
+    refusal{errc::null_handle, raises::handle_error,
+            "kv: null handle; it was never assigned, or was moved from"},
+    refusal{errc::foreign_handle, raises::handle_error,
+            "kv: the handle (slot 7) belongs to another object; use it with the object that made it"},
+    refusal{errc::stale_handle, raises::handle_error,
+            "kv: stale handle to slot 7 (generation 30, now 12): it was already released; keep one owner for "
+            "each handle"},
     refusal{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
     refusal{errc::past_the_end, raises::argument_error,
-            "kv: 30 tokens named, sequence 7 holds 12; name fewer, or append them first"},
+            "kv: 30 tokens named, but sequence 7 holds 12; name fewer, or append them first"},
     refusal{errc::deferred_full, raises::out_of_memory,
-            "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
-            "max_deferred, or max_sequences (4 releases each)"},
-    refusal{errc::size_mismatch, raises::argument_error, "kv: lengths that must agree are 30 and 12"},
-    refusal{errc::out_of_range, raises::argument_error, "kv: 30 asked for, the most is 12"},
-    refusal{
-        errc::bad_block_count, raises::length_error,
-        "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
+            "kv: 30 deferred frees to queue, but space for only 12; call collect() once fences have passed, "
+            "or raise max_deferred, or max_sequences (4 releases each)"},
+    refusal{errc::size_mismatch, raises::argument_error, "kv: two lengths must be equal, but are 30 and 12"},
+    refusal{errc::out_of_range, raises::argument_error, "kv: 30 requested, but the highest allowed is 12"},
+    refusal{errc::bad_block_count, raises::length_error,
+            "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger most_blocks to "
+            "grow further"},
     refusal{errc::out_of_requests, raises::out_of_memory,
-            "kv: all 12 requests are known; finish one, or raise max_requests"},
+            "kv: all 12 requests are in use; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,
-            "kv: the last step, of 12 requests, is not completed; call completed() first"},
+            "kv: the last step, with 12 requests, is not completed; call completed() first"},
     refusal{errc::reentered, raises::argument_error,
-            "kv: called from within one of its own calls; remember what to do, and do it when that returns"},
-    refusal{
-        errc::stale_plan, raises::argument_error,
-        "kv: move 12 of the plan, of block 7 to 30, is not possible: the one must be in use, the other free; "
-        "plan anew"},
+            "kv: called from within one of its own calls; defer the work until that call returns"},
+    refusal{errc::stale_plan, raises::argument_error,
+            "kv: move 12 of the plan, block 7 to 30, is not possible: the source must be in use and the "
+            "destination free; make a new plan"},
     refusal{errc::ring_busy, raises::out_of_memory,
-            "kv: slot 7 of 12 is still in use; release it behind the fence of its last kernel, or build more "
+            "kv: slot 7 of 12 is still in use; release it after the fence of its last kernel, or build more "
             "slots"},
-    refusal{
-        errc::layout_mismatch, raises::argument_error,
-        "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
-        "model; nothing was taken"},
+    refusal{errc::layout_mismatch, raises::argument_error,
+            "kv: the contents' fingerprints differ, 30 there, 12 here: different shape, element type, block "
+            "size or model; nothing was copied"},
     refusal{errc::not_a_kv_stream, raises::argument_error,
-            "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
-            "rest of a "
-            "stream is still to come"},
+            "kv: not a stream of keys and values of version 12 (the version read is 30); the rest of the "
+            "stream is still unread: close the source, or skip to the end of the frame"},
     refusal{errc::damaged_stream, raises::argument_error,
-            "kv: the stream is damaged at block 7 (0: or before): its digest is wrong; send it again"},
+            "kv: the stream is damaged at block 7 (0: block 0 or the header): its digest is wrong; send it "
+            "again"},
     refusal{errc::missing_prefix, raises::argument_error,
-            "kv: the stream leaves out 30 blocks, of which 12 are cached here; ask for the whole"},
-    refusal{errc::stopped, raises::argument_error, "kv: the other side of the stream stopped"},
-    refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
+            "kv: the stream omits 30 blocks, of which 12 are cached here; request the whole stream"},
+    refusal{errc::stopped, raises::argument_error,
+            "kv: the other side of the stream stopped; start the transfer again"},
+    refusal{errc::bad_priority, raises::argument_error, "kv: priority 30 is out of range; use 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
-            "kv: tokens 30 to 12 are none; the end lies behind the first"},
-    refusal{
-        errc::listed_twice, raises::argument_error,
-        "kv: sequence 7 stands a second time at place 30 of a batch of 12; put its tokens into one entry"},
-    refusal{
-        errc::not_fresh, raises::argument_error,
-        "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
-    refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; ask for at least 1"},
+            "kv: the range of tokens 30 to 12 is empty; its end must be larger than its first"},
+    refusal{errc::listed_twice, raises::argument_error,
+            "kv: sequence 7 is listed again at place 30 of a batch of 12; put its tokens into one entry"},
+    refusal{errc::not_fresh, raises::argument_error,
+            "kv: match needs a sequence without tokens, but sequence 7 holds 12; call match first, then "
+            "append the rest"},
+    refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; request at least 1"},
     refusal{errc::bad_alignment, raises::argument_error, "kv: alignment 30 is not a power of two"},
-    refusal{
-        errc::system_refused, raises::out_of_memory,
-        "kv: the memory beneath it refused 30 bytes (error 7), though its budget has 12 left; free memory "
-        "elsewhere, or "
-        "lower the budget"},
+    refusal{errc::system_refused, raises::out_of_memory,
+            "kv: the underlying memory refused 30 bytes (error 7), although the budget has 12 left; free "
+            "memory elsewhere, or lower the budget"},
     refusal{errc::dead_range, raises::handle_error,
-            "kv: the range of 30 bytes is not inside a live one; it was deallocated before, or another space "
-            "gave it "
-            "out"},
+            "kv: the range of 30 bytes is not inside a live one; it was already deallocated, or belongs to "
+            "another space"},
     refusal{errc::overlapping_ranges, raises::argument_error,
             "kv: source and destination of 30 bytes share 12; copy in parts"},
     refusal{errc::bad_granularity, raises::length_error,
-            "kv: 30 bytes is no multiple of the granularity, 12 bytes"},
+            "kv: 30 bytes is not a multiple of the granularity, 12 bytes"},
     refusal{errc::table_full, raises::out_of_memory,
-            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise the max_ option for it"},
+            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise its max_ option"},
     refusal{errc::already_mapped, raises::argument_error,
-            "kv: offset 30 of the range is in the way of the mapping at offset 12; unmap that first"},
+            "kv: offset 30 of the range overlaps the mapping at offset 12; unmap that first"},
     refusal{errc::not_mapped, raises::argument_error,
             "kv: no mapping begins or ends at offset 30 of the range; unmap whole mappings that are there"},
     refusal{errc::still_mapped, raises::argument_error,
-            "kv: 12 mappings keep it from being given back; unmap them first"},
+            "kv: 12 mappings prevent its release; unmap them first"},
     refusal{errc::reserve_refused, raises::out_of_memory,
             "kv: the system refused 30 bytes of address space (error 7); reserve less, or raise the limit "
             "(ulimit -v)"},
@@ -135,62 +131,60 @@ constexpr std::array refusals{
             "kv: the system refused to change the mapping of 30 bytes (error 7) with 12 mappings held; hold "
             "fewer, map larger pieces, or raise vm.max_map_count"},
     refusal{errc::out_of_group_blocks, raises::out_of_memory,
-            "kv: group 7 needs 30 blocks, 12 can be had for it; release sequences, or build it with a larger "
-            "budget"},
+            "kv: group 7 needs 30 blocks, but 12 are available to it; release sequences, or build it with a "
+            "larger budget"},
     refusal{errc::already_cached, raises::argument_error,
-            "kv: block 7 is cached for other contents; commit each block once, and what it held then"},
-    refusal{
-        errc::not_kept, raises::argument_error,
-        "kv: group 7 no longer has what comes next after 30 tokens; cut to 12, or to the length below that "
-        "nearest_cuts() names, and compute the rest again"},
+            "kv: block 7 is already cached with other contents; commit each block once, with the contents it "
+            "held then"},
+    refusal{errc::not_kept, raises::argument_error,
+            "kv: group 7 no longer has the contents needed to continue after 30 tokens; cut to 12, or to the "
+            "shorter length that nearest_cuts() returns, and compute the rest again"},
     refusal{errc::no_such_block, raises::argument_error,
-            "kv: block 30 asked for, there are 12 from 0 on; give the memory as many as the cache's "
-            "most_physical_blocks()"},
+            "kv: block 30 asked for, but the memory has 12, numbered from 0; build the memory with the "
+            "cache's most_physical_blocks()"},
     refusal{errc::past_the_table, raises::argument_error,
-            "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
+            "kv: 30 blocks named, but sequence 7 holds 12; name at most that many"},
     refusal{errc::block_tokens_differ, raises::argument_error,
-            "kv: blocks of 30 tokens there, of 12 here; build both with the same block_tokens"},
+            "kv: blocks hold 30 tokens there and 12 here; build both with the same block_tokens"},
     refusal{errc::not_a_prefix, raises::argument_error,
-            "kv: sequence 7 holds 30 tokens, but only the first 12 as their prefix has them: contents behind "
-            "were invalidated, or tokens removed; truncate it to those and compute the rest again"},
-    refusal{errc::not_whole_blocks, raises::argument_error,
-            "kv: a range of sequence 7 begins or ends at token 30; name a multiple of 12, or the sequence's "
-            "end"},
+            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents behind them "
+            "were invalidated, or tokens were removed; truncate it to 12 tokens and compute the rest again"},
+    refusal{
+        errc::not_whole_blocks, raises::argument_error,
+        "kv: a range of sequence 7 begins or ends at token 30; use a multiple of 12, or the sequence's end"},
     refusal{errc::old_epoch, raises::argument_error,
-            "kv: epoch 30 asked for, the present one is 12; name a later one"},
-    refusal{
-        errc::cannot_remove, raises::argument_error,
-        "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, its chunks "
-        "would begin elsewhere, or its window would reach what was given up or lose its sinks; compute the "
-        "sequence again without them"},
+            "kv: epoch 30 asked for, but the current epoch is 12; name a later one"},
+    refusal{errc::cannot_remove, raises::argument_error,
+            "kv: tokens 30 to 12 cannot be removed from group 7: its states include them, its chunks would "
+            "begin elsewhere, or its window would reach dropped tokens or lose its sinks; compute the "
+            "sequence again without them"},
     refusal{errc::epoch_differs, raises::argument_error,
-            "kv: the stream is of epoch 30, the cache of 12; compute it again with these weights"},
-    refusal{
-        errc::no_slots, raises::argument_error,
-        "kv: tokens of group 7 have 30 bytes (0: its blocks are no rows of tokens), and pages of 12 are no "
-        "multiple; slots cannot count them: take page_bytes that is, or write_table()"},
-    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
+            "kv: the stream belongs to epoch 30, the cache to 12; compute it again with the present weights"},
+    refusal{errc::no_slots, raises::argument_error,
+            "kv: tokens of group 7 take 30 bytes (0: its blocks are not rows of tokens), and the page size "
+            "of 12 bytes is not a multiple, so slots cannot count them; choose a page_bytes that is one, or "
+            "use write_table()"},
+    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, but 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
-            "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
+            "kv: bytes up to 30 requested, but it has 12; request fewer, or make it larger"},
     refusal{errc::read_failed, raises::io_error,
             "kv: read of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::write_failed, raises::io_error,
             "kv: write of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
-    refusal{
-        errc::sync_failed, raises::io_error,
-        "kv: sync failed: Argument list too long (errno 7); what was written before may be lost: write it "
-        "again elsewhere"},
+    refusal{errc::sync_failed, raises::io_error,
+            "kv: sync failed: Argument list too long (errno 7); earlier writes may be lost: write them again "
+            "to another file"},
     refusal{errc::grow_failed, raises::io_error,
             "kv: room for 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::file_ends, raises::io_error,
-            "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
+            "kv: bytes up to 30 requested, but the file ends at 12; it was truncated, or has not been "
+            "written so far"},
     refusal{errc::file_locked, raises::io_error,
-            "kv: another process, or another object of this one, holds the file; end that, or take another "
+            "kv: another process, or another object in this one, holds the file; end that, or use another "
             "path: each rank and each tier needs its own"},
     refusal{errc::not_opened, raises::argument_error,
-            "kv: it was opened only to be read; open it with open_mode::update or open_mode::create (a "
-            "model_file_space is never written to: adopt what lies there, "
-            "and keep what changes in another buffer)"},
+            "kv: it was opened only for reading; open it with open_mode::update or open_mode::create (a "
+            "model_file_space is never written: adopt its contents, and keep changes in another buffer)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
             "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
@@ -236,41 +230,40 @@ constexpr std::array refusals{
             "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
             "it more slots"},
     refusal{errc::peer_failed, raises::comm_error,
-            "kv: rank 7 has died; revoke(), agree() and go on without it"},
+            "kv: rank 7 has died; revoke(), agree() and continue without it"},
     refusal{errc::epoch_revoked, raises::comm_error,
             "kv: epoch 12 was revoked: a rank has failed; agree() on which, and shrink()"},
-    refusal{
-        errc::no_quorum, raises::comm_error,
-        "kv: 12 members are heard, 30 are needed: the others may live and go on; end here, and join anew"},
+    refusal{errc::no_quorum, raises::comm_error,
+            "kv: 12 members are heard, but 30 are needed: the others may live and continue; end this "
+            "process, and join again"},
     refusal{errc::peer_timed_out, raises::comm_error,
-            "kv: 12 of 30 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
-            "revoke() and agree()"},
+            "kv: 12 of 30 bytes moved, then rank 7 did not respond before the deadline; give it more time, "
+            "or revoke() and agree()"},
     refusal{errc::message_damaged, raises::comm_error,
-            "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
+            "kv: a message of rank 7 was sent with checksum 30 but arrived with 12; it is dropped: let the "
+            "rank send it again"},
     refusal{
         errc::state_lost, raises::comm_error,
-        "kv: 12 ranks are gone or hold their state damaged, and nobody else has that of 30 of them, rank 7 "
-        "the lowest; forget() on all ranks and go back to a checkpoint, or take a stronger scheme"},
+        "kv: 12 ranks are lost or have damaged state, and no other rank has the state of 30 of them (rank 7 "
+        "is the lowest); call forget() on all ranks and return to a checkpoint, or use a stronger scheme"},
     refusal{errc::library_failed, raises::comm_error,
-            "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
+            "kv: the underlying library failed with its status 7; revoke(), agree() and continue with the "
+            "ranks that are left"},
     refusal{errc::not_joined, raises::argument_error,
-            "kv: it has not joined the others; call join() first, and look at what it returns"},
+            "kv: it has not joined the others; call join() first, and check its result"},
     refusal{errc::seat_missing, raises::comm_error,
-            "kv: seat 7 is missing at the deadline, and 11 more: nothing has come from there; start its "
-            "process, and "
-            "give all the same folder or addresses"},
-    refusal{
-        errc::frame_forged, raises::comm_error,
-        "kv: the connection to rank 7 carried a frame that its process did not send, or not then, and was "
-        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
-        "rank"},
+            "kv: seat 7 and 11 more are missing at the deadline: nothing has arrived from it; start its "
+            "process, and give all processes the same folder or addresses"},
+    refusal{errc::frame_forged, raises::comm_error,
+            "kv: the connection to rank 7 carried a frame that its process did not send, or not at that "
+            "time, and was closed; find the machine that writes into the network, then revoke(), agree() and "
+            "continue without the rank"},
     refusal{errc::setup_differs, raises::argument_error,
-            "kv: rank 7 is set up otherwise than rank 0 (digests 12 and 30); give all ranks the same scheme, "
-            "sizes, homes and placement"},
-    refusal{
-        errc::not_recovered, raises::argument_error,
-        "kv: it has not recovered in epoch 30, last in epoch 12 (0: never); call recover() on all ranks when "
-        "an epoch begins, and look at what it returns"},
+            "kv: the setup of rank 7 differs from rank 0's (digests 12 and 30); give all ranks the same "
+            "scheme, sizes, homes and placement"},
+    refusal{errc::not_recovered, raises::argument_error,
+            "kv: it has not recovered in epoch 30, only in epoch 12 (0: never); call recover() on all ranks "
+            "when an epoch begins, and check its result"},
     refusal{errc::no_conversion, raises::argument_error,
             "kv: no kernel makes unknown of unknown; convert before, or keep what comes as it is"},
     refusal{
@@ -341,7 +334,7 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
     return failure{errc::table_full, static_cast<std::uint32_t>(which), 2, 0, "kv"}.message();
   };
   CHECK(text(full_table::some) ==
-        "kv: a table of fixed size is full: 2 entries needed, 0 free; raise the max_ option for it");
+        "kv: a table of fixed size is full: 2 entries needed, 0 free; raise its max_ option");
   CHECK(text(full_table::chunks) ==
         "kv: the table of chunks is full: 2 entries needed, 0 free; raise tiered_options::max_chunks");
   CHECK(text(full_table::pieces) ==
@@ -353,9 +346,9 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
 
 TEST_CASE("a rank that was waited for is named, with the bytes that moved where there are any to move") {
   CHECK(failure{errc::peer_timed_out, 7, 0, 0, "kv"}.message() ==
-        "kv: rank 7 was waited for beyond the deadline; call again with more time, or revoke() and agree()");
+        "kv: rank 7 did not respond before the deadline; call again with more time, or revoke() and agree()");
   CHECK(failure{errc::peer_timed_out, 7, 1, 0, "kv"}.message() ==
-        "kv: 0 of 1 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
+        "kv: 0 of 1 bytes moved, then rank 7 did not respond before the deadline; give it more time, or "
         "revoke() and agree()");
 }
 
@@ -364,48 +357,50 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
     return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
   };
   const std::string begins = "job: seat 2 is missing at the deadline: ";
-  CHECK(text(seat_absence::unheard) ==
-        begins + "nothing has come from there; start its process, and give all the same folder or addresses");
-  CHECK(text(seat_absence::nobody_listens) ==
-        begins +
-            "nobody listens at its address; start its process, and give all the same folder or addresses");
+  CHECK(text(seat_absence::unheard) == begins +
+                                           "nothing has arrived from it; start its process, and give all "
+                                           "processes the same folder or addresses");
+  CHECK(text(seat_absence::nobody_listens) == begins +
+                                                  "no process listens at its address; start its process, and "
+                                                  "give all processes the same folder or addresses");
   CHECK(text(seat_absence::unreachable) ==
-        begins + "its address cannot be reached; look at the network, and give all the right addresses");
-  CHECK(text(seat_absence::no_answer) ==
         begins +
-            "its process is there and says nothing; have it call join(), or look at why it stands still");
+            "its address cannot be reached; check the network, and give all processes the right addresses");
+  CHECK(text(seat_absence::no_answer) ==
+        begins + "its process is connected but silent; let it call join(), or check why it is stopped");
   CHECK(text(seat_absence::other_secret) ==
-        begins + "the process there has another secret; give all processes the same");
+        begins + "the process there has another secret; give all processes the same secret");
   CHECK(text(seat_absence::other_version) == begins +
                                                  "the process there speaks another version of the protocol; "
                                                  "build all processes with the same llmmem");
-  CHECK(text(seat_absence::other_options) ==
-        begins + "its process has another number of seats or other frame_bytes; give all the same");
-  CHECK(text(seat_absence::other_seat) ==
-        begins +
-            "its address is another seat's, or this one's is; give all the same addresses, in one order");
-  CHECK(text(seat_absence::foreign) ==
-        begins + "only strangers are there; run all processes as one user, and give all the right addresses");
-  CHECK(text(seat_absence::seat_taken) == begins +
-                                              "it holds this seat for taken by a process before; end that, "
-                                              "or wait until it is dead or suspected");
-  CHECK(text(seat_absence::given_up) ==
-        begins + "it has given this process up; end this one, and start a fresh one");
-  CHECK(text(seat_absence::ended) == begins + "its process has come and is gone again; start a fresh one");
   CHECK(
-      text(seat_absence::in_epoch) ==
+      text(seat_absence::other_options) ==
       begins +
-          "its process is in an epoch that has begun without this one; have its members agree() and admit()");
+          "its process has another number of seats or other frame_bytes; give all processes the same values");
+  CHECK(text(seat_absence::other_seat) == begins +
+                                              "its address or this one's belongs to another seat; give all "
+                                              "processes the same addresses, in the same order");
+  CHECK(text(seat_absence::foreign) == begins +
+                                           "only foreign processes are there; run all processes as one user, "
+                                           "and give them the right addresses");
+  CHECK(text(seat_absence::seat_taken) == begins +
+                                              "it considers this seat taken by an earlier process; end that "
+                                              "process, or wait until it is dead or suspected");
+  CHECK(text(seat_absence::given_up) ==
+        begins + "it has given this process up; end this process, and start a fresh one");
+  CHECK(text(seat_absence::ended) == begins + "its process came and has ended; start a fresh one");
+  CHECK(text(seat_absence::in_epoch) ==
+        begins +
+            "its process is in an epoch that began without this one; let its members agree() and admit()");
 }
 
 TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
-        "llmmem: 2 bytes needed, 1 left of its budget; give ranges back, or raise it");
+        "llmmem: 2 bytes needed, but 1 left in its budget; release ranges, or raise the budget");
   CHECK(failure{.code = errc::system_refused, .wanted = 2, .found = 9}.message() ==
-        "llmmem: the memory beneath it refused 2 bytes, though its budget has 9 left; free memory elsewhere, "
-        "or "
-        "lower the budget");
+        "llmmem: the underlying memory refused 2 bytes, although the budget has 9 left; free memory "
+        "elsewhere, or lower the budget");
 }
 
 TEST_CASE("a code this version does not know still prints") {
@@ -439,7 +434,7 @@ TEST_CASE("a result with a value gives it, and no failure") {
 TEST_CASE("a result without a value keeps its failure and throws it from value()") {
   result<int> none = refused(errc::out_of_blocks);
   const char* const text =
-      "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks";
+      "kv: 30 blocks needed, 12 free or evictable; release sequences, or build the cache with more blocks";
   CHECK_FALSE(none);
   CHECK_FALSE(none.has_value());
   CHECK(none.code() == errc::out_of_blocks);
@@ -470,7 +465,7 @@ TEST_CASE("a result<void> is done, or says why not") {
   CHECK_FALSE(undone);
   CHECK_FALSE(undone.has_value());
   CHECK(undone.error() == refused(errc::null_handle));
-  CHECK_THROWS_WITH_AS(undone.value(), "kv: null handle; it was never given a value, or was moved from",
+  CHECK_THROWS_WITH_AS(undone.value(), "kv: null handle; it was never assigned, or was moved from",
                        handle_error);
 }
 

@@ -276,7 +276,7 @@ TEST_SUITE("device") {
     CHECK(device.calls == 0);
     device.why_none = nullptr;
     CHECK_THROWS_WITH_AS(fake_space(fake_pool(device_id{0}, device), {.name = "weights"}),
-                         "weights: the budget is 0 bytes; say how much it may hold", length_error);
+                         "weights: the budget is 0 bytes; set the bytes that it may hold", length_error);
     CHECK(device.objects() == 0);
   }
 

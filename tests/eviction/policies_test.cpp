@@ -197,7 +197,7 @@ TEST_CASE("a policy whose metadata cannot be had says so and leaks nothing") {
         }) == 4);
   counting_metadata failing(1);
   CHECK_THROWS_WITH_AS(lru_eviction(slot_count{7}, failing.source()),
-                       "lru_eviction: no memory for 64 bytes of metadata; make what it is sized by smaller",
+                       "lru_eviction: no memory for 64 bytes of metadata; lower the option that sizes it",
                        out_of_memory);
 }
 

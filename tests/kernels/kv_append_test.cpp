@@ -297,21 +297,22 @@ TEST_SUITE("kv_append") {
       return append_kv(host_executor{}, front, vectors, vectors, memory, layer, {.element = element}).error();
     };
     const slot_front front(slots, 16, 3);
-    CHECK(append(front, 2, dtype::fp8_e5m2).message() == "append_kv: layer: 2 asked for, the most is 1");
+    CHECK(append(front, 2, dtype::fp8_e5m2).message() ==
+          "append_kv: layer: 2 requested, but the highest allowed is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: block 3 asked for, there are 3 from 0 on; give the memory as many as the cache's "
-          "most_physical_blocks()");
+          "append_kv: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
+          "cache's most_physical_blocks()");
     CHECK(append(slot_front(slots, 8, 3), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: blocks of 8 tokens there, of 16 here; build both with the same block_tokens");
+          "append_kv: blocks hold 8 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: blocks of 0 tokens there, of 16 here; build both with the same block_tokens");
+          "append_kv: blocks hold 0 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(front, 0, dtype::bf16).message() ==
           "append_kv: no kernel makes fp8_e5m2 of bf16; convert before, or keep what comes as it is");
     const std::int64_t* const none = nullptr;
     CHECK(append(slot_front(std::span(none, 1), 16, 3), 0, dtype::fp8_e5m2) ==
           failure{errc::too_short, 0, 1, 0});
     CHECK(append_mla(host_executor{}, front, vectors, vectors, 4, memory, 0).error().message() ==
-          "append_mla: lengths that must agree are 4 and 8");
+          "append_mla: two lengths must be equal, but are 4 and 8");
     CHECK(std::ranges::count(cache, poison) == static_cast<std::ptrdiff_t>(cache.size()));
     // A token of 2 GiB is more than a row counts.
     kv_layout huge{.layers = 1, .heads = 1U << 20, .head_dim = 1024, .block_tokens = 16};

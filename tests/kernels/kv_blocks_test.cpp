@@ -323,7 +323,8 @@ TEST_SUITE("kv_blocks") {
       return done ? "" : done.error().message();
     };
     CHECK(copy(std::vector<block_pair>(128)) == "");
-    CHECK(copy(std::vector<block_pair>(129)) == "copy_few_kv_blocks: pairs: 129 asked for, the most is 128");
+    CHECK(copy(std::vector<block_pair>(129)) ==
+          "copy_few_kv_blocks: pairs: 129 requested, but the highest allowed is 128");
     const std::vector<block_copy> copies(129);
     CHECK(copy_few_kv_blocks(host_executor{}, memory, std::span(copies)).error() ==
           failure{errc::out_of_range, 0, 129, 128});
@@ -334,7 +335,7 @@ TEST_SUITE("kv_blocks") {
               .error() == failure{errc::no_such_block, 1, 130, 130});
     CHECK(copy_few_kv_blocks(host_executor{}, {nullptr, 130, layout}, memory, std::vector<block_pair>{{0, 1}})
               .error()
-              .message() == "copy_few_kv_blocks: to: 1024 entries needed, 0 given; make it longer");
+              .message() == "copy_few_kv_blocks: to: 1024 entries needed, but 0 given; make it longer");
   }
 
   TEST_CASE("what does not fit is refused, and nothing has begun") {
@@ -374,20 +375,22 @@ TEST_SUITE("kv_blocks") {
     CHECK(differs([](kv_layout& of) { of.key_scales.group = llmmem::paging::scale_group::vector; }) ==
           "the layouts' key_scales.group");
     CHECK(differs([](kv_layout& of) { of.part.cp_size = 2; }) == "the layouts' part.cp_size");
-    CHECK(copy(memory, {2, 0}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
-    CHECK(copy(memory, {1, 2}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
+    CHECK(copy(memory, {2, 0}).message() ==
+          "copy_kv_blocks: layers: 2 requested, but the highest allowed is 1");
+    CHECK(copy(memory, {1, 2}).message() ==
+          "copy_kv_blocks: layers: 2 requested, but the highest allowed is 1");
     CHECK(copy({nullptr, 2, layout}, {}).message() ==
-          "copy_kv_blocks: to: 2048 entries needed, 0 given; make it longer");
+          "copy_kv_blocks: to: 2048 entries needed, but 0 given; make it longer");
     const kv_memory none{nullptr, 2, layout};
     CHECK(copy_kv_blocks(host_executor{}, memory, none, pairs).error().message() ==
-          "copy_kv_blocks: from: 2048 entries needed, 0 given; make it longer");
+          "copy_kv_blocks: from: 2048 entries needed, but 0 given; make it longer");
     CHECK(copy_kv_blocks(host_executor{}, none, none, {}).has_value());
     std::byte* const table[4]{};
     const kv_memory odd{.blocks = 2, .layout = layout, .plane_table = table, .plane_alignment = 3};
     CHECK(copy(odd, {}).message() == "copy_kv_blocks: to.plane_alignment: alignment 3 is not a power of two");
     const block_pair* const no_pairs = nullptr;
     CHECK(copy_kv_blocks(host_executor{}, memory, memory, std::span(no_pairs, 3)).error().message() ==
-          "copy_kv_blocks: pairs: 3 entries needed, 0 given; make it longer");
+          "copy_kv_blocks: pairs: 3 entries needed, but 0 given; make it longer");
     CHECK(std::ranges::count(bytes, poison) == static_cast<std::ptrdiff_t>(bytes.size()));
   }
 }

@@ -58,24 +58,24 @@ TEST_SUITE("kv_checks") {
       return told(append_kv(run, world.front(), keys, values, cache, 0));
     };
     CHECK(append(none, good, world.memory()) ==
-          "append_kv: keys: 32 entries needed, 0 given; make it longer");
+          "append_kv: keys: 32 entries needed, but 0 given; make it longer");
     CHECK(append(good, none, world.memory()) ==
-          "append_kv: values: 32 entries needed, 0 given; make it longer");
+          "append_kv: values: 32 entries needed, but 0 given; make it longer");
     CHECK(append(good, good, {nullptr, 2, layout}) ==
-          "append_kv: cache: 2048 entries needed, 0 given; make it longer");
+          "append_kv: cache: 2048 entries needed, but 0 given; make it longer");
     const batch_output no_output{nullptr, 32, 16};
     const batch_output output = world.output(32, 16);
     CHECK(told(gather_kv(run, world.front(), output, no_output, world.memory(), 0)) ==
-          "gather_kv: values: 32 entries needed, 0 given; make it longer");
+          "gather_kv: values: 32 entries needed, but 0 given; make it longer");
     CHECK(told(gather_kv(run, world.front(), output, output, {nullptr, 2, layout}, 0)) ==
-          "gather_kv: cache: 2048 entries needed, 0 given; make it longer");
+          "gather_kv: cache: 2048 entries needed, but 0 given; make it longer");
     const kv_memory latents{world.cache.data(), 2, mla};
     CHECK(told(append_mla(run, world.front(), good, none, 4, latents, 0)) ==
-          "append_mla: rotary: 8 entries needed, 0 given; make it longer");
+          "append_mla: rotary: 8 entries needed, but 0 given; make it longer");
     CHECK(told(append_mla(run, world.front(), {world.batch.data(), 0, 0}, good, 4, latents, 0)) ==
-          "append_mla: latent.token_stride: 8 entries needed, 0 given; make it longer");
+          "append_mla: latent.token_stride: 8 entries needed, but 0 given; make it longer");
     CHECK(told(gather_mla(run, world.front(), no_output, output, 4, latents, 0)) ==
-          "gather_mla: latent: 8 entries needed, 0 given; make it longer");
+          "gather_mla: latent: 8 entries needed, but 0 given; make it longer");
     CHECK(std::ranges::count(world.cache, poison) == static_cast<std::ptrdiff_t>(world.cache.size()));
   }
 
@@ -147,10 +147,11 @@ TEST_SUITE("kv_checks") {
       return told(append_kv(host_executor{}, world.front(), world.vectors(32, 16), world.vectors(token, head),
                             world.memory(), 0));
     };
-    CHECK(append(0, 16) == "append_kv: values.token_stride: 16 entries needed, 0 given; make it longer");
-    CHECK(append(32, 0) == "append_kv: values.head_stride: 16 entries needed, 0 given; make it longer");
-    CHECK(append(16, 8) == "append_kv: values.head_stride: 16 entries needed, 8 given; make it longer");
-    CHECK(append(15, 16) == "append_kv: values.token_stride: 16 entries needed, 15 given; make it longer");
+    CHECK(append(0, 16) == "append_kv: values.token_stride: 16 entries needed, but 0 given; make it longer");
+    CHECK(append(32, 0) == "append_kv: values.head_stride: 16 entries needed, but 0 given; make it longer");
+    CHECK(append(16, 8) == "append_kv: values.head_stride: 16 entries needed, but 8 given; make it longer");
+    CHECK(append(15, 16) ==
+          "append_kv: values.token_stride: 16 entries needed, but 15 given; make it longer");
     // What is read may share bytes: a head of one token with another of the next.
     CHECK(append(16, 16) == "");
     // One token needs no distance to another, nor does one head.
@@ -168,13 +169,13 @@ TEST_SUITE("kv_checks") {
       return told(gather_kv(host_executor{}, world.front(), world.output(token, head),
                             batch_output{world.batch.data() + 1024, 32, 16}, world.memory(), 0));
     };
-    CHECK(gather(32, 15) == "gather_kv: keys.head_stride: 16 entries needed, 15 given; make it longer");
-    CHECK(gather(15, 48) == "gather_kv: keys.token_stride: 16 entries needed, 15 given; make it longer");
-    CHECK(gather(31, 16) == "gather_kv: keys.token_stride: 32 entries needed, 31 given; make it longer");
-    CHECK(gather(32, 18) == "gather_kv: keys.token_stride: 34 entries needed, 32 given; make it longer");
-    CHECK(gather(16, 16) == "gather_kv: keys.token_stride: 32 entries needed, 16 given; make it longer");
+    CHECK(gather(32, 15) == "gather_kv: keys.head_stride: 16 entries needed, but 15 given; make it longer");
+    CHECK(gather(15, 48) == "gather_kv: keys.token_stride: 16 entries needed, but 15 given; make it longer");
+    CHECK(gather(31, 16) == "gather_kv: keys.token_stride: 32 entries needed, but 31 given; make it longer");
+    CHECK(gather(32, 18) == "gather_kv: keys.token_stride: 34 entries needed, but 32 given; make it longer");
+    CHECK(gather(16, 16) == "gather_kv: keys.token_stride: 32 entries needed, but 16 given; make it longer");
     // Heads outermost: three tokens of each.
-    CHECK(gather(16, 46) == "gather_kv: keys.head_stride: 48 entries needed, 46 given; make it longer");
+    CHECK(gather(16, 46) == "gather_kv: keys.head_stride: 48 entries needed, but 46 given; make it longer");
     CHECK(gather(16, 48) == "");
     CHECK(gather(32, 16) == "");
     CHECK(gather(34, 18) == "");

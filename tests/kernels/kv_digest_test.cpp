@@ -129,25 +129,25 @@ TEST_SUITE("kv_digest") {
     std::vector<std::uint64_t> sums(2, 7);
     const host_executor run;
     CHECK(told(digest_kv_blocks(run, memory, numbers, std::span(sums).first(1))) ==
-          "digest_kv_blocks: sums: 2 entries needed, 1 given; make it longer");
+          "digest_kv_blocks: sums: 2 entries needed, but 1 given; make it longer");
     CHECK(told(digest_kv_blocks(run, {nullptr, 2, layout}, numbers, sums)) ==
-          "digest_kv_blocks: memory: 2048 entries needed, 0 given; make it longer");
+          "digest_kv_blocks: memory: 2048 entries needed, but 0 given; make it longer");
     const std::int32_t* const none = nullptr;
     CHECK(told(digest_kv_blocks(run, memory, std::span(none, 2), sums)) ==
-          "digest_kv_blocks: blocks: 2 entries needed, 0 given; make it longer");
+          "digest_kv_blocks: blocks: 2 entries needed, but 0 given; make it longer");
     std::uint64_t* const no_sums = nullptr;
     CHECK(told(digest_kv_blocks(run, memory, numbers, std::span(no_sums, 2))) ==
-          "digest_kv_blocks: sums: 2 entries needed, 0 given; make it longer");
+          "digest_kv_blocks: sums: 2 entries needed, but 0 given; make it longer");
     kv_layout odd = layout;
     odd.value_dim = 6;
     CHECK(told(digest_kv_blocks(run, {bytes.data(), 2, odd}, numbers, sums)) ==
-          "digest_kv_blocks: 12 bytes is no multiple of the granularity, 8 bytes");
+          "digest_kv_blocks: 12 bytes is not a multiple of the granularity, 8 bytes");
     const auto told_of = [&](std::uint32_t kv_layout::* field) {
       kv_layout without = layout;
       without.*field = 0;
       return told(digest_kv_blocks(run, {bytes.data(), 2, without}, numbers, sums));
     };
-    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    const std::string needed = ": 1 entries needed, but 0 given; make it longer";
     CHECK(told_of(&kv_layout::layers) == "digest_kv_blocks: layout.layers" + needed);
     CHECK(told_of(&kv_layout::heads) == "digest_kv_blocks: layout.heads" + needed);
     CHECK(told_of(&kv_layout::block_tokens) == "digest_kv_blocks: layout.block_tokens" + needed);

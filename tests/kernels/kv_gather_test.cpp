@@ -244,10 +244,11 @@ TEST_SUITE("kv_gather") {
     CHECK(gather(fewer, cu.data()) == failure{});
     CHECK(std::ranges::count(rows, poison) == 64);
     CHECK(gather(tables, nullptr).message() ==
-          "table_front: cu_seq_lens: 1 entries needed, 0 given; make it longer");
+          "table_front: cu_seq_lens: 1 entries needed, but 0 given; make it longer");
     csr_table_view none = tables;
     none.indptr = nullptr;
-    CHECK(gather(none, cu.data()).message() == "tables.indptr: 1 entries needed, 0 given; make it longer");
+    CHECK(gather(none, cu.data()).message() ==
+          "tables.indptr: 1 entries needed, but 0 given; make it longer");
     none.num_sequences = 0;
     CHECK(gather(none, nullptr) == failure{});
     CHECK(gather(tables, cu.data()) == failure{});

@@ -410,7 +410,7 @@ TEST_SUITE("kv_metadata") {
       return slot_mapping(host_executor{}, position_front(tables, of, at, 10), slots).error().message();
     };
     const padded_table_view tables{table.data(), lengths.data(), 2, 2, 8};
-    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    const std::string needed = ": 1 entries needed, but 0 given; make it longer";
     CHECK(missing(tables, std::span(none, 1), positions) == "batch_indices" + needed);
     CHECK(missing(tables, rows, std::span(none, 1)) == "positions" + needed);
     CHECK(missing({nullptr, nullptr, 2, 2, 8}, rows, positions) == "tables.block_table" + needed);

@@ -697,7 +697,7 @@ TEST_SUITE("merge_attention") {
     CHECK(told([](call& of) { of.parts.resize(33, of.parts[0]); }) == failure{errc::out_of_range, 0, 33, 32});
     CHECK(told([](call& of) { of.parts.resize(32, of.parts[0]); }) == failure{});
     CHECK(told([](call& of) { of.shape.query_heads = 0; }).message() ==
-          "merge_attention: query_heads: lengths that must agree are 0 and 1");
+          "merge_attention: query_heads: two lengths must be equal, but are 0 and 1");
     CHECK(told([](call& of) { of.shape.value_dim = 0; }) == failure{errc::size_mismatch, 0, 0, 8});
     CHECK(told([](call& of) { of.shape.value_dim = 4; }) == failure{errc::bad_granularity, 0, 4, 8});
     CHECK(told([](call& of) { of.parts[0].sums.data += 8; }).code == errc::bad_granularity);
@@ -723,7 +723,7 @@ TEST_SUITE("merge_attention") {
     foreign_attention<log_base::e> of;
     of.out = {out, 64, 32};
     CHECK(import_attention(host_executor{}, shape, of, made.output()).error().message() ==
-          "import_attention: of.log_sum_exp: 8 entries needed, 0 given; make it longer");
+          "import_attention: of.log_sum_exp: 8 entries needed, but 0 given; make it longer");
   }
 
   TEST_CASE("a part of attention is refused where it does not fit, and ranges that are none are flagged") {

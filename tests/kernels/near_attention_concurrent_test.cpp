@@ -276,8 +276,10 @@ TEST_SUITE("near_attention") {
       };
       near_query wrong = near.query;
       wrong.value_dim += 8;
-      CHECK(told(wrong).find(
-                "table_holder: value_dim of the query and of the cache: lengths that must agree are ") == 0);
+      CHECK(
+          told(wrong).find(
+              "table_holder: value_dim of the query and of the cache: two lengths must be equal, but are ") ==
+          0);
       wrong = near.query;
       wrong.layer = 9;
       CHECK(told(wrong).find("paged_attention: layer: 9 asked for") == 0);

@@ -375,7 +375,7 @@ TEST_SUITE("paged_attention") {
                                         well.out, well.cache, well.layer, well.workspace, well.options);
       return done ? std::string() : done.error().message();
     };
-    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    const std::string needed = ": 1 entries needed, but 0 given; make it longer";
     const std::int32_t one = 1;
     CHECK(told_of_tables(csr_table_view{nullptr, &block, last_page_len, 1, 4}, nullptr) ==
           "tables.indptr" + needed);
@@ -386,7 +386,7 @@ TEST_SUITE("paged_attention") {
           "tables.block_table" + needed);
     CHECK(told_of_tables(padded_table_view{&block, nullptr, 1, 1, 4}, nullptr) == "tables.seq_lens" + needed);
     CHECK(told_of_tables(padded_table_view{&block, &one, 1, 1, 0}, nullptr) ==
-          "paged_attention: blocks of 0 tokens there, of 4 here; build both with the same block_tokens");
+          "paged_attention: blocks hold 0 tokens there and 4 here; build both with the same block_tokens");
     call blockless = well;
     blockless.cache.layout.block_tokens = 0;
     CHECK(paged_attention(host_executor{}, padded_table_view{&block, &one, 1, 1, 0}, blockless.rows,
@@ -406,8 +406,9 @@ TEST_SUITE("paged_attention") {
     CHECK(told([](call& of) { of.queries.data += 8; }).code == errc::bad_granularity);
     CHECK(told([](call& of) { of.queries.head_stride = 24; }) == failure{errc::bad_granularity, 0, 24, 16});
     CHECK(told([](call& of) { of.out.token_stride = 72; }) == failure{errc::bad_granularity, 0, 72, 16});
-    CHECK(told([](call& of) { of.rows = {.rows = 3, .shared = 2}; }).message() ==
-          "paged_attention: rows.shared does not divide the rows: lengths that must agree are 3 and 2");
+    CHECK(
+        told([](call& of) { of.rows = {.rows = 3, .shared = 2}; }).message() ==
+        "paged_attention: rows.shared does not divide the rows: two lengths must be equal, but are 3 and 2");
     CHECK(told([](call& of) { of.rows.shared = 0; }) == failure{errc::size_mismatch, 0, 1, 0});
     CHECK(told([](call& of) { of.rows = {.rows = 1U << 30, .shared = 1U << 30}; }).code ==
           errc::out_of_range);
@@ -464,8 +465,8 @@ TEST_SUITE("paged_attention") {
         "paged_attention: cache.layout: the kernel takes 2 planes, keys and values alone; the layout has 3, "
         "with scales or index keys");
     CHECK(told([](call& of) { of.options.query_heads = 3; }).message() ==
-          "paged_attention: query_heads is no multiple of the cache's heads: lengths that must agree are 3 "
-          "and 2");
+          "paged_attention: query_heads is no multiple of the cache's heads: two lengths must be equal, but "
+          "are 3 and 2");
   }
 
   TEST_CASE("of a length that no table has room for the table is attended to, and the flag tells") {

@@ -102,8 +102,8 @@ TEST_SUITE("token_lists") {
         .tables = tables, .listed = &token, .stride = 1, .num_sequences = 1, .block_tokens = 8};
     CHECK(told(lists, layout, 0).empty());
     CHECK(told(lists, layout, 4) ==
-          "paged_attention: options.window, over lists of tokens; list the window's tokens: 4 asked for, the "
-          "most is 0");
+          "paged_attention: options.window, over lists of tokens; list the window's tokens: 4 requested, but "
+          "the highest allowed is 0");
     kv_layout dealt = layout;
     dealt.part = {.cp_size = 2};
     CHECK(told(lists, dealt, 0).find("paged_attention: cache.layout: the kernel needs all tokens") == 0);

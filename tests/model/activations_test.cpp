@@ -69,7 +69,6 @@ TEST_CASE("a training step that cannot be run is refused with the reason") {
 TEST_CASE("a sequence whose scores pass 2^63 - 1 bytes is refused, not wrapped") {
   CHECK_THROWS_WITH_AS(
       static_cast<void>(activation_bytes_per_layer(gpt3, {.sequence = std::uint64_t{1} << 33})),
-      "activation bytes: 8589934592 x 8589934592 passes the limit of 2^63 - 1 bytes; lower one of "
-      "the two",
+      "activation bytes: 8589934592 x 8589934592 exceeds the limit of 2^63 - 1 bytes; lower one of the two",
       length_error);
 }

@@ -183,22 +183,19 @@ TEST_CASE("a shape whose numbers do not fit each other is refused with both") {
 TEST_CASE("a product past 2^63 - 1 is refused, not wrapped") {
   model_shape m = small;
   m.vocabulary = std::uint64_t{1} << 62;
-  CHECK_THROWS_WITH_AS(
-      m.validate(),
-      "model_shape: vocabulary x hidden: 4611686018427387904 x 8 passes the limit of 2^63 - 1 bytes; "
-      "lower one of the two",
-      length_error);
+  CHECK_THROWS_WITH_AS(m.validate(),
+                       "model_shape: vocabulary x hidden: 4611686018427387904 x 8 exceeds the limit of 2^63 "
+                       "- 1 bytes; lower one of the two",
+                       length_error);
   m = small;
   m.layers = std::uint64_t{1} << 60;
   CHECK_THROWS_AS(static_cast<void>(m.parameters()), length_error);
-  CHECK_THROWS_WITH_AS(
-      static_cast<void>(m.kv_bytes_per_token()),
-      "model_shape: KV elements x layers: 8 x 1152921504606846976 passes the limit of 2^63 - 1 bytes; "
-      "lower one of the two",
-      length_error);
-  CHECK_THROWS_WITH_AS(
-      static_cast<void>(bytes_of(max_bytes, dtype::bf16)),
-      "dtype: elements x bytes an element: 9223372036854775807 x 2 passes the limit of 2^63 - 1 "
-      "bytes; lower one of the two",
-      length_error);
+  CHECK_THROWS_WITH_AS(static_cast<void>(m.kv_bytes_per_token()),
+                       "model_shape: KV elements x layers: 8 x 1152921504606846976 exceeds the limit of 2^63 "
+                       "- 1 bytes; lower one of the two",
+                       length_error);
+  CHECK_THROWS_WITH_AS(static_cast<void>(bytes_of(max_bytes, dtype::bf16)),
+                       "dtype: elements x bytes an element: 9223372036854775807 x 2 exceeds the limit of "
+                       "2^63 - 1 bytes; lower one of the two",
+                       length_error);
 }

@@ -265,14 +265,14 @@ TEST_CASE("what can never run is refused when it comes, with the reason") {
   engine.ask(2, std::vector<token_id>(12, 1));
   engine.ask(3, {1, 2, 3});
   CHECK(scheduler.submit(1).error().message() ==
-        "queue: tokens 0 to 0 are none; the end lies behind the first");
+        "queue: the range of tokens 0 to 0 is empty; its end must be larger than its first");
   CHECK(scheduler.submit(2).code() == errc::sequence_full);
   REQUIRE(cache.resize(2));
   engine.ask(2, std::vector<token_id>(8, 1));
   CHECK(scheduler.submit(2).code() == errc::out_of_blocks);
   const request_ticket ticket = scheduler.submit(3).value();
   CHECK(scheduler.submit(3).error().message() ==
-        "queue: all 1 requests are known; finish one, or raise max_requests");
+        "queue: all 1 requests are in use; finish one, or raise max_requests");
   REQUIRE(scheduler.step().value().work.size() == 1);
   CHECK(scheduler.step().code() == errc::step_pending);
   REQUIRE(scheduler.finish(ticket));  // takes effect with the step
@@ -489,8 +489,10 @@ TEST_CASE("numbers that make no scheduler are refused, and so is memory that is 
                        "batch_scheduler: max_running is 0; at least 1 is needed", length_error);
   CHECK_THROWS_WITH_AS(scheduler(cache, engine, {.max_step_tokens = 0}),
                        "batch_scheduler: max_step_tokens is 0; at least 1 is needed", length_error);
-  CHECK_THROWS_WITH_AS(scheduler(cache, engine, {.max_running = 8, .max_requests = 7}),
-                       "batch_scheduler: max_requests is 7, fewer than the 8 that may run", length_error);
+  CHECK_THROWS_WITH_AS(
+      scheduler(cache, engine, {.max_running = 8, .max_requests = 7}),
+      "batch_scheduler: max_requests is 7, fewer than the 8 of max_running; raise max_requests",
+      length_error);
   CHECK(fail_each_allocation(
             [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 8);
 }

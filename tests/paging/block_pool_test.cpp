@@ -143,7 +143,7 @@ TEST_CASE("a batch of allocations is all or nothing, and says what it lacked") {
   const auto refused = pool.allocate(two);
   CHECK(refused.error() == failure{errc::out_of_blocks, 0, 2, 1});
   CHECK(refused.error().message() ==
-        "kv: 2 blocks needed, 1 free or evictable; release sequences, or build it with more blocks");
+        "kv: 2 blocks needed, 1 free or evictable; release sequences, or build the cache with more blocks");
   CHECK(pool.free() == 1);
   CHECK(two[0] == block_handle{});
   CHECK(pool.allocate(std::span<block_id>{}));
@@ -157,7 +157,7 @@ TEST_CASE("the null block is never handed out and never taken back") {
   CHECK(pool.release(null_block).code() == errc::null_handle);
   CHECK(pool.share(null_block).code() == errc::null_handle);
   CHECK(pool.release(block_handle{}).error().message() ==
-        "block_pool: null handle; it was never given a value, or was moved from");
+        "block_pool: null handle; it was never assigned, or was moved from");
 }
 
 TEST_CASE("a double free, a stale handle and a foreign one are told apart, and change nothing") {
@@ -166,7 +166,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are told apart, and c
   const block_handle first = pool.allocate().value();
   REQUIRE(pool.release(first));
   CHECK(pool.release(first).error().message() ==
-        "kv: stale handle to slot 1 (generation 0, now 1): it was released before; keep one owner for each "
+        "kv: stale handle to slot 1 (generation 0, now 1): it was already released; keep one owner for each "
         "handle");
   CHECK(pool.release(first.block).error().message() ==
         "kv: double free: block 1 has no references left; release each reference once, through one owner");
@@ -176,7 +176,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are told apart, and c
   CHECK(pool.release(first).code() == errc::stale_handle);
   CHECK(pool.share(first).code() == errc::stale_handle);
   CHECK(other.release(second).error().message() ==
-        "other: the handle (slot 1) was given out by another object; ask the one that made it");
+        "other: the handle (slot 1) belongs to another object; use it with the object that made it");
   CHECK(pool.release(block_id{4}).code() == errc::foreign_handle);
   CHECK(pool.check(second));
   CHECK(pool.stats().active == 1);
@@ -237,7 +237,7 @@ TEST_CASE("references stop at their limit instead of wrapping round") {
     REQUIRE(pool.share(block.block).has_value());
   CHECK(pool.record(block.block).references() == block_record::max_references);
   CHECK(pool.share(block).error().message() ==
-        "kv: block 1 has 16777215 references; 1 more could pass the most there may be, 2^24 - 1");
+        "kv: block 1 has 16777215 references; 1 more could exceed the limit of 2^24 - 1; release some first");
   CHECK(pool.check(block));
 }
 
@@ -277,19 +277,21 @@ TEST_CASE("taking back 'cached' frees an idle block at once") {
 TEST_CASE("sizes that cannot be are refused, with the reason") {
   CHECK_THROWS_WITH_AS(block_pool<>({.blocks = 0, .name = "kv"}), "kv: 0 blocks; a pool needs at least one",
                        length_error);
-  CHECK_THROWS_WITH_AS(block_pool<>({.blocks = max_blocks + 1, .name = "kv"}),
-                       "kv: 2147483647 blocks, the most is 2147483646 (block ids are non-negative int32)",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      block_pool<>({.blocks = max_blocks + 1, .name = "kv"}),
+      "kv: 2147483647 blocks, more than the limit of 2147483646 (block ids are non-negative int32)",
+      length_error);
   CHECK_THROWS_WITH_AS(
       block_pool<>({.blocks = ~std::uint64_t{0}, .name = "kv"}),
-      "kv: 18446744073709551615 blocks, the most is 2147483646 (block ids are non-negative int32)",
+      "kv: 18446744073709551615 blocks, more than the limit of 2147483646 (block ids are non-negative int32)",
       length_error);
 }
 
 TEST_CASE("a policy that is too small for the pool is refused before it is used") {
-  CHECK_THROWS_WITH_AS(block_pool<>({.blocks = 9, .name = "kv"}, lru_eviction(slot_count{9})),
-                       "kv: an eviction policy of 9 slots, 10 are needed: one a block and the null block's",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      block_pool<>({.blocks = 9, .name = "kv"}, lru_eviction(slot_count{9})),
+      "kv: the eviction policy has 9 slots, but 10 are needed: one per block and one for the null block",
+      length_error);
   CHECK_NOTHROW(block_pool<>({.blocks = 9}, lru_eviction(slot_count{10})));
 }
 
@@ -340,7 +342,7 @@ TEST_CASE("audit names the block that is wrong and what last happened to it") {
     auto pool = fresh();
     corrupt::list_as_free(pool, 3_b);
     CHECK(pool.audit() ==
-          std::vector<std::string>{"kv: block 3 is twice in the free list (last: never used)"});
+          std::vector<std::string>{"kv: block 3 is in the free list twice (last: never used)"});
   }
   SUBCASE("a free block that does not exist") {
     auto pool = fresh();
@@ -351,18 +353,18 @@ TEST_CASE("audit names the block that is wrong and what last happened to it") {
     auto pool = fresh();
     corrupt::withdraw_candidate(pool, 2_b);
     CHECK(pool.audit() ==
-          std::vector<std::string>{"kv: block 2 is idle but no eviction candidate (last: idled)"});
+          std::vector<std::string>{"kv: block 2 is idle but not an eviction candidate (last: idled)"});
   }
   SUBCASE("the null block in use") {
     auto pool = fresh();
     corrupt::hold_null_block(pool);
     CHECK(pool.audit() ==
           std::vector<std::string>{
-              "kv: block 0 is the null block, which nobody may hold or keep (last: allocated)"});
+              "kv: block 0 is the null block, which must not be held or cached (last: allocated)"});
   }
   SUBCASE("miscounted") {
     auto pool = fresh();
     corrupt::miscount_idle(pool);
-    CHECK(pool.audit() == std::vector<std::string>{"kv: 1 blocks are idle, counted are 2"});
+    CHECK(pool.audit() == std::vector<std::string>{"kv: 1 blocks are idle, the count says 2"});
   }
 }

@@ -20,8 +20,8 @@ TEST_CASE("blocks lie one behind the other and do not overlap") {
     CHECK(storage[block_id{i}].bytes == 96);
   }
   CHECK(storage.at(block_id{5}).error().message() ==
-        "block_storage: block 5 asked for, there are 5 from 0 on; give the memory as many as the cache's "
-        "most_physical_blocks()");
+        "block_storage: block 5 asked for, but the memory has 5, numbered from 0; build the memory with the "
+        "cache's most_physical_blocks()");
 }
 
 TEST_CASE("a fork's first write goes into a copy of the block it shared") {
@@ -72,14 +72,14 @@ TEST_CASE("where there is nothing to copy, nothing is started") {
 
 TEST_CASE("sizes that cannot be are refused, with the reason") {
   host_space host({.budget = 1 << 20, .name = "host"});
-  CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; ask for at least 1",
+  CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; request at least 1",
+                       length_error);
+  CHECK_THROWS_WITH_AS(block_storage(host, std::uint64_t{1} << 32, std::uint64_t{1} << 31),
+                       "host: elements x bytes an element: 4294967296 x 2147483648 exceeds the limit of 2^63 "
+                       "- 1 bytes; lower one of the two",
                        length_error);
   CHECK_THROWS_WITH_AS(
-      block_storage(host, std::uint64_t{1} << 32, std::uint64_t{1} << 31),
-      "host: elements x bytes an element: 4294967296 x 2147483648 passes the limit of 2^63 - 1 bytes; "
-      "lower one of the two",
-      length_error);
-  CHECK_THROWS_WITH_AS(
       block_storage(host, 3, 1 << 20),
-      "host: 3145728 bytes needed, 1048576 left of its budget; give ranges back, or raise it", out_of_memory);
+      "host: 3145728 bytes needed, but 1048576 left in its budget; release ranges, or raise the budget",
+      out_of_memory);
 }

@@ -87,12 +87,12 @@ TEST_CASE("a buffer that is too short is refused with its name and both lengths,
   std::vector<std::int32_t> four(4, -7);
   std::vector<std::int32_t> five(5, -7);
   CHECK(write_csr(all.cache, all.sequences, {two, five, two}).error().message() ==
-        "write_csr: indptr: 3 entries needed, 2 given; make it longer");
+        "write_csr: indptr: 3 entries needed, but 2 given; make it longer");
   CHECK(write_csr(all.cache, all.sequences, {three, four, two}).error() == failure{errc::too_short, 0, 5, 4});
   CHECK(write_csr(all.cache, all.sequences, {three, five, std::span(two).first(1)}).error() ==
         failure{errc::too_short, 0, 2, 1});
   CHECK(write_padded(all.cache, all.sequences, {five, two, 2}).error().message() ==
-        "write_padded: max_blocks: 3 entries needed, 2 given; make it longer");
+        "write_padded: max_blocks: 3 entries needed, but 2 given; make it longer");
   CHECK(write_padded(all.cache, all.sequences, {five, two, 3}).error() == failure{errc::too_short, 0, 6, 5});
   std::vector<std::int32_t> six(6, -7);
   CHECK(write_padded(all.cache, all.sequences, {six, std::span(two).first(1), 3}).error() ==
@@ -108,7 +108,7 @@ TEST_CASE("a slot mapping past the sequence's end is refused") {
   const sequence_id sequence = all.add(5);
   std::array<std::int64_t, 3> slots{};
   CHECK(write_slot_mapping(all.cache, sequence, 3, slots).error().message() ==
-        "write_slot_mapping: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
+        "write_slot_mapping: 6 tokens named, but sequence 0 holds 5; name fewer, or append them first");
   CHECK(write_slot_mapping(all.cache, sequence, 6, std::span(slots).first(0)).code() == errc::past_the_end);
   CHECK(write_slot_mapping(all.cache, sequence, 2, slots));
 }
@@ -120,7 +120,7 @@ TEST_CASE("a stale sequence in a batch is refused by its name") {
   REQUIRE(all.cache.release(gone));
   std::array<std::int32_t, 8> buffer{};
   CHECK(write_csr(all.cache, all.sequences, {buffer, buffer, buffer}).error().message() ==
-        "kv: stale handle to slot 1 (generation 1, now 2): it was released before; keep one owner for each "
+        "kv: stale handle to slot 1 (generation 1, now 2): it was already released; keep one owner for each "
         "handle");
   CHECK(write_padded(all.cache, all.sequences, {buffer, buffer, 2}).code() == errc::stale_handle);
   std::array<std::int64_t, 1> slots{};

@@ -183,10 +183,10 @@ TEST_CASE("a log and metrics observe one cache together") {
 }
 
 TEST_CASE("metrics of no blocks, of too many, or of one in none are refused") {
-  CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 0}), "cache_metrics: 0 blocks; allowed are 1 to 2147483646",
+  CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 0}), "cache_metrics: 0 blocks; use 1 to 2147483646",
                        length_error);
   CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 2'147'483'647, .name = "m"}),
-                       "m: 2147483647 blocks; allowed are 1 to 2147483646", length_error);
+                       "m: 2147483647 blocks; use 1 to 2147483646", length_error);
   CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 1, .sample_one_in = 0}),
                        "cache_metrics: one sample in 0 blocks; at least 1 is needed", length_error);
 }

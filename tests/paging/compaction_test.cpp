@@ -159,8 +159,8 @@ TEST_CASE("a plan that the cache has outrun is refused whole") {
   SUBCASE("a source is free") {
     REQUIRE(cache.truncate(two, 1));
     CHECK(cache.compact(plan.moves, copy).error().message() ==
-          "kv: move 0 of the plan, of block 6 to 2, is not possible: the one must be in use, the other free; "
-          "plan anew");
+          "kv: move 0 of the plan, block 6 to 2, is not possible: the source must be in use and the "
+          "destination free; make a new plan");
   }
   SUBCASE("a destination is in use") {
     REQUIRE(cache.extend(one, 2));

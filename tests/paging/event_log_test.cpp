@@ -172,7 +172,7 @@ TEST_CASE("a log in another's place goes on at its number with a cleared") {
 TEST_CASE("a number from another log is refused") {
   const event_log log({.events = 4, .name = "router feed"});
   std::array<cache_event, 4> out{};
-  CHECK(log.read(1, out).error().message() == "router feed: 1 asked for, the most is 0");
+  CHECK(log.read(1, out).error().message() == "router feed: 1 requested, but the highest allowed is 0");
 }
 
 TEST_CASE("shares and moves are logged only if asked for") {
@@ -200,10 +200,9 @@ TEST_CASE("shares and moves are logged only if asked for") {
 }
 
 TEST_CASE("a log of no events, or of too many, is refused with both numbers") {
-  CHECK_THROWS_WITH_AS(event_log({.events = 0}), "event_log: 0 events; allowed are 1 to 4294967296",
-                       length_error);
+  CHECK_THROWS_WITH_AS(event_log({.events = 0}), "event_log: 0 events; use 1 to 4294967296", length_error);
   CHECK_THROWS_WITH_AS(event_log({.events = 4'294'967'297, .name = "feed"}),
-                       "feed: 4294967297 events; allowed are 1 to 4294967296", length_error);
+                       "feed: 4294967297 events; use 1 to 4294967296", length_error);
 }
 
 TEST_CASE("logging and reading allocate nothing") {

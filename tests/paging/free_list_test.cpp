@@ -185,14 +185,14 @@ TEST_CASE("a size that the pool was not built for is refused") {
   block_pool<> pool({.blocks = 4, .most_blocks = 8, .name = "kv"});
   CHECK(pool.most_blocks() == 8);
   CHECK(pool.resize(0).error().message() ==
-        "kv: 0 blocks asked for, allowed are 1 to 8; build it with a larger most_blocks to grow further");
+        "kv: 0 blocks asked for, but the pool allows 1 to 8; build it with a larger most_blocks to grow "
+        "further");
   CHECK(pool.resize(9).code() == errc::bad_block_count);
   CHECK(pool.resize(8).value() == 0);
   CHECK(pool.available() == 8);
   CHECK_THROWS_WITH_AS(
       block_pool<>({.blocks = 4, .most_blocks = 3, .name = "kv"}),
-      "kv: most_blocks is 3; allowed are 4 (what it starts with) to 2147483646, or 0 for a pool that "
-      "never grows",
+      "kv: most_blocks is 3; use 4 (what it starts with) to 2147483646, or 0 for a pool that never grows",
       length_error);
 }
 

@@ -158,10 +158,10 @@ TEST_CASE("a group's observer is told of that group alone") {
 
 TEST_CASE("as many group observers as there may be groups are made, and no more") {
   const auto make = [](std::size_t) { return ignore_cache_events{}; };
-  CHECK_THROWS_WITH_AS(each_group<ignore_cache_events>(17, make),
-                       "each_group: 17 groups; allowed are 1 to 16", length_error);
-  CHECK_THROWS_WITH_AS(each_group<ignore_cache_events>(0, make), "each_group: 0 groups; allowed are 1 to 16",
+  CHECK_THROWS_WITH_AS(each_group<ignore_cache_events>(17, make), "each_group: 17 groups; use 1 to 16",
                        length_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(block_ids({.name = "kv"})), "kv: 0 groups; allowed are 1 to 16",
+  CHECK_THROWS_WITH_AS(each_group<ignore_cache_events>(0, make), "each_group: 0 groups; use 1 to 16",
+                       length_error);
+  CHECK_THROWS_WITH_AS(static_cast<void>(block_ids({.name = "kv"})), "kv: 0 groups; use 1 to 16",
                        length_error);
 }

@@ -87,8 +87,9 @@ TEST_CASE("slots are refused where they cannot count a group's tokens, and table
   cache.append(sequences[0], count_up(0, 9)).value();
   std::vector<std::int64_t> slots(9);
   CHECK(write_slot_mapping(paging::group_tables(cache, 0), sequences[0], 0, slots).error().message() ==
-        "kv: tokens of group 0 have 48 bytes (0: its blocks are no rows of tokens), and pages of 1000 are no "
-        "multiple; slots cannot count them: take page_bytes that is, or write_table()");
+        "kv: tokens of group 0 take 48 bytes (0: its blocks are not rows of tokens), and the page size of "
+        "1000 bytes is not a multiple, so slots cannot count them; choose a page_bytes that is one, or use "
+        "write_table()");
   CHECK(write_slot_mapping(paging::group_tables(cache, 1), sequences[0], 0, slots).error() ==
         failure{errc::no_slots, 1, 0, 1000, "kv"});
   std::vector<std::int32_t> table(3);
@@ -97,5 +98,6 @@ TEST_CASE("slots are refused where they cannot count a group's tokens, and table
   CHECK(padded.entry_bytes == static_cast<std::int64_t>(cache.layout().unit));
   CHECK(table[2] == 0);
   CHECK_THROWS_WITH_AS((paging::group_tables(cache, 2)),
-                       "kv: tables of group 2 asked for, there are 2 groups, counted from 0", argument_error);
+                       "kv: tables of group 2 asked for, but the allocator has 2 groups, numbered from 0",
+                       argument_error);
 }

@@ -30,10 +30,12 @@ TEST_CASE("one byte past or before a block is seen, and named") {
     }
     CHECK(memory.damaged().empty());
     memory[id(2)].data[bytes] = std::byte{0};
-    CHECK(memory.damaged() == std::vector<std::string>{"guarded_storage: somebody wrote past block 2"});
+    CHECK(memory.damaged() ==
+          std::vector<std::string>{"guarded_storage: the guard was overwritten behind block 2"});
     memory[id(0)].data[-1] = std::byte{1};
-    CHECK(memory.damaged() == std::vector<std::string>{"guarded_storage: somebody wrote before block 0",
-                                                       "guarded_storage: somebody wrote past block 2"});
+    CHECK(memory.damaged() ==
+          std::vector<std::string>{"guarded_storage: the guard before block 0 was overwritten",
+                                   "guarded_storage: the guard was overwritten behind block 2"});
   }
 }
 

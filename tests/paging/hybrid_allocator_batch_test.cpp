@@ -52,7 +52,7 @@ TEST_CASE("a batch that one group cannot serve grows nobody, and says what all o
   std::array<hybrid_append, 2> out{};
   // 8 blocks of the first take 2 pages, 8 of the second 3: the third gets 1 of 4.
   CHECK(cache.append_batch(batch, out).error().message() ==
-        "kv: group 2 needs 4 blocks, 1 can be had for it; release sequences, or build it with a larger "
+        "kv: group 2 needs 4 blocks, but 1 are available to it; release sequences, or build it with a larger "
         "budget");
   CHECK(cache.stats().pages.allocations == 0);
   CHECK(cache.stats().tokens == 0);
@@ -91,7 +91,7 @@ TEST_CASE("a batch that cannot be is refused by name") {
   std::array<hybrid_append, 2> out{};
   std::array batch{hybrid_growth{one, token}, hybrid_growth{one, token}};
   CHECK(cache.append_batch(batch, out).error().message() ==
-        "kv: sequence 0 stands a second time at place 1 of a batch of 2; put its tokens into one entry");
+        "kv: sequence 0 is listed again at place 1 of a batch of 2; put its tokens into one entry");
   CHECK(cache.append_batch(batch, std::span(out).first(1)).code() == errc::size_mismatch);
   const std::array<std::uint64_t, 2> leave{};
   CHECK(cache.append_batch(batch, out, leave).error() ==

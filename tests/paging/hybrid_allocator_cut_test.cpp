@@ -80,8 +80,8 @@ TEST_CASE("what a window has left behind cannot be had back, and the refusal say
   CHECK(refused.error() ==
         failure{.code = errc::not_kept, .index = 1, .wanted = 16, .found = 17, .where = "kv"});
   CHECK(refused.error().message() ==
-        "kv: group 1 no longer has what comes next after 16 tokens; cut to 17, or to the length below that "
-        "nearest_cuts() names, and compute the rest again");
+        "kv: group 1 no longer has the contents needed to continue after 16 tokens; cut to 17, or to the "
+        "shorter length that nearest_cuts() returns, and compute the rest again");
   CHECK(cache.nearest_cuts(sequence, 16).value() == paging::cut_points{.below = 0, .above = 17});
   CHECK(cache.tokens(sequence) == 18);
   CHECK(cache.audit().empty());
@@ -190,7 +190,7 @@ TEST_CASE("a cut past the end, or of nobody, is refused by name") {
   const auto sequence = cache.create().value();
   cache.append(sequence, count_up(0, 5)).value();
   CHECK(cache.truncate(sequence, 6).error().message() ==
-        "kv: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
+        "kv: 6 tokens named, but sequence 0 holds 5; name fewer, or append them first");
   CHECK(cache.nearest_cuts(sequence, 6).code() == errc::past_the_end);
   cache.truncate(sequence, 5).value();
   cache.release(sequence).value();

@@ -83,7 +83,7 @@ TEST_CASE("a sequence that ends behind a fence is gone at once, its blocks are n
 
   const auto next = cache.create().value();
   CHECK(cache.append(next, count_up(0, 4)).error().message() ==
-        "kv: group 0 needs 1 blocks, 0 can be had for it; release sequences, or build it with a larger "
+        "kv: group 0 needs 1 blocks, but 0 are available to it; release sequences, or build it with a larger "
         "budget");
   stream.pass(step).value();
   cache.append(next, count_up(0, 4)).value();  // collects by itself
@@ -127,8 +127,8 @@ TEST_CASE("a full queue keeps what could go, and refuses what must") {
   CHECK(cache.table(sequence, 1)[0] != null_block);  // two would have had to wait
   CHECK(cache.stats().deferred == 0);
   CHECK(cache.release(sequence).error().message() ==
-        "kv: 6 deferred frees to queue, room for 1; call collect() once fences have passed, or raise "
-        "max_deferred, or max_sequences (4 releases each)");
+        "kv: 6 deferred frees to queue, but space for only 1; call collect() once fences have passed, or "
+        "raise max_deferred, or max_sequences (4 releases each)");
   CHECK(cache.truncate(sequence, 1).code() == errc::deferred_full);
   CHECK(cache.tokens(sequence) == 12);
   // A refused `..._after` leaves the fence that was told before.

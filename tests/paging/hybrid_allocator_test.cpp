@@ -103,9 +103,9 @@ TEST_CASE("an append that one group cannot serve changes no group, and says whic
   CHECK(lacks[1].pages == 1);
   CHECK(lacks[2].lacking() == 2);
   const auto none = cache.append(sequence, count_up(8, 12));
-  CHECK(
-      none.error().message() ==
-      "kv: group 2 needs 2 blocks, 0 can be had for it; release sequences, or build it with a larger budget");
+  CHECK(none.error().message() ==
+        "kv: group 2 needs 2 blocks, but 0 are available to it; release sequences, or build it with a larger "
+        "budget");
   CHECK(cache.tokens(sequence) == 8);
   CHECK(cache.stats().pages.free_pages == 1);
   CHECK(cache.audit().empty());
@@ -151,7 +151,8 @@ TEST_CASE("what cannot be is refused by name") {
   CHECK(cache.append({}, count_up(0, 1)).code() == errc::null_handle);
   const auto sequence = cache.create().value();
   CHECK(cache.append(sequence, count_up(0, 101)).error().message() ==
-        "kv: sequence 0 would hold 101 tokens, the most is 100; raise max_sequence_tokens, or blocks");
+        "kv: sequence 0 would hold 101 tokens, more than the 100 allowed; raise max_sequence_tokens, or "
+        "blocks");
   CHECK(cache.commit(sequence, 1).code() == errc::past_the_end);
   cache.append(sequence, count_up(0, 1)).value();
   CHECK(cache.match(sequence, count_up(0, 1)).code() == errc::not_fresh);
@@ -159,10 +160,10 @@ TEST_CASE("what cannot be is refused by name") {
   CHECK(cache.release(sequence).code() == errc::stale_handle);
   CHECK(cache.table(sequence, 0).empty());
 
-  CHECK_THROWS_WITH_AS(cache_type({.name = "kv"}), "kv: 0 groups; allowed are 1 to 16", length_error);
+  CHECK_THROWS_WITH_AS(cache_type({.name = "kv"}), "kv: 0 groups; use 1 to 16", length_error);
   CHECK_THROWS_WITH_AS(
       cache_type({.groups = three_kinds, .budget_bytes = 900, .page_bytes = 200, .name = "kv"}),
-      "kv: blocks of 300 bytes in group 2; allowed are 1 to those of a page, 200", length_error);
+      "kv: blocks of 300 bytes in group 2; use 1 to the bytes of a page, 200", length_error);
   CHECK_THROWS_WITH_AS(
       cache_type(
           {.groups = three_kinds, .budget_bytes = 900, .page_bytes = 300, .max_sequences = 0, .name = "kv"}),

@@ -221,7 +221,7 @@ TEST_CASE("a window keeps its sinks in view, holds their blocks and needs them f
       cache_type({.groups = std::array{layer_group{.name = "f", .block_bytes = 16, .sinks = 4}},
                   .budget_bytes = 8192,
                   .page_bytes = 256}),
-      "layer_group f: sinks are given; only windows have them", argument_error);
+      "layer_group f: sinks are given, but only windows have them; leave them out", argument_error);
 }
 
 TEST_CASE("tokens leave the middle of a sequence in every group, where its kinds of layers allow it") {
@@ -247,11 +247,10 @@ TEST_CASE("tokens leave the middle of a sequence in every group, where its kinds
 
   // A window that would look at blocks it gave up.
   const sequence_id late = written(cache, count_up(100, 32));
-  CHECK(
-      cache.remove(late, {4, 28}).error().message() ==
-      "kv: tokens 4 to 28 cannot be removed from group 1: its states have taken them in, its chunks would "
-      "begin elsewhere, or its window would reach what was given up or lose its sinks; compute the sequence "
-      "again without them");
+  CHECK(cache.remove(late, {4, 28}).error().message() ==
+        "kv: tokens 4 to 28 cannot be removed from group 1: its states include them, its chunks would begin "
+        "elsewhere, or its window would reach dropped tokens or lose its sinks; compute the sequence again "
+        "without them");
   CHECK(cache.tokens(late) == 32);
   cache_type states = small_cache();
   const sequence_id with_states = written(states, count_up(0, 24));

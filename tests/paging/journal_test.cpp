@@ -122,8 +122,10 @@ TEST_CASE("a journal cut inside its header cannot be read, and says where it end
     CAPTURE(cut);
     CHECK_THROWS_AS(journal_reader(header.first(cut)), journal_error);
   }
-  CHECK_THROWS_WITH_AS(journal_reader(header.first(5)), "journal: offset 5: it ends here", journal_error);
-  CHECK_THROWS_WITH_AS(journal_reader(header.first(20)), "journal: offset 9 of the header: it is cut off",
+  CHECK_THROWS_WITH_AS(journal_reader(header.first(5)),
+                       "journal: offset 5: the bytes end here; a journal begins with 8 bytes and a header",
+                       journal_error);
+  CHECK_THROWS_WITH_AS(journal_reader(header.first(20)), "journal: offset 9 of the header: it is truncated",
                        journal_error);
 }
 
@@ -344,10 +346,9 @@ TEST_CASE("a replay into another configuration names the first record that diffe
   REQUIRE(smaller.divergence());
   CHECK(smaller.divergence()->record == 2);
   CHECK(smaller.divergence()->operation == journal_op::append);
-  CHECK(
-      smaller.divergence()->message() ==
-      "journal: record 2, append: expected (0, 2, 0, 0, 0); found \"kv: sequence 0 would hold 8 tokens, the "
-      "most is 4; raise max_sequence_tokens, or blocks\"");
+  CHECK(smaller.divergence()->message() ==
+        "journal: record 2, append: expected (0, 2, 0, 0, 0); found \"kv: sequence 0 would hold 8 tokens, "
+        "more than the 4 allowed; raise max_sequence_tokens, or blocks\"");
   const auto larger = llmmem::paging::replay(cache.sink().bytes(), [](const journal_header& header) {
     paged_options options = header.options;
     options.blocks = 5;
@@ -453,7 +454,8 @@ TEST_CASE("a recorded fence does not wait") {
   recorded_fence(&passed, 3).wait();
   CHECK_FALSE(recorded_fence(&passed, 4).ready());
   CHECK_THROWS_WITH_AS(recorded_fence(&passed, 4).wait(),
-                       "recorded_fence: wait for the fence that it stands for", argument_error);
+                       "recorded_fence: it has not passed; wait for the engine's fence that it represents",
+                       argument_error);
 }
 
 TEST_CASE("journaling allocates nothing beyond the sink") {
@@ -475,14 +477,16 @@ TEST_CASE("journaling allocates nothing beyond the sink") {
 }
 
 TEST_CASE("bytes that are no journal are refused with their offset and reason") {
-  CHECK_THROWS_WITH_AS(journal_reader({}), "journal: offset 0: it ends here", journal_error);
+  CHECK_THROWS_WITH_AS(journal_reader({}),
+                       "journal: offset 0: the bytes end here; a journal begins with 8 bytes and a header",
+                       journal_error);
   const auto text = bytes_of({'l', 'l', 'm', 'm', 'e', 'm', ' ', 'K'});
-  CHECK_THROWS_WITH_AS(journal_reader(text), "journal: offset 7: these bytes are no journal", journal_error);
+  CHECK_THROWS_WITH_AS(journal_reader(text), "journal: offset 7: these bytes are not a journal",
+                       journal_error);
   auto newer = header_payload({.blocks = 1});
   newer[0] = std::byte{3};
   CHECK_THROWS_WITH_AS(journal_reader(framed({newer})),
-                       "journal: offset 10 of the header: a version of the format that is not known",
-                       journal_error);
+                       "journal: offset 10 of the header: an unknown version of the format", journal_error);
   auto longer = header_payload({.blocks = 1});
   longer.push_back(std::byte{});
   CHECK_THROWS_AS(journal_reader(framed({longer})), journal_error);
@@ -493,20 +497,20 @@ TEST_CASE("a record that is not one is refused with its number, its offset and t
   const auto at = [&](std::uint64_t offset, const char* why) {
     return "record 1, offset " + std::to_string(begin + offset) + ": " + why;
   };
-  CHECK(reason_of({}) == at(0, "it ends here"));
+  CHECK(reason_of({}) == at(0, "the bytes end here"));
   CHECK(reason_of(bytes_of({34})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({0})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({28, 34})) == at(2, "an unknown operation"));
-  CHECK(reason_of(bytes_of({21, int{last_error_number}})) == at(2, "it ends here"));
+  CHECK(reason_of(bytes_of({21, int{last_error_number}})) == at(2, "the bytes end here"));
   CHECK(reason_of(bytes_of({21, int{last_error_number} + 1})) == at(2, "an unknown outcome"));
   CHECK(reason_of(bytes_of({21, 0, 1, 1})) == at(3, "bytes are left over"));
   CHECK(reason_of(bytes_of({3, 3})) == at(2, "an unknown kind of handle"));
-  CHECK(reason_of(bytes_of({3, 1, 0x80})) == at(3, "it ends here"));
-  CHECK(reason_of(bytes_of({3, 1, 0x80, 0})) == at(4, "a number is written longer than it needs"));
-  CHECK(reason_of(bytes_of({3, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x10})) == at(7, "a number does not fit 32 bits"));
+  CHECK(reason_of(bytes_of({3, 1, 0x80})) == at(3, "the bytes end here"));
+  CHECK(reason_of(bytes_of({3, 1, 0x80, 0})) == at(4, "a number is not written in its shortest form"));
+  CHECK(reason_of(bytes_of({3, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x10})) == at(7, "a number exceeds 32 bits"));
   CHECK(reason_of(bytes_of({17, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 2})) ==
-        at(11, "a number does not fit 64 bits"));
-  CHECK(reason_of(bytes_of({7, 0, 0xFF, 0xFF, 3, 0})) == at(5, "a count passes what is left"));
+        at(11, "a number exceeds 64 bits"));
+  CHECK(reason_of(bytes_of({7, 0, 0xFF, 0xFF, 3, 0})) == at(5, "a count exceeds the bytes that are left"));
   CHECK(reason_of(bytes_of({1, 2})) == at(2, "an unknown kind of context"));
 }
 

@@ -390,33 +390,33 @@ TEST_CASE("forms and parts that cannot be are refused") {
   CHECK(text_of([](kv_layout& l) { l.value_scales.element = static_cast<dtype>(99); }) ==
         "kv_layout: there is no element of number 99; was it written by a newer version?");
   CHECK(text_of([](kv_layout& l) { l.key_scales.has_global = true; }) ==
-        "kv_layout: key_scales.has_global without a group; a global scale scales the scales of a group");
+        "kv_layout: key_scales.has_global is set without a group; a global scale scales the scales of a "
+        "group, so set the group too");
   CHECK(text_of([](kv_layout& l) { l.key_scales = {.group = scale_group::vector, .numbers = 0}; }) ==
         "kv_layout: key_scales.numbers is 0; at least 1 is needed");
   CHECK(text_of([](kv_layout& l) { l.value_scales = {.group = scale_group::run, .run = 24}; }) ==
-        "kv_layout: value_scales.run: vectors of 128 elements are no whole number of runs of 24");
+        "kv_layout: value_scales.run: vectors of 128 elements are not a whole number of runs of 24");
   CHECK(text_of([](kv_layout& l) { l.value_scales = {.group = scale_group::run, .run = 0}; }) ==
-        "kv_layout: value_scales.run: vectors of 128 elements are no whole number of runs of 0");
-  CHECK(
-      text_of([](kv_layout& l) {
-        l.key_scales = {.group = scale_group::channel, .place = scale_place::behind_vector};
-      }) ==
-      "kv_layout: key_scales.place: scales by channel are of all tokens of a block and lie behind no vector; "
-      "take in_block or apart");
+        "kv_layout: value_scales.run: vectors of 128 elements are not a whole number of runs of 0");
+  CHECK(text_of([](kv_layout& l) {
+          l.key_scales = {.group = scale_group::channel, .place = scale_place::behind_vector};
+        }) ==
+        "kv_layout: key_scales.place: scales by channel apply to all tokens of a block, so they cannot lie "
+        "behind a vector; use in_block or apart");
   CHECK(text_of([](kv_layout& l) {
           l.has_values = false;
           l.value_scales.group = scale_group::vector;
-        }) == "kv_layout: value_scales without values; say has_values, or no scales");
+        }) == "kv_layout: value_scales without values; set has_values, or leave out the scales");
   CHECK(text_of([](kv_layout& l) {
           l.has_values = false;
           l.value_element = dtype::int8;
-        }) == "kv_layout: value_element without values; say has_values, or no value_element");
+        }) == "kv_layout: value_element without values; set has_values, or leave out value_element");
   CHECK(text_of([](kv_layout& l) { l.index_scales.group = scale_group::vector; }) ==
-        "kv_layout: index_scales without index keys; say index_dim, or no scales");
+        "kv_layout: index_scales without index keys; set index_dim, or leave out the scales");
   CHECK(text_of([](kv_layout& l) {
           l.index_dim = 3;
           l.index_element = dtype::int4;
-        }) == "kv_layout: 3 elements of 4 bits are no whole number of bytes");
+        }) == "kv_layout: 3 elements of 4 bits are not a whole number of bytes");
   CHECK(text_of([](kv_layout& l) { l.part.tp_size = 0; }) ==
         "kv_layout: part.tp_size is 0; at least 1 is needed");
   CHECK(text_of([](kv_layout& l) { l.part.cp_size = 0; }) ==
@@ -424,13 +424,13 @@ TEST_CASE("forms and parts that cannot be are refused") {
   CHECK(text_of([](kv_layout& l) { l.part.cp_interleave = 0; }) ==
         "kv_layout: part.cp_interleave is 0; at least 1 is needed");
   CHECK(text_of([](kv_layout& l) { l.part = {.tp_rank = 2, .tp_size = 2}; }) ==
-        "kv_layout: part.tp_rank is 2 of 2 ranks; allowed are 0 to 1");
+        "kv_layout: part.tp_rank is 2 of 2 ranks; use 0 to 1");
   CHECK(text_of([](kv_layout& l) { l.part = {.cp_rank = 5, .cp_size = 4}; }) ==
-        "kv_layout: part.cp_rank is 5 of 4 ranks; allowed are 0 to 3");
+        "kv_layout: part.cp_rank is 5 of 4 ranks; use 0 to 3");
   CHECK(text_of([](kv_layout& l) { l.part = {.tp_size = 2, .heads_of_model = 8}; }) ==
-        "kv_layout: part.heads_of_model: 8 heads are not dealt to 2 ranks as 8 each");
+        "kv_layout: part.heads_of_model: 8 heads cannot be distributed over 2 ranks as 8 heads each");
   CHECK(text_of([](kv_layout& l) { l.part = {.cp_size = 2, .cp_interleave = 6}; }) ==
-        "kv_layout: part.cp_interleave: a block of 16 tokens is no whole number of runs of 6");
+        "kv_layout: part.cp_interleave: a block of 16 tokens is not a whole number of runs of 6");
   kv_layout large{.layers = 0xFFFF'FFFF, .heads = 0xFFFF'FFFF, .head_dim = 2, .block_tokens = 1};
   large.key_scales = {.group = scale_group::channel, .numbers = 0xFFFF'FFFF};
   CHECK_THROWS_AS(static_cast<void>(large.checked()), length_error);
@@ -447,7 +447,7 @@ TEST_CASE("contents that differ are refused with the name of the field") {
   };
   const auto sentence = [](const std::string& field, const std::string& there, const std::string& here) {
     return "decode: the layouts' " + field + ": " + there + " there, " + here +
-           " here; both sides must hold the same values, nothing was taken";
+           " here; both sides must hold the same values; nothing was copied";
   };
   CHECK(text_of([](kv_layout&) {}).empty());
   CHECK(text_of([](kv_layout& l) { l.order = block_order::layer_first_joined; }).empty());

@@ -318,7 +318,7 @@ TEST_CASE("dimensions that make no layout are refused") {
                          l.element = dtype::int4;
                          l.head_dim = 63;
                        }).checked(),
-                       "kv_layout: 63 elements of 4 bits are no whole number of bytes", length_error);
+                       "kv_layout: 63 elements of 4 bits are not a whole number of bytes", length_error);
   CHECK_THROWS_AS(changed([](kv_layout& l) { l.layers = l.heads = l.head_dim = 0xFFFF'FFFF; }).checked(),
                   length_error);
   CHECK_NOTHROW(llama.checked());

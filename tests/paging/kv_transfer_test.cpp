@@ -215,7 +215,7 @@ TEST_CASE("another rank's part and another form are refused with the name of the
   };
   const auto sentence = [](const std::string& field, const std::string& there, const std::string& here) {
     return "decode: the layouts' " + field + ": " + there + " there, " + here +
-           " here; both sides must hold the same values, nothing was taken";
+           " here; both sides must hold the same values; nothing was copied";
   };
   const auto of = [](auto change) {
     kv_layout out = shape;
@@ -249,7 +249,7 @@ TEST_CASE("another rank's part and another form are refused with the name of the
   CHECK(refused(other, scaled) ==
         "decode: the contents' fingerprints differ, " + std::to_string(other.content_fingerprint()) +
             " there, " + std::to_string(scaled.content_fingerprint()) +
-            " here: other shape, element type, block size or model; nothing was taken");
+            " here: different shape, element type, block size or model; nothing was copied");
 }
 
 TEST_CASE("a record that is not that of the stream's contents is damage") {
@@ -281,7 +281,7 @@ TEST_CASE("a stream goes to a cache of its epoch alone") {
   wire line;
   REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()));
   CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
-        "kv: the stream is of epoch 3, the cache of 0; compute it again with these weights");
+        "kv: the stream belongs to epoch 3, the cache to 0; compute it again with the present weights");
   CHECK(decode.cache.stats().active_blocks == 0);
   decode.cache.reset(3).value();
   line.at = 0;
@@ -309,8 +309,8 @@ TEST_CASE("a sequence that is not what its prefix has is not sent") {
   CHECK(prefill.cache.invalidate(sent, 5).value() == 1);
   wire line;
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()).error().message() ==
-        "kv: sequence 0 holds 10 tokens, but only the first 4 as their prefix has them: contents behind were "
-        "invalidated, or tokens removed; truncate it to those and compute the rest again");
+        "kv: sequence 0 holds 10 tokens, but only the first 4 are a sound prefix: contents behind them were "
+        "invalidated, or tokens were removed; truncate it to 4 tokens and compute the rest again");
   CHECK(line.bytes.empty());
 }
 
@@ -324,11 +324,11 @@ TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused o
   kv_memory memory = prefill.memory();
   memory.layout = other;
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, memory, line.sink()).error().message() ==
-        "prefill: blocks of 8 tokens there, of 4 here; build both with the same block_tokens");
+        "prefill: blocks hold 8 tokens there and 4 here; build both with the same block_tokens");
   REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()));
   side<> decode({.blocks = 8, .block_tokens = 8, .name = "decode"}, shape);
   CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
-        "decode: blocks of 4 tokens there, of 8 here; build both with the same block_tokens");
+        "decode: blocks hold 4 tokens there and 8 here; build both with the same block_tokens");
   CHECK(decode.cache.stats().free_blocks == 8);
 }
 
@@ -343,21 +343,21 @@ TEST_CASE("what does not fit is refused, with the reason") {
         errc::null_handle);
   CHECK(
       export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 6).error().message() ==
-      "prefill: 6 blocks named, sequence 0 holds 5; name as many at most");
+      "prefill: 6 blocks named, but sequence 0 holds 5; name at most that many");
   kv_memory small = prefill.memory();
   small.blocks = 3;
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, small, line.sink()).error().message() ==
-        "prefill: block 3 asked for, there are 3 from 0 on; give the memory as many as the cache's "
-        "most_physical_blocks()");
+        "prefill: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
+        "cache's most_physical_blocks()");
   const auto full = [](std::span<const std::byte>) noexcept { return false; };
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), full).error().message() ==
-        "prefill: the other side of the stream stopped");
+        "prefill: the other side of the stream stopped; start the transfer again");
   REQUIRE(line.bytes.empty());
   REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 2));
 
   side<> decode({.blocks = 8, .block_tokens = 4, .name = "decode"}, shape);
   CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
-        "decode: the stream leaves out 2 blocks, of which 0 are cached here; ask for the whole");
+        "decode: the stream omits 2 blocks, of which 0 are cached here; request the whole stream");
   side<> little({.blocks = 4, .block_tokens = 4}, shape);
   CHECK(import_sequence(little.cache, little.memory(), line.source()).code() == errc::sequence_full);
   wire noise{.bytes = std::vector<std::byte>(200, std::byte{1})};
@@ -365,7 +365,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
   kv_memory beyond = decode.memory();
   beyond.blocks = 4;
   CHECK(import_sequence(decode.cache, beyond, line.source()).error().message() ==
-        "decode: block 8 asked for, there are 4 from 0 on; give the memory as many as the cache's "
+        "decode: block 8 asked for, but the memory has 4, numbered from 0; build the memory with the cache's "
         "most_physical_blocks()");
 
   const sequence_id busy = decode.cache.create().value();

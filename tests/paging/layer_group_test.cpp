@@ -110,7 +110,8 @@ TEST_CASE("a group that no model has is refused with its name") {
   CHECK_THROWS_WITH_AS(full_attention({"full", 1, 1, 0}).validate(),
                        "layer_group full: block_tokens is 0; a block holds at least 1 token", argument_error);
   CHECK_THROWS_WITH_AS(full_attention({"full", 0, 1, 16}).validate(),
-                       "layer_group full: block_bytes is 0; its layers keep nothing", argument_error);
+                       "layer_group full: block_bytes is 0; give the bytes that its layers keep",
+                       argument_error);
   CHECK_THROWS_WITH_AS(sliding_window({"local", 1, 1, 16}, 0).validate(),
                        "layer_group local: reach is 0; a window or chunk has at least 1 token",
                        argument_error);

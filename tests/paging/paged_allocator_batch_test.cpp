@@ -80,7 +80,7 @@ TEST_CASE("a batch keeps a watermark, and names all it needs when it cannot") {
       paging::growth{.sequence = cache.create().value(), .untold = 4}};
   std::array<append_result, 2> out{};
   CHECK(cache.append_batch(batch, out, 3).error().message() ==
-        "kv: 7 blocks needed, 6 free or evictable; release sequences, or build it with more blocks");
+        "kv: 7 blocks needed, 6 free or evictable; release sequences, or build the cache with more blocks");
   CHECK(cache.append_batch(batch, out, unlimited).code() == errc::out_of_blocks);
   CHECK(cache.stats().free_blocks == 6);
   REQUIRE(cache.append_batch(batch, out, 2));
@@ -97,7 +97,7 @@ TEST_CASE("a batch with a bad entry changes nothing and says which") {
                                                     paging::growth{.sequence = two, .untold = 1},
                                                     paging::growth{.sequence = one, .untold = 1}};
   CHECK(cache.append_batch(twice, out).error().message() ==
-        "kv: sequence 0 stands a second time at place 2 of a batch of 3; put its tokens into one entry");
+        "kv: sequence 0 is listed again at place 2 of a batch of 3; put its tokens into one entry");
   const std::array<llmmem::paging::growth, 3> long_one{paging::growth{.sequence = one, .untold = 1},
                                                        paging::growth{.sequence = two, .untold = 13},
                                                        paging::growth{}};

@@ -328,9 +328,9 @@ TEST_CASE("a priority above 100 and a range without tokens are refused") {
   paged_allocator<> cache({.blocks = 8, .name = "kv"});
   const sequence_id one = cache.create().value();
   CHECK(cache.retain(one, {}, {.priority = 101}).error().message() ==
-        "kv: priority 101; allowed are 0 to 100");
+        "kv: priority 101 is out of range; use 0 to 100");
   CHECK(cache.retain(one, {5, 5}, {}).error().message() ==
-        "kv: tokens 5 to 5 are none; the end lies behind the first");
+        "kv: the range of tokens 5 to 5 is empty; its end must be larger than its first");
   CHECK(cache.create({}, {.keep = {.priority = 200}}).code() == errc::bad_priority);
   CHECK(cache.retain({}, {}, {}).code() == errc::null_handle);
 }
@@ -388,7 +388,7 @@ TEST_CASE("a cut behind what was refused makes it no second writing") {
   CHECK(cache.stats().cached_blocks == 0);
 }
 
-TEST_CASE("blocks that are not full are not cached where the policy says so") {
+TEST_CASE("blocks cached here not full are not cached where the policy says so") {
   paged_allocator<full_traits> cache({.blocks = 8, .block_tokens = 4});
   const std::vector<block_key> keys{key_from_id(1), key_from_id(2)};
   const sequence_id one = cache.create().value();

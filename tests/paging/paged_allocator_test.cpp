@@ -142,7 +142,7 @@ TEST_CASE("a copy and new blocks come in one step, or none does") {
   const sequence_id child = cache.fork(parent).value();
   const auto refused = cache.append(child, counting(6, 7));  // two new blocks and a copy
   CHECK(refused.error().message() ==
-        "kv: 3 blocks needed, 2 free or evictable; release sequences, or build it with more blocks");
+        "kv: 3 blocks needed, 2 free or evictable; release sequences, or build the cache with more blocks");
   CHECK(table(cache, child) == table(cache, parent));
   CHECK(cache.tokens(child) == 6);
   CHECK(cache.audit() == sound);
@@ -453,8 +453,8 @@ TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   REQUIRE(cache.extend(sequence, 8));
   const auto refused = cache.release_after(sequence, stream.issue());
   CHECK(refused.error().message() ==
-        "kv: 2 deferred frees to queue, room for 1; call collect() once fences have passed, or raise "
-        "max_deferred, or max_sequences (4 releases each)");
+        "kv: 2 deferred frees to queue, but space for only 1; call collect() once fences have passed, or "
+        "raise max_deferred, or max_sequences (4 releases each)");
   CHECK(cache.tokens(sequence) == 8);
   CHECK(cache.release(sequence));
 }
@@ -656,13 +656,14 @@ TEST_CASE("keys and counts that do not agree are refused") {
   const std::array keys{key_from_id(1), key_from_id(2)};
   const std::array<access_hint, 1> hints{};
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 9}).error().message() ==
-        "kv: lengths that must agree are 2 and 3");
+        "kv: two lengths must be equal, but are 2 and 3");
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 4}).code() == errc::size_mismatch);
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 8, .hints = hints}).code() == errc::size_mismatch);
   REQUIRE(cache.extend(sequence, 5));
   CHECK(cache.commit(sequence, {.keys = keys, .tokens = 6}).code() == errc::past_the_end);
   CHECK(cache.match(sequence, counting(0, 4)).error().message() ==
-        "kv: match needs a sequence without tokens, sequence 0 holds 5; match first, then append the rest");
+        "kv: match needs a sequence without tokens, but sequence 0 holds 5; call match first, then append "
+        "the rest");
 }
 
 TEST_CASE("every call refuses a handle that is null, stale or from another allocator") {
@@ -696,10 +697,10 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   refused_by_all({1000, 1, reborn.owner}, errc::foreign_handle);
   refused_by_all({3, 0, reborn.owner}, errc::stale_handle);  // of a slot that nobody lived in yet
   CHECK(cache.fork(stale).error().message() ==
-        "kv: stale handle to slot 0 (generation 1, now 3): it was released before; keep one owner for each "
+        "kv: stale handle to slot 0 (generation 1, now 3): it was already released; keep one owner for each "
         "handle");
   CHECK_THROWS_WITH_AS(cache.release(sequence_id{}).value(),
-                       "kv: null handle; it was never given a value, or was moved from", handle_error);
+                       "kv: null handle; it was never assigned, or was moved from", handle_error);
   CHECK(cache.stats().sequences == 1);
   CHECK(cache.audit() == sound);
 }
@@ -709,14 +710,14 @@ TEST_CASE("limits are told with their numbers") {
       {.blocks = 8, .block_tokens = 4, .max_sequences = 1, .max_sequence_tokens = 6, .name = "kv"});
   const sequence_id sequence = cache.create().value();
   CHECK(cache.create().error().message() ==
-        "kv: all 1 sequences are alive; release one, or raise max_sequences");
+        "kv: all 1 sequences are in use; release one, or raise max_sequences");
   CHECK(cache.fork(sequence).code() == errc::out_of_sequences);
   REQUIRE(cache.extend(sequence, 5));
   CHECK(cache.extend(sequence, 2).error().message() ==
-        "kv: sequence 0 would hold 7 tokens, the most is 6; raise max_sequence_tokens, or blocks");
+        "kv: sequence 0 would hold 7 tokens, more than the 6 allowed; raise max_sequence_tokens, or blocks");
   CHECK(cache.extend(sequence, ~std::uint64_t{0}).code() == errc::sequence_full);
   CHECK(cache.truncate(sequence, 6).error().message() ==
-        "kv: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
+        "kv: 6 tokens named, but sequence 0 holds 5; name fewer, or append them first");
   CHECK(cache.tokens(sequence) == 5);
   CHECK(cache.extend(sequence, 1));
 }
@@ -731,12 +732,12 @@ TEST_CASE("options that cannot be are refused, with the reason") {
     return "accepted";
   };
   CHECK(why({.blocks = 0, .name = "kv"}) == "kv: 0 blocks; a pool needs at least one");
-  CHECK(why({.blocks = std::uint64_t{1} << 63, .name = "kv"}) ==
-        "kv: 9223372036854775808 blocks, the most is 2147483646 (block ids are non-negative int32)");
-  CHECK(why({.blocks = 1, .block_tokens = 0, .name = "kv"}) ==
-        "kv: blocks of 0 tokens; allowed are 1 to 65536");
+  CHECK(
+      why({.blocks = std::uint64_t{1} << 63, .name = "kv"}) ==
+      "kv: 9223372036854775808 blocks, more than the limit of 2147483646 (block ids are non-negative int32)");
+  CHECK(why({.blocks = 1, .block_tokens = 0, .name = "kv"}) == "kv: blocks of 0 tokens; use 1 to 65536");
   CHECK(why({.blocks = 1, .block_tokens = 65'537, .name = "kv"}) ==
-        "kv: blocks of 65537 tokens; allowed are 1 to 65536");
+        "kv: blocks of 65537 tokens; use 1 to 65536");
   CHECK(why({.blocks = 1, .max_sequences = 0, .name = "kv"}) ==
         "kv: max_sequences is 0; at least 1 is needed");
   CHECK(why({.blocks = 1, .max_sequence_tokens = 0, .name = "kv"}) ==
@@ -744,14 +745,15 @@ TEST_CASE("options that cannot be are refused, with the reason") {
   CHECK(why({.blocks = 1, .block_tokens = 65'536, .max_sequence_tokens = unlimited}) == "accepted");
   // Products that would pass 2^63 bytes.
   CHECK(why({.blocks = 1, .max_deferred = std::uint64_t{1} << 62}) ==
-        "deferred_frees: references: 4611686018427387904 x 4 passes the limit of 2^63 - 1 bytes; lower one "
+        "deferred_frees: references: 4611686018427387904 x 4 exceeds the limit of 2^63 - 1 bytes; lower one "
         "of the two");
   // Refused before anything is allocated: this one would ask for 100 GB first.
-  CHECK(why({.blocks = max_blocks,
-             .max_sequences = 0xFFFF'FFFF,
-             .max_sequence_tokens = unlimited,
-             .name = "kv"}) ==
-        "kv: block tables: 8589934588 x 4294967295 passes the limit of 2^63 - 1 bytes; lower one of the two");
+  CHECK(
+      why({.blocks = max_blocks,
+           .max_sequences = 0xFFFF'FFFF,
+           .max_sequence_tokens = unlimited,
+           .name = "kv"}) ==
+      "kv: block tables: 8589934588 x 4294967295 exceeds the limit of 2^63 - 1 bytes; lower one of the two");
 }
 
 TEST_CASE("an allocator whose metadata cannot be had says so and leaks nothing, whichever part is refused") {
@@ -846,8 +848,8 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
     testing_access::forget_key(cache, 1_b);
     CHECK(cache.audit() ==
           std::vector<std::string>{
-              "kv: followers: block 1 is listed behind another one than it names, or not cached",
-              "kv: followers: block 1 has some and is not cached",
+              "kv: followers: block 1 is listed behind a block other than its parent, or is not cached",
+              "kv: followers: block 1 has followers and is not cached",
               "kv: followers: 2 blocks are linked, 1 are cached",
               "kv: block 1 is marked cached but not in the index; held by sequence 0[0], sequence 1[0] "
               "(last: shared)"});
@@ -855,7 +857,7 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
   SUBCASE("a table longer than tables are") {
     testing_access::miscount_blocks(cache, second);
     CHECK(cache.audit() ==
-          std::vector<std::string>{"kv: sequence 1 holds 5 blocks, the longest table has 4"});
+          std::vector<std::string>{"kv: sequence 1 holds 5 blocks, more than the longest table: 4"});
   }
   SUBCASE("more committed than held") {
     testing_access::miscount_committed(cache, second);
@@ -864,14 +866,15 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
   }
   SUBCASE("a living sequence among the free slots") {
     testing_access::list_slot_as_free(cache, second);
-    CHECK(cache.audit() == std::vector<std::string>{
-                               "kv: the free slots name sequence 1, which is alive, named twice or none"});
+    CHECK(cache.audit() ==
+          std::vector<std::string>{
+              "kv: the free slots name sequence 1, which is alive, named twice or does not exist"});
   }
   SUBCASE("more idle blocks than allowed") {
     REQUIRE(cache.release(first));
     REQUIRE(cache.release(second));
     testing_access::allow_no_idle_blocks(cache);
-    CHECK(cache.audit() == std::vector<std::string>{"kv: 2 blocks are idle, at most 0 may be"});
+    CHECK(cache.audit() == std::vector<std::string>{"kv: 2 blocks are idle, at most 0 are allowed"});
   }
   SUBCASE("a deferred free of no block") {
     testing_access::defer(cache, 77_b);

@@ -195,7 +195,8 @@ TEST_CASE("after a reset nothing of before is found, nor what a running sequence
 
 TEST_CASE("epochs only grow, and a cache may begin with a later one") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .epoch = 7, .name = "kv"});
-  CHECK(cache.reset(7).error().message() == "kv: epoch 7 asked for, the present one is 7; name a later one");
+  CHECK(cache.reset(7).error().message() ==
+        "kv: epoch 7 asked for, but the current epoch is 7; name a later one");
   CHECK(cache.reset(12).value() == 0);
   const sequence_id id = written(cache, counting(0, 4));
   CHECK(cache.index().key(cache.blocks(id)[0]) != siphash13_128{hash_seed{}}.chain({}, counting(0, 4)));
@@ -306,7 +307,7 @@ TEST_CASE("an invalidation of nothing, of no block and of tokens that are not th
   CHECK(cache.invalidate(id, 5).value() == 0);  // the last block is not cached yet
   CHECK(cache.prefix_tokens(id) == 4);
   CHECK(cache.invalidate(id, 7).error().message() ==
-        "kv: 7 tokens named, sequence 0 holds 6; name fewer, or append them first");
+        "kv: 7 tokens named, but sequence 0 holds 6; name fewer, or append them first");
   CHECK(cache.invalidate(block_id{5}).code() == errc::no_such_block);
   CHECK(cache.invalidate(null_block).code() == errc::no_such_block);
   CHECK(cache.invalidate(sequence_id{}, 0).code() == errc::null_handle);
@@ -400,9 +401,9 @@ TEST_CASE("a removed range is refused with the number that is wrong, or is a cut
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
   const sequence_id id = written(cache, counting(0, 14));
   CHECK(cache.remove(id, {3, 8}).error().message() ==
-        "kv: a range of sequence 0 begins or ends at token 3; name a multiple of 4, or the sequence's end");
+        "kv: a range of sequence 0 begins or ends at token 3; use a multiple of 4, or the sequence's end");
   CHECK(cache.remove(id, {4, 7}).error().message() ==
-        "kv: a range of sequence 0 begins or ends at token 7; name a multiple of 4, or the sequence's end");
+        "kv: a range of sequence 0 begins or ends at token 7; use a multiple of 4, or the sequence's end");
   CHECK(cache.remove(id, {4, 4}).code() == errc::empty_range);
   CHECK(cache.remove(id, {16, 20}).code() == errc::past_the_end);
   CHECK(cache.tokens(id) == 14);

@@ -74,9 +74,9 @@ TEST_CASE("the index takes all its blocks and no more room than it says") {
 }
 
 TEST_CASE("sizes that cannot be are refused, and missing metadata is told") {
-  CHECK_THROWS_WITH_AS(prefix_index(0), "prefix_index: 0 blocks, allowed are 1 to 2147483646", length_error);
-  CHECK_THROWS_WITH_AS(prefix_index(max_blocks + 1),
-                       "prefix_index: 2147483647 blocks, allowed are 1 to 2147483646", length_error);
+  CHECK_THROWS_WITH_AS(prefix_index(0), "prefix_index: 0 blocks; use 1 to 2147483646", length_error);
+  CHECK_THROWS_WITH_AS(prefix_index(max_blocks + 1), "prefix_index: 2147483647 blocks; use 1 to 2147483646",
+                       length_error);
   CHECK(fail_each_allocation([](const metadata_source& source) { prefix_index(10, source); }) == 2);
 }
 

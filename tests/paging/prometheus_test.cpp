@@ -52,16 +52,16 @@ TEST_CASE("a counter, a gauge and a histogram are written to the letter") {
   const std::array labels{prometheus_label{"engine", "0"}};
   const std::string page = page_of(stats, histograms, labels);
   CHECK(family(page, "llmmem_kv_allocations_from_free_total") ==
-        "# HELP llmmem_kv_allocations_from_free_total Blocks handed out that were free.\n"
-        "# TYPE llmmem_kv_allocations_from_free_total counter\n"
-        "llmmem_kv_allocations_from_free_total{engine=\"0\"} 7\n");
+        "# HELP llmmem_kv_allocations_from_free_total Allocated blocks that were free.\n# TYPE "
+        "llmmem_kv_allocations_from_free_total counter\nllmmem_kv_allocations_from_free_total{engine=\"0\"} "
+        "7\n");
   CHECK(family(page, "llmmem_kv_token_occupancy") ==
         "# HELP llmmem_kv_token_occupancy Share of the slots in block tables that hold a token.\n"
         "# TYPE llmmem_kv_token_occupancy gauge\n"
         "llmmem_kv_token_occupancy{engine=\"0\"} 0.75\n");
   std::string expected =
-      "# HELP llmmem_kv_block_lifetime_seconds From being stored to being given up, sampled.\n"
-      "# TYPE llmmem_kv_block_lifetime_seconds histogram\n";
+      "# HELP llmmem_kv_block_lifetime_seconds From being stored to being dropped, sampled.\n# TYPE "
+      "llmmem_kv_block_lifetime_seconds histogram\n";
   const std::array<std::string_view, 21> bounds{"0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1",
                                                 "0.2",   "0.5",   "1",     "2",    "5",    "10",   "20",
                                                 "50",    "100",   "200",   "500",  "1000", "2000", "5000"};
@@ -82,9 +82,8 @@ TEST_CASE("a counter, a gauge and a histogram are written to the letter") {
 
 TEST_CASE("without labels there are no braces but for le") {
   const std::string page = page_of({}, {});
-  CHECK(
-      page.starts_with("# HELP llmmem_kv_blocks Blocks that may be used.\n# TYPE llmmem_kv_blocks "
-                       "gauge\nllmmem_kv_blocks 0\n"));
+  CHECK(page.starts_with(
+      "# HELP llmmem_kv_blocks Usable blocks.\n# TYPE llmmem_kv_blocks gauge\nllmmem_kv_blocks 0\n"));
   CHECK(page.find("llmmem_kv_block_idle_before_evict_seconds_bucket{le=\"0.001\"} 0\n") != page.npos);
   CHECK(page.find("llmmem_kv_block_idle_before_evict_seconds_sum 0\n") != page.npos);
 }
@@ -150,7 +149,8 @@ TEST_CASE("label names that Prometheus refuses are refused before anything is wr
   const auto with = [](std::span<const prometheus_label> labels) {
     write_prometheus(paged_stats{}, 16, labels, [](std::string_view) { FAIL("something was written"); });
   };
-  const std::string rules = "\"; a name is letters, digits and _, not a digit first, not __ first, not le";
+  const std::string rules =
+      "\"; a name has letters, digits and _, does not begin with a digit or __, and is not le";
   for (const std::string name : {"", "2a", "a-b", "__name__", "le", "\xc3\xa9"}) {
     CAPTURE(name);
     const std::array labels{prometheus_label{name, "x"}};
@@ -158,7 +158,7 @@ TEST_CASE("label names that Prometheus refuses are refused before anything is wr
     CHECK_THROWS_WITH_AS(with(labels), text.c_str(), argument_error);
   }
   const std::array twice{prometheus_label{"a", "1"}, prometheus_label{"a", "2"}};
-  CHECK_THROWS_WITH_AS(with(twice), "write_prometheus: label name \"a\" stands twice", argument_error);
+  CHECK_THROWS_WITH_AS(with(twice), "write_prometheus: label name \"a\" is given twice", argument_error);
 }
 
 TEST_CASE("writing a page allocates nothing of its own") {

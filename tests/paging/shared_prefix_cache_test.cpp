@@ -397,9 +397,9 @@ TEST_CASE("each misuse is named and changes nothing") {
   std::vector<block_id> none(9);
 
   CHECK(cache.allocate(none).error().message() ==
-        "kv: 9 blocks needed, 5 free or evictable; release sequences, or build it with more blocks");
+        "kv: 9 blocks needed, 5 free or evictable; release sequences, or build the cache with more blocks");
   CHECK(cache.commit(cache.root(), tokens, std::span(table).first(2)).error().message() ==
-        "kv: lengths that must agree are 2 and 3");
+        "kv: two lengths must be equal, but are 2 and 3");
   const std::array<block_id, 1> never{block_id{8}};
   CHECK(cache.release(never).error().message() ==
         "kv: double free: block 8 has no references left; release each reference once, through one owner");
@@ -410,7 +410,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   const std::vector<token_id> unlike{9};
   CHECK(cache.commit(cache.root(), unlike, std::span(table).subspan(1)).error().message() ==
         "kv: block " + std::to_string(to_index(table[1])) +
-            " is cached for other contents; commit each block once, and what it held then");
+            " is already cached with other contents; commit each block once, with the contents it held then");
 
   // Ends of chains, blocks and handles of other caches, with numbers that are ours too, and that are not.
   std::vector<block_id> theirs(8);
@@ -437,7 +437,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.drop_idle() == 3);
   CHECK(cache.release(handles).error().message() ==
         "kv: stale handle to slot " + std::to_string(to_index(kept.block)) +
-            " (generation 0, now 1): it was released before; keep one owner for each handle");
+            " (generation 0, now 1): it was already released; keep one owner for each handle");
   cache.allocate(std::span(none).first(8)).value();
   CHECK(cache.commit(end, unlike, none).code() == errc::stale_handle);
   CHECK(cache.audit().empty());
@@ -445,12 +445,11 @@ TEST_CASE("each misuse is named and changes nothing") {
 
 TEST_CASE("a shared cache that cannot be built says why") {
   CHECK_THROWS_WITH_AS(shared_prefix_cache<>({.blocks = 0}),
-                       "shared_prefix_cache: blocks 0, allowed are 1 to 2147483646", length_error);
+                       "shared_prefix_cache: blocks 0; use 1 to 2147483646", length_error);
   CHECK_THROWS_WITH_AS(shared_prefix_cache<>({.blocks = 1, .block_tokens = 0}),
-                       "shared_prefix_cache: block_tokens 0, allowed are 1 to 65536", length_error);
+                       "shared_prefix_cache: block_tokens 0; use 1 to 65536", length_error);
   CHECK_THROWS_WITH_AS(shared_prefix_cache<>({.blocks = 1, .shards = 0}),
-                       "sharded_free_list: 0 shards, allowed are 1 to 65536; one for each thread that "
-                       "allocates is enough",
+                       "sharded_free_list: 0 shards; use 1 to 65536, one for each thread that allocates",
                        length_error);
   CHECK(llmmem_tests::fail_each_allocation([](metadata_source source) {
           shared_prefix_cache<> cache({.blocks = 100, .metadata = source});
@@ -464,6 +463,5 @@ TEST_CASE("an audit names what is broken") {
   // Releases that nobody had a right to: the reference that the second block keeps to the first goes.
   cache.release(std::span(chain).first(1)).value();
   cache.release(std::span(chain).first(1)).value();
-  CHECK(cache.audit() ==
-        std::vector<std::string>{"kv: block 1 has 0 references, 1 cached blocks come behind it"});
+  CHECK(cache.audit() == std::vector<std::string>{"kv: block 1 has 0 references, 1 cached blocks follow it"});
 }

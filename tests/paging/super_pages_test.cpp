@@ -331,9 +331,9 @@ TEST_CASE("for a page, one page is emptied, the one that keeps least, and no oth
   CHECK(kv.available(1) == 0);
   CHECK(kv.available(0) == 18 * 9);
   const auto none = kv.allocate(1, large);
-  CHECK(
-      none.error().message() ==
-      "kv: group 1 needs 3 blocks, 0 can be had for it; release sequences, or build it with a larger budget");
+  CHECK(none.error().message() ==
+        "kv: group 1 needs 3 blocks, but 0 are available to it; release sequences, or build it with a larger "
+        "budget");
 }
 
 TEST_CASE("a group gives up a block of its own while that is the oldest, else a page that is older") {
@@ -409,31 +409,30 @@ TEST_CASE("sizes that cannot be are refused with their numbers") {
   const auto build = [](std::uint64_t budget, std::uint64_t page, std::vector<std::uint64_t> sizes) {
     pool kv({.budget_bytes = budget, .page_bytes = page, .block_bytes = sizes, .name = "kv"});
   };
-  CHECK_THROWS_WITH_AS(build(4000, 1000, {}), "kv: 0 groups; allowed are 1 to 16", length_error);
+  CHECK_THROWS_WITH_AS(build(4000, 1000, {}), "kv: 0 groups; use 1 to 16", length_error);
   CHECK_THROWS_WITH_AS(build(4000, 1000, {1, 1001}),
-                       "kv: blocks of 1001 bytes in group 1; allowed are 1 to those of a page, 1000",
+                       "kv: blocks of 1001 bytes in group 1; use 1 to the bytes of a page, 1000",
                        length_error);
   CHECK_THROWS_WITH_AS(build(4000, 1000, {0}),
-                       "kv: blocks of 0 bytes in group 0; allowed are 1 to those of a page, 1000",
-                       length_error);
+                       "kv: blocks of 0 bytes in group 0; use 1 to the bytes of a page, 1000", length_error);
   CHECK_THROWS_WITH_AS(build(1999, 1000, {10}),
-                       "kv: a budget of 1999 bytes; the null page and one more take 2000", length_error);
-  CHECK_THROWS_WITH_AS(build(40'000'000, 100'000, {3}),
-                       "kv: 33333 blocks of group 0 in a page, the most is 32768; take smaller pages",
+                       "kv: a budget of 1999 bytes is too small; the null page and one more take 2000",
                        length_error);
   CHECK_THROWS_WITH_AS(
-      build(std::uint64_t{1} << 40, 1 << 20, {1 << 8}),
-      "kv: 1048576 pages of up to 4096 blocks; block ids, of 31 bits, name 524287 such pages: take larger "
-      "blocks",
-      length_error);
+      build(40'000'000, 100'000, {3}),
+      "kv: 33333 blocks of group 0 in a page, more than the limit of 32768; use smaller pages", length_error);
+  CHECK_THROWS_WITH_AS(build(std::uint64_t{1} << 40, 1 << 20, {1 << 8}),
+                       "kv: 1048576 pages of up to 4096 blocks are too many; block ids of 31 bits can name "
+                       "524287 such pages: use larger blocks",
+                       length_error);
   CHECK_THROWS_WITH_AS(
       build(std::uint64_t{1} << 34, 1 << 20, {(1 << 20) - 1}),
-      "kv: offsets in units of 1 bytes, all that pages and blocks have in common, take "
-      "17179869184 values and int32 has 2147483647: choose sizes with a larger common divisor",
+      "kv: offsets in units of 1 bytes, the largest common divisor of pages and blocks, take 17179869184 "
+      "values, but int32 has 2147483647: choose sizes with a larger common divisor",
       length_error);
 }
 
-TEST_CASE("blocks that are not held are refused by name") {
+TEST_CASE("blocks cached here not held are refused by name") {
   pool kv = small_pool(2);
   CHECK(kv.release(null_block).code() == errc::null_handle);
   CHECK(kv.release(block_id{9999}).code() == errc::foreign_handle);
@@ -485,50 +484,49 @@ TEST_CASE("audit names the page, the block and the group that are wrong") {
   const std::vector<damage> all{
       {[](pool& kv) { ++corrupt::page(kv, 1).active; },
        {"kv: page 1 counts 2 active and 1 idle blocks, it has 1 and 1",
-        "kv: page 1 stands in a list it does not belong to",
-        "kv: page 1 stands in a list it does not belong to",
-        "kv: group 0 has 0 open and 0 mixed pages of fill level 1, its masks say otherwise",
+        "kv: page 1 is in a list it does not belong to", "kv: page 1 is in a list it does not belong to",
+        "kv: group 0 has 0 open and 0 mixed pages of fill level 1, but its masks differ",
         "kv: group 0 counts 1 pages, 1 active and 1 idle blocks, room for 9; there are 1, 2, 1, 8",
         "kv: page 1 is missing from a list"}},
       {[](pool& kv) { corrupt::free_page(kv, 0) = corrupt::free_page(kv, 1); },
-       {"kv: the free pages name page 3, which is assigned, named twice or none"}},
+       {"kv: the free pages name page 3, which is assigned, named twice or does not exist"}},
       {[](pool& kv) { corrupt::forget_free_page(kv); },
        {"kv: page 3 is leaked", "kv: accounts for 4000 of 5000 bytes"}},
       {[](pool& kv) { corrupt::withdraw_candidate(kv, 0, 11); },
-       {"kv: block 17 is idle but no eviction candidate (last: idled)"}},
+       {"kv: block 17 is idle but not an eviction candidate (last: idled)"}},
       {[](pool& kv) { corrupt::page(kv, 1).touched = 1; },
        {"kv: block 17 was never handed out (last: idled)",
-        "kv: page 1 lists block 2 as free, which is in use, listed twice or none"}},
+        "kv: page 1 lists block 2 as free, but it is in use, listed twice or does not exist"}},
       {[](pool& kv) { corrupt::page(kv, 1).last_idle = 0; },
-       {"kv: block 17 is idle since later than its page knows (last: idled)"}},
+       {"kv: block 17 became idle later than its page records (last: idled)"}},
       {[](pool& kv) { corrupt::idle_blocks(kv).remove(1, 17); },
        {"kv: page 1 lists 0 idle blocks, it has 1"}},
       {[](pool& kv) { corrupt::idle_blocks(kv).push_back(1, 33); },
-       {"kv: page 1 lists block 33 as idle, which is not, or not its own"}},
+       {"kv: page 1 lists block 33 as idle, but it is not idle, or not its own"}},
       {[](pool& kv) { corrupt::page(kv, 1).free_block = 0; },
-       {"kv: page 1 lists block 0 as free, which is in use, listed twice or none"}},
+       {"kv: page 1 lists block 0 as free, but it is in use, listed twice or does not exist"}},
       {[](pool& kv) { corrupt::page(kv, 1).free_block = detail::no_index; },
-       {"kv: page 1 has handed out 3 blocks, accounted for are 2"}},
+       {"kv: page 1 has handed out 3 blocks, but accounts for 2"}},
       {[](pool& kv) { corrupt::assign_page(kv, 0); }, {"kv: page 3 is empty but not free"}},
       {[](pool& kv) { corrupt::emptiable_pages(kv).remove(2, 2); },
-       {"kv: 0 pages can be emptied, counted are 1", "kv: page 2 is missing from a list"}},
+       {"kv: 0 pages can be emptied, the count says 1", "kv: page 2 is missing from a list"}},
       {[](pool& kv) { corrupt::emptiable_pages(kv).push_back(2, 1); },
-       {"kv: page 1 stands in a list it does not belong to"}},
+       {"kv: page 1 is in a list it does not belong to"}},
       {[](pool& kv) { ++corrupt::group(kv, 0).spare; },
        {"kv: group 0 counts 1 pages, 1 active and 1 idle blocks, room for 10; there are 1, 1, 1, 9"}},
       {[](pool& kv) { corrupt::group(kv, 0).open = 0; },
-       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, its masks say otherwise"}},
+       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, but its masks differ"}},
       {[](pool& kv) { corrupt::group(kv, 0).mixed = 0; },
-       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, its masks say otherwise"}},
+       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, but its masks differ"}},
       {[](pool& kv) { ++corrupt::group(kv, 0).pages; },
        {"kv: group 0 counts 2 pages, 1 active and 1 idle blocks, room for 9; there are 1, 1, 1, 9",
         "kv: accounts for 6000 of 5000 bytes"}},
       {[](pool& kv) { corrupt::hold(kv, block_id{26}); },
        {"kv: block 26 is in use where its page has no block (last: allocated)",
         "kv: page 1 counts 1 active and 1 idle blocks, it has 2 and 1",
-        "kv: page 1 has handed out 3 blocks, accounted for are 4"}},
+        "kv: page 1 has handed out 3 blocks, but accounts for 4"}},
       {[](pool& kv) { corrupt::group(kv, 1).wanted = 1; },
-       {"kv: group 1 wants 1 blocks, though no allocation is under way"}},
+       {"kv: group 1 wants 1 blocks, but no allocation is in progress"}},
       {[](pool& kv) { corrupt::hold(kv, block_id{1}); },
        {"kv: block 1 is in use where its page has no block (last: allocated)",
         "kv: page 0 counts 0 active and 0 idle blocks, it has 1 and 0"}},

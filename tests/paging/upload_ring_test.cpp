@@ -79,7 +79,7 @@ TEST_CASE("a ring whose slots are all in flight says so, or waits") {
   const auto one = ring.acquire().value();
   const auto two = ring.acquire().value();
   CHECK(ring.acquire().error().message() ==
-        "tables: slot 0 of 2 is still in use; release it behind the fence of its last kernel, or build more "
+        "tables: slot 0 of 2 is still in use; release it after the fence of its last kernel, or build more "
         "slots");
   CHECK(ring.acquire_wait().code() == errc::ring_busy);
   const host_fence after = stream.issue();
@@ -93,7 +93,7 @@ TEST_CASE("a ring whose slots are all in flight says so, or waits") {
   CHECK(ring.release_after(one, {}).code() == errc::stale_handle);
   CHECK(ring.upload(host, one, 1).code() == errc::stale_handle);
   CHECK(ring.upload(host, two, 101).error().message() ==
-        "tables: bytes up to 101 asked for, there are 100; ask for fewer, or make it larger");
+        "tables: bytes up to 101 requested, but it has 100; request fewer, or make it larger");
   CHECK(ring.release_after({}, {}).code() == errc::null_handle);
   ring_type other(host, host, {.slot_bytes = 100});
   CHECK(other.release_after(two, {}).code() == errc::foreign_handle);

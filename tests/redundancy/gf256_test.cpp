@@ -124,7 +124,7 @@ TEST_CASE("buffers are multiplied into others, or in place, whatever was there")
   byte_vector three(3, std::byte{1});
   const byte_vector four(4, std::byte{1});
   CHECK(gf256_multiply_into(three, four, 5).error().message() ==
-        "gf256_multiply_into: bytes up to 4 asked for, there are 3; ask for fewer, or make it larger");
+        "gf256_multiply_into: bytes up to 4 requested, but it has 3; request fewer, or make it larger");
   CHECK(three == byte_vector(3, std::byte{1}));
 }
 
@@ -132,6 +132,6 @@ TEST_CASE("a source longer than its destination is refused, and nothing is writt
   byte_vector destination(3, std::byte{1});
   const byte_vector source(4, std::byte{1});
   CHECK(gf256_multiply_add(destination, source, 5).error().message() ==
-        "gf256_multiply_add: bytes up to 4 asked for, there are 3; ask for fewer, or make it larger");
+        "gf256_multiply_add: bytes up to 4 requested, but it has 3; request fewer, or make it larger");
   CHECK(destination == byte_vector(3, std::byte{1}));
 }

@@ -288,38 +288,36 @@ TEST_CASE("copies placed without groups go where least is kept") {
 
 TEST_CASE("a world without enough domains is refused with the one in the way, or fatal_domains names it") {
   const auto domains = domains_of({7, 7, 7, 9});
-  CHECK(
-      refusal(failure_domains(domains), "parity:1", 4) ==
-      "failure_domains: domain 7 has 3 ranks, parity:1 makes only 2 groups of 4 ranks in 2 domains, so that "
-      "some would share a group: take a scheme of smaller groups, or crowded_domains::spread for less than "
-      "that promise");
+  CHECK(refusal(failure_domains(domains), "parity:1", 4) ==
+        "failure_domains: domain 7 has 3 ranks, but parity:1 makes only 2 groups of 4 ranks in 2 domains, so "
+        "some would share a group: use a scheme with smaller groups, or crowded_domains::spread without that "
+        "guarantee");
   const replica_map map =
       failure_domains(domains, crowded_domains::spread).place(redundancy_scheme::parity(1), rank_count{4});
   CHECK(fatal_domains(map, domains) == domains_of({7}));
   CHECK(refusal(failure_domains(domains_of({1, 1})), "mirror:2", 2) ==
-        "failure_domains: domain 1 has 2 ranks, mirror:2 makes only 1 group of 2 ranks in 1 domain, so that "
+        "failure_domains: domain 1 has 2 ranks, but mirror:2 makes only 1 group of 2 ranks in 1 domain, so "
         "some "
-        "would share a group: take a scheme of smaller groups, or crowded_domains::spread for less than that "
-        "promise");
+        "would share a group: use a scheme with smaller groups, or crowded_domains::spread without that "
+        "guarantee");
 }
 
 TEST_CASE("what cannot be placed is refused with what could") {
   CHECK(refusal(ring_neighbours(), "mirror:3", 2) ==
-        "ring_neighbours: mirror:3 needs 3 ranks, the world has 2: start 1 more, or take mirror:2");
+        "ring_neighbours: mirror:3 needs 3 ranks, but the world has 2: start 1 more, or use mirror:2");
   CHECK(refusal(llmmem::redundancy::grouped(), "rs:2+2", 3) ==
-        "grouped: rs:2+2 needs 4 ranks, the world has 3: start 1 more, or take rs:1+2");
+        "grouped: rs:2+2 needs 4 ranks, but the world has 3: start 1 more, or use rs:1+2");
   CHECK(refusal(llmmem::redundancy::grouped(4), "rs:2+2", 15) ==
-        "grouped: rs:2+2 needs 4 ranks a jump of 4 apart, a world of 15 has 3 in some columns: take a jump "
-        "of at "
-        "most 3");
+        "grouped: rs:2+2 needs 4 ranks a jump of 4 apart, but a world of 15 has 3 in some columns: use a "
+        "jump of at most 3");
   CHECK(refusal(ring_neighbours(), "mirror:2", 0) == "replica_map: a world of 0 ranks; it must be 1 to 1024");
   CHECK(refusal(llmmem::redundancy::grouped(), "mirror:2", 1025) ==
         "replica_map: a world of 1025 ranks; it must be 1 to 1024");
   CHECK(refusal(llmmem::redundancy::grouped(), "rs:255+1", 511) ==
-        "replica_map: group 0 has 511 ranks; a code has at most 256 pieces: make smaller groups");
+        "replica_map: group 0 has 511 ranks, but a code has at most 256 pieces; use smaller groups");
   CHECK(refusal(failure_domains(domains_of({1, 2, 3})), "mirror:2", 4) ==
-        "failure_domains: domains of 3 ranks are given, the world has 4");
+        "failure_domains: domains of 3 ranks are given, but the world has 4");
   CHECK_THROWS_WITH_AS(llmmem::redundancy::grouped(0),
-                       "grouped: a jump of 0; it is at least 1, the ranks that fail together",
+                       "grouped: a jump of 0; use at least 1, the number of ranks that fail together",
                        argument_error);
 }

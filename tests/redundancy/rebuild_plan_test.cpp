@@ -114,22 +114,22 @@ TEST_CASE("the largest code there is can be rebuilt") {
 TEST_CASE("shapes, pieces and losses that cannot be are refused with their numbers") {
   const std::vector<piece_id> none;
   CHECK_THROWS_WITH_AS(plan_rebuild({0, 2}, none),
-                       "reed_solomon: a code of 0+2; it has at least one piece of data and one of parity",
+                       "reed_solomon: a code of 0+2; use at least one piece of data and one of parity",
                        argument_error);
   CHECK_THROWS_WITH_AS(plan_rebuild({2, 0}, none),
-                       "reed_solomon: a code of 2+0; it has at least one piece of data and one of parity",
+                       "reed_solomon: a code of 2+0; use at least one piece of data and one of parity",
                        argument_error);
   CHECK_THROWS_WITH_AS(plan_rebuild({200, 57}, none),
-                       "reed_solomon: a code of 200+57; data and parity together are at most 256 pieces",
+                       "reed_solomon: a code of 200+57; use at most 256 pieces of data and parity together",
                        argument_error);
   CHECK_THROWS_WITH_AS(
       plan_rebuild({0xFFFF'FFFF, 2}, none),
-      "reed_solomon: a code of 4294967295+2; data and parity together are at most 256 pieces",
+      "reed_solomon: a code of 4294967295+2; use at most 256 pieces of data and parity together",
       argument_error);
-  CHECK_THROWS_WITH_AS(plan_rebuild({2, 2}, pieces_of(0b1011)),
-                       "reed_solomon: pieces 0, 1 and 3 are lost, 3 in all; 2+2 bears the loss of 2: take an "
-                       "older version",
-                       argument_error);
+  CHECK_THROWS_WITH_AS(
+      plan_rebuild({2, 2}, pieces_of(0b1011)),
+      "reed_solomon: pieces 0, 1 and 3 are lost, 3 in all; 2+2 tolerates the loss of 2: use an older version",
+      argument_error);
   CHECK_THROWS_WITH_AS(plan_rebuild({2, 2}, pieces_of(0b10000)),
                        "reed_solomon: lost piece 4; 2+2 has pieces 0 to 3", argument_error);
   CHECK_THROWS_WITH_AS(plan_rebuild({2, 2}, std::vector{piece_id{1}, piece_id{1}}),

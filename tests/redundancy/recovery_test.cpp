@@ -224,7 +224,8 @@ TEST_CASE("a single parity is an exclusive or: every coefficient is 1") {
 TEST_CASE("what cannot be planned is refused") {
   const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{4});
   CHECK_THROWS_WITH_AS(static_cast<void>(plan_recovery(map, {}, std::vector<std::uint64_t>(3))),
-                       "plan_recovery: bytes of 3 states are given, the world has 4 ranks", argument_error);
+                       "plan_recovery: bytes of 3 states are given, but the world has 4 ranks",
+                       argument_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(plan_recovery(map, {rank_id{1}, rank_id{4}, rank_id{9}},
                                                        std::vector<std::uint64_t>(4))),
                        "plan_recovery: failed ranks 4 and 9; the world has ranks 0 to 3", argument_error);

@@ -96,67 +96,68 @@ TEST_CASE("each scheme says what it needs, bears and costs") {
     CHECK(to_text(redundancy_scheme::parse(text)) == text);
   }
   CHECK_THROWS_WITH_AS(static_cast<void>(redundancy_scheme::mirror(3).extra_bytes(max_bytes)),
-                       "redundancy: copies or parity pieces x bytes each: 2 x 9223372036854775807 passes the "
-                       "limit of 2^63 - 1 bytes; lower one of the two",
+                       "redundancy: copies or parity pieces x bytes each: 2 x 9223372036854775807 exceeds "
+                       "the limit of 2^63 - 1 bytes; lower one of the two",
                        length_error);
 }
 
 TEST_CASE("what is no scheme is refused with its place and what may stand there") {
-  CHECK(
-      refusal("") ==
-      "redundancy: '', character 1: no scheme begins like this; write mirror:F, parity:K, rs:K+M or compute");
+  CHECK(refusal("") ==
+        "redundancy: '', character 1: not the beginning of a scheme; write mirror:F, parity:K, rs:K+M or "
+        "compute");
   CHECK(refusal("Parity:2") ==
-        "redundancy: 'Parity:2', character 1: no scheme begins like this; write "
-        "mirror:F, parity:K, rs:K+M or compute");
+        "redundancy: 'Parity:2', character 1: not the beginning of a scheme; write mirror:F, parity:K, "
+        "rs:K+M or compute");
   CHECK(refusal("mirrors:2") ==
-        "redundancy: 'mirrors:2', character 1: no scheme begins like this; write "
-        "mirror:F, parity:K, rs:K+M or compute");
+        "redundancy: 'mirrors:2', character 1: not the beginning of a scheme; write mirror:F, parity:K, "
+        "rs:K+M or compute");
   CHECK(refusal("mirror") ==
-        "redundancy: 'mirror', character 7: ':' must stand here, then how many copies there "
-        "are, one's own among them");
+        "redundancy: 'mirror', character 7: ':' is expected here, then the number of copies including the "
+        "rank's own");
   CHECK(refusal("mirror:") ==
-        "redundancy: 'mirror:', character 8: how many copies there are, one's own among "
-        "them, must stand here, 2 to 1024");
+        "redundancy: 'mirror:', character 8: the number of copies including the rank's own is expected here, "
+        "2 to 1024");
   CHECK(refusal("mirror:1") ==
-        "redundancy: 'mirror:1', character 8: how many copies there are, one's own among "
-        "them, must stand here, 2 to 1024");
+        "redundancy: 'mirror:1', character 8: the number of copies including the rank's own is expected "
+        "here, 2 to 1024");
   CHECK(refusal("mirror:1025") ==
-        "redundancy: 'mirror:1025', character 8: how many copies there are, one's own "
-        "among them, must stand here, 2 to 1024");
+        "redundancy: 'mirror:1025', character 8: the number of copies including the rank's own is expected "
+        "here, 2 to 1024");
   CHECK(refusal("mirror:4294967298") ==
-        "redundancy: 'mirror:4294967298', character 8: how many copies there "
-        "are, one's own among them, must stand here, 2 to 1024");
+        "redundancy: 'mirror:4294967298', character 8: the number of copies including the rank's own is "
+        "expected here, 2 to 1024");
   CHECK(refusal("mirror:-2") ==
-        "redundancy: 'mirror:-2', character 8: how many copies there are, one's own "
-        "among them, must stand here, 2 to 1024");
-  CHECK(refusal("mirror:2 ") == "redundancy: 'mirror:2 ', character 9: nothing more may stand here");
-  CHECK(refusal("parity=3") ==
-        "redundancy: 'parity=3', character 7: ':' must stand here, then how many ranks' data share a parity");
+        "redundancy: 'mirror:-2', character 8: the number of copies including the rank's own is expected "
+        "here, 2 to 1024");
+  CHECK(refusal("mirror:2 ") == "redundancy: 'mirror:2 ', character 9: the text must end here");
   CHECK(
-      refusal("parity:256") ==
-      "redundancy: 'parity:256', character 8: how many ranks' data share a parity must stand here, 1 to 255");
+      refusal("parity=3") ==
+      "redundancy: 'parity=3', character 7: ':' is expected here, then how many ranks' data share a parity");
+  CHECK(refusal("parity:256") ==
+        "redundancy: 'parity:256', character 8: how many ranks' data share a parity is expected here, 1 to "
+        "255");
   CHECK(refusal("rs:2") ==
-        "redundancy: 'rs:2', character 5: '+' must stand here, then the number of parity pieces");
+        "redundancy: 'rs:2', character 5: '+' is expected here, then the number of parity pieces");
   CHECK(refusal("rs:+2") ==
-        "redundancy: 'rs:+2', character 4: the number of data pieces must stand here, 1 to 255");
+        "redundancy: 'rs:+2', character 4: the number of data pieces is expected here, 1 to 255");
   CHECK(refusal("rs:2+0") ==
-        "redundancy: 'rs:2+0', character 6: the number of parity pieces must stand here, 1 to 254");
+        "redundancy: 'rs:2+0', character 6: the number of parity pieces is expected here, 1 to 254");
   CHECK(refusal("rs:200+57") ==
-        "redundancy: 'rs:200+57', character 8: the number of parity pieces must stand here, 1 to 56");
+        "redundancy: 'rs:200+57', character 8: the number of parity pieces is expected here, 1 to 56");
   CHECK(refusal("rs 2+2") ==
-        "redundancy: 'rs 2+2', character 3: ':' must stand here, then the number of data pieces");
-  CHECK(refusal("compute:2") == "redundancy: 'compute:2', character 8: nothing more may stand here");
+        "redundancy: 'rs 2+2', character 3: ':' is expected here, then the number of data pieces");
+  CHECK(refusal("compute:2") == "redundancy: 'compute:2', character 8: the text must end here");
 
   CHECK_THROWS_WITH_AS(redundancy_scheme::mirror(1),
-                       "redundancy: a mirror of 1 copy; one's own counts, so that it must be 2 to 1024",
+                       "redundancy: a mirror of 1 copy; use 2 to 1024, including the rank's own",
                        argument_error);
   CHECK_THROWS_WITH_AS(redundancy_scheme::mirror(1025),
-                       "redundancy: a mirror of 1025 copies; one's own counts, so that it must be 2 to 1024",
+                       "redundancy: a mirror of 1025 copies; use 2 to 1024, including the rank's own",
                        argument_error);
-  CHECK_THROWS_WITH_AS(redundancy_scheme::parity(0),
-                       "redundancy: parity over 0 pieces of data; it must be 1 to 255", argument_error);
+  CHECK_THROWS_WITH_AS(redundancy_scheme::parity(0), "redundancy: parity over 0 pieces of data; use 1 to 255",
+                       argument_error);
   CHECK_THROWS_WITH_AS(redundancy_scheme::rs({.data = 0, .parity = 2}),
-                       "reed_solomon: a code of 0+2; it has at least one piece of data and one of parity",
+                       "reed_solomon: a code of 0+2; use at least one piece of data and one of parity",
                        argument_error);
 }
 
@@ -188,13 +189,15 @@ TEST_CASE("random texts are taken exactly where the grammar has them, and come b
 
 TEST_CASE("a world that is too small is told what would fit") {
   CHECK(reason("mirror:3", 3) == "fits");
-  CHECK(reason("mirror:3", 2) == "mirror:3 needs 3 ranks, the world has 2: start 1 more, or take mirror:2");
-  CHECK(reason("mirror:3", 1) == "mirror:3 needs 3 ranks, the world has 1: start 2 more");
+  CHECK(reason("mirror:3", 2) ==
+        "mirror:3 needs 3 ranks, but the world has 2: start 1 more, or use mirror:2");
+  CHECK(reason("mirror:3", 1) == "mirror:3 needs 3 ranks, but the world has 1: start 2 more");
   CHECK(reason("parity:3", 4) == "fits");
-  CHECK(reason("parity:3", 3) == "parity:3 needs 4 ranks, the world has 3: start 1 more, or take parity:2");
+  CHECK(reason("parity:3", 3) ==
+        "parity:3 needs 4 ranks, but the world has 3: start 1 more, or use parity:2");
   CHECK(reason("rs:2+2", 4) == "fits");
-  CHECK(reason("rs:2+2", 3) == "rs:2+2 needs 4 ranks, the world has 3: start 1 more, or take rs:1+2");
-  CHECK(reason("rs:4+2", 2) == "rs:4+2 needs 6 ranks, the world has 2: start 4 more, or take mirror:2");
+  CHECK(reason("rs:2+2", 3) == "rs:2+2 needs 4 ranks, but the world has 3: start 1 more, or use rs:1+2");
+  CHECK(reason("rs:4+2", 2) == "rs:4+2 needs 6 ranks, but the world has 2: start 4 more, or use mirror:2");
   CHECK(reason("compute", 2) == "fits");
-  CHECK(reason("compute", 1) == "compute needs 2 ranks, the world has 1: start 1 more");
+  CHECK(reason("compute", 1) == "compute needs 2 ranks, but the world has 1: start 1 more");
 }

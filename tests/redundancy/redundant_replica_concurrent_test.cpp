@@ -332,7 +332,8 @@ TEST_SUITE("redundant_replica") {
       const std::vector<seat_id> homes = own_seats(4, 2);
       const std::vector<seat_id> three(3);
       CHECK_THROWS_WITH_AS(replica_of(ranks, redundancy_scheme::mirror(2), sizes, three),
-                           "redundant_replica: 4 parts and 3 homes; each part has one", argument_error);
+                           "redundant_replica: 4 parts and 3 homes; give one home for each part",
+                           argument_error);
       replica_of replica(ranks, redundancy_scheme::mirror(2), sizes, homes);
       replica.recover(ranks.after(second)).value();
       const std::uint32_t self = to_index(ranks.rank());
@@ -406,7 +407,7 @@ TEST_SUITE("redundant_replica") {
       const std::vector<seat_id> homes{seat_id{1}, seat_id{2}};
       CHECK_THROWS_WITH_AS(
           replica_of(ranks, redundancy_scheme::mirror(2), sizes, homes),
-          "redundant_replica: part 1 is at home in seat 2, the job has seats 0 to 1; name one of these",
+          "redundant_replica: part 1 has its home in seat 2, but the job has seats 0 to 1; name one of these",
           argument_error);
     });
   }
@@ -560,7 +561,7 @@ TEST_SUITE("redundant_replica") {
       const std::vector<seat_id> beyond{seat_id{0}, seat_id{4}};
       CHECK_THROWS_WITH_AS(
           static_cast<void>(hosts(beyond)),
-          "seat_domains: seat 4 has no domain, 4 seats have; give one for each seat of the job",
+          "seat_domains: seat 4 has no domain, but 4 seats have one; give one for each seat of the job",
           argument_error);
       ranks.agree(0, ranks.after(second)).value();
     });

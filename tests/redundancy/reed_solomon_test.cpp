@@ -226,38 +226,38 @@ TEST_CASE("spans that are not the code's are refused, and nothing is written") {
 
   const result<void> shorter = code.encode(data_spans, parity_spans);
   CHECK(shorter.error().message() ==
-        "reed_solomon::encode: bytes up to 9 asked for, there are 8; ask for fewer, or make it larger");
+        "reed_solomon::encode: bytes up to 9 requested, but it has 8; request fewer, or make it larger");
   CHECK(shorter.error().index == 1);
   CHECK(code.encode(std::span(data_spans).first(1), parity_spans).error().message() ==
-        "reed_solomon::encode: lengths that must agree are 2 and 1");
+        "reed_solomon::encode: two lengths must be equal, but are 2 and 1");
   CHECK(code.encode(data_spans, std::span(parity_spans).first(1)).error().message() ==
-        "reed_solomon::encode: lengths that must agree are 2 and 1");
+        "reed_solomon::encode: two lengths must be equal, but are 2 and 1");
   CHECK(code.update(piece_id{2}, data[0], data[1], parity_spans).error().message() ==
-        "reed_solomon::update: 2 asked for, the most is 1");
+        "reed_solomon::update: 2 requested, but the highest allowed is 1");
   CHECK(code.update(piece_id{0}, data[0], data[1], parity_spans).error().message() ==
-        "reed_solomon::update: bytes up to 9 asked for, there are 8; ask for fewer, or make it larger");
+        "reed_solomon::update: bytes up to 9 requested, but it has 8; request fewer, or make it larger");
   CHECK(code.update(piece_id{0}, data[0], data[0], std::span(parity_spans).first(1)).error().message() ==
-        "reed_solomon::update: lengths that must agree are 2 and 1");
+        "reed_solomon::update: two lengths must be equal, but are 2 and 1");
   CHECK(code.verify(std::span(data_spans).first(1), spans_of<const std::byte>(parity)).code() ==
         errc::size_mismatch);
 
   const rebuild_plan plan = plan_rebuild({2, 2}, std::vector{piece_id{0}});
   CHECK(code.rebuild(plan, std::span(data_spans).first(1), std::span(parity_spans).first(1))
             .error()
-            .message() == "reed_solomon::rebuild: lengths that must agree are 2 and 1");
+            .message() == "reed_solomon::rebuild: two lengths must be equal, but are 2 and 1");
   CHECK(code.rebuild(plan, data_spans, parity_spans).error().message() ==
-        "reed_solomon::rebuild: lengths that must agree are 1 and 2");
+        "reed_solomon::rebuild: two lengths must be equal, but are 1 and 2");
   CHECK(code.rebuild(plan_rebuild({3, 2}, std::vector{piece_id{0}}), data_spans, parity_spans)
             .error()
-            .message() == "reed_solomon::rebuild: lengths that must agree are 2 and 3");
+            .message() == "reed_solomon::rebuild: two lengths must be equal, but are 2 and 3");
   rebuild_plan cut = plan;
   cut.coefficients.pop_back();
   CHECK(code.rebuild(cut, data_spans, std::span(parity_spans).first(1)).error().message() ==
-        "reed_solomon::rebuild: lengths that must agree are 2 and 1");
+        "reed_solomon::rebuild: two lengths must be equal, but are 2 and 1");
   CHECK(parity == was);
 
   CHECK_THROWS_WITH_AS(reed_solomon<>({200, 57}),
-                       "reed_solomon: a code of 200+57; data and parity together are at most 256 pieces",
+                       "reed_solomon: a code of 200+57; use at most 256 pieces of data and parity together",
                        argument_error);
 }
 

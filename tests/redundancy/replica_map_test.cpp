@@ -159,12 +159,12 @@ TEST_CASE("groups and holders that make no map are refused by name") {
   CHECK_THROWS_WITH_AS(groups({{0, 1}, {2, 3}}, 3),
                        "replica_map: group 1 has rank 3; the world has ranks 0 to 2", argument_error);
   CHECK_THROWS_WITH_AS(groups({{0, 1}, {1, 2}}, 3),
-                       "replica_map: group 1 has rank 1, which is in a group already", argument_error);
+                       "replica_map: group 1 has rank 1, which is already in a group", argument_error);
   CHECK_THROWS_WITH_AS(groups({{0, 1}, {3, 4}}, 6), "replica_map: no group has ranks 2 and 5",
                        argument_error);
   CHECK_THROWS_WITH_AS(groups({}, 0), "replica_map: a world of 0 ranks; it must be 1 to 1024",
                        argument_error);
-  CHECK_THROWS_WITH_AS(holders({{1}, {0, 2}, {0}}), "replica_map: rank 1 has 2 holders; mirror:2 asks for 1",
+  CHECK_THROWS_WITH_AS(holders({{1}, {0, 2}, {0}}), "replica_map: rank 1 has 2 holders; mirror:2 needs 1",
                        argument_error);
   CHECK_THROWS_WITH_AS(holders({{1}, {1}, {0}}),
                        "replica_map: rank 1 has holder 1; holders are different other ranks of a world of 3",
@@ -174,7 +174,7 @@ TEST_CASE("groups and holders that make no map are refused by name") {
                        argument_error);
   CHECK_THROWS_WITH_AS(
       static_cast<void>(replica_map::of_holders(redundancy_scheme::parity(1), of({{1}, {0}}))),
-      "replica_map: parity:1 has parity, which is placed by groups", argument_error);
+      "replica_map: parity:1 has parity, which needs groups; use of_groups()", argument_error);
   const replica_map map = llmmem::redundancy::grouped().place(mirror, rank_count{4});
   CHECK_THROWS_WITH_AS(static_cast<void>(map.loss_probability(5)), "replica_map: 5 failures in a world of 4",
                        argument_error);

@@ -45,10 +45,11 @@ struct four_or_more {
 TEST_SUITE("replica_setup") {
   TEST_CASE("parts without a home and homes outside of the job are refused with their numbers") {
     CHECK_THROWS_WITH_AS(setup_of("mirror:2", {1, 2, 3}, seats_of({0, 1})),
-                         "weights: 3 parts and 2 homes; each part has one", argument_error);
-    CHECK_THROWS_WITH_AS(setup_of("mirror:2", {1, 2}, seats_of({0, 3}), 3),
-                         "weights: part 1 is at home in seat 3, the job has seats 0 to 2; name one of these",
-                         argument_error);
+                         "weights: 3 parts and 2 homes; give one home for each part", argument_error);
+    CHECK_THROWS_WITH_AS(
+        setup_of("mirror:2", {1, 2}, seats_of({0, 3}), 3),
+        "weights: part 1 has its home in seat 3, but the job has seats 0 to 2; name one of these",
+        argument_error);
     CHECK_NOTHROW(setup_of("mirror:2", {1, 2}, seats_of({0, 3})));  // the transport cannot tell
     CHECK_NOTHROW(setup_of("mirror:2", {1, 2}, seats_of({0, 2}), 3));
   }

@@ -156,19 +156,19 @@ TEST_CASE("a piece longer than its parity is refused, and nothing is written") {
   byte_vector destination = was;
   const byte_vector longer(11, std::byte{1});
   CHECK(xor_into(destination, longer).error().message() ==
-        "xor_into: bytes up to 11 asked for, there are 10; ask for fewer, or make it larger");
+        "xor_into: bytes up to 11 requested, but it has 10; request fewer, or make it larger");
   const const_spans sources{was, longer};
   const result<void> all = xor_all(destination, sources);
   CHECK(all.error().message() ==
-        "xor_all: bytes up to 11 asked for, there are 10; ask for fewer, or make it larger");
+        "xor_all: bytes up to 11 requested, but it has 10; request fewer, or make it larger");
   CHECK(all.error().index == 1);
   CHECK(update_parity(destination, was, longer).error().message() ==
-        "update_parity: bytes up to 11 asked for, there are 10; ask for fewer, or make it larger");
+        "update_parity: bytes up to 11 requested, but it has 10; request fewer, or make it larger");
   CHECK(update_parity(destination, longer, was).code() == errc::past_the_bytes);
   CHECK(destination == was);
   byte_vector lost(12, std::byte{9});
   CHECK(rebuild_lost(lost, longer, {}).error().message() ==
-        "rebuild_lost: bytes up to 12 asked for, there are 11; ask for fewer, or make it larger");
+        "rebuild_lost: bytes up to 12 requested, but it has 11; request fewer, or make it larger");
   CHECK(lost == byte_vector(12, std::byte{9}));
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("the best path is one that the machine has, and a missing one is refus
     } else {
       CHECK_THROWS_WITH_AS(checked_simd_path(path),
                            (std::string("simd_path: this processor has no ") + to_text(path) +
-                            "; take best_simd_path(), here " + to_text(best_simd_path()))
+                            "; use best_simd_path(), here " + to_text(best_simd_path()))
                                .c_str(),
                            argument_error);
     }

@@ -349,9 +349,9 @@ TEST_CASE("facts and partitions that mean nothing are refused") {
   bad = good;
   bad.layers[0].input_bytes = std::uint64_t{1} << 62;
   bad.micro_batches = 2;
-  CHECK(
-      refusal(bad) ==
-      "min_comm_partition: 4611686018427387904 x 2 passes the limit of 2^63 - 1 bytes; lower one of the two");
+  CHECK(refusal(bad) ==
+        "min_comm_partition: 4611686018427387904 x 2 exceeds the limit of 2^63 - 1 bytes; lower one of the "
+        "two");
 
   CHECK(refusal(good, {{1, 2, 3}}) ==
         "price_partition: wave 0 has 3 stages; it may have 1 to 2, one a device");

@@ -171,15 +171,13 @@ TEST_CASE("writers for nobody, and bytes past counting, are refused") {
   CHECK_THROWS_WITH_AS(cut_writes({}, one, 0), "cut_writes: an alignment of 0 elements; 1 cuts anywhere",
                        argument_error);
   const std::vector<std::uint64_t> huge{max_bytes};
-  CHECK_THROWS_WITH_AS(
-      assign_writers(huge, one),
-      "assign_writers: bytes: 1 + 9223372036854775807 passes the limit of 2^63 - 1 bytes; lower one "
-      "of the two",
-      length_error);
+  CHECK_THROWS_WITH_AS(assign_writers(huge, one),
+                       "assign_writers: bytes: 1 + 9223372036854775807 exceeds the limit of 2^63 - 1 bytes; "
+                       "lower one of the two",
+                       length_error);
   const std::vector<llmmem::sharding::cuttable_item> item{{.elements = max_bytes, .element_bytes = 2}};
-  CHECK_THROWS_WITH_AS(
-      cut_writes(item, one),
-      "cut_writes: elements x bytes: 9223372036854775807 x 2 passes the limit of 2^63 - 1 bytes; "
-      "lower one of the two",
-      length_error);
+  CHECK_THROWS_WITH_AS(cut_writes(item, one),
+                       "cut_writes: elements x bytes: 9223372036854775807 x 2 exceeds the limit of 2^63 - 1 "
+                       "bytes; lower one of the two",
+                       length_error);
 }

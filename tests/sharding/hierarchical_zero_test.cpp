@@ -133,7 +133,7 @@ TEST_CASE("nodes without ranks are refused") {
                        "hierarchical_zero: 0 ranks; a world has at least one", argument_error);
   const auto huge = tensors_of({tensor_shape::vector(max_bytes), tensor_shape::vector(1)});
   CHECK_THROWS_WITH_AS(hierarchical_zero(huge, rank_count{1}, rank_count{1}),
-                       "hierarchical_zero: elements of all tensors: 9223372036854775807 + 1 passes the limit "
-                       "of 2^63 - 1 bytes; lower one of the two",
+                       "hierarchical_zero: elements of all tensors: 9223372036854775807 + 1 exceeds the "
+                       "limit of 2^63 - 1 bytes; lower one of the two",
                        length_error);
 }

@@ -43,8 +43,8 @@ TEST_CASE("a catalogue that is another partition's is refused with where they di
   const llmmem::sharding::replicated huge(wide, rank_count{1});
   CHECK(local_bytes(huge, wide, rank_id{0}) == max_bytes);
   const auto wider = tensors_of({tensor_shape::vector(max_bytes), tensor_shape::vector(0)}, 2);
-  CHECK_THROWS_WITH_AS(local_bytes(huge, wider, rank_id{0}),
-                       "local_bytes: 9223372036854775807 x 2 passes the limit of 2^63 - 1 bytes; lower one "
-                       "of the two",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      local_bytes(huge, wider, rank_id{0}),
+      "local_bytes: 9223372036854775807 x 2 exceeds the limit of 2^63 - 1 bytes; lower one of the two",
+      length_error);
 }

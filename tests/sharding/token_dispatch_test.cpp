@@ -206,9 +206,9 @@ TEST_CASE("choices that cannot be are refused, and the plan before is kept") {
     CHECK(dispatch.tokens() == 1);
     return outcome.error().message();
   };
-  CHECK(refused({0, 1, 1}) == "moe.3: lengths that must agree are 3 and 2");
-  CHECK(refused({0, 1, 1, 0, 0, 0}) == "moe.3: 3 asked for, the most is 2");
-  CHECK(refused({0, 1, 1, 2}) == "moe.3: 2 asked for, the most is 1");
+  CHECK(refused({0, 1, 1}) == "moe.3: two lengths must be equal, but are 3 and 2");
+  CHECK(refused({0, 1, 1, 0, 0, 0}) == "moe.3: 3 requested, but the highest allowed is 2");
+  CHECK(refused({0, 1, 1, 2}) == "moe.3: 2 requested, but the highest allowed is 1");
   CHECK_THROWS_WITH_AS(token_dispatch(dispatch_options{}),
                        "token_dispatch: 0 experts; a layer has at least one", argument_error);
   CHECK_THROWS_WITH_AS(token_dispatch({.experts = 1, .choices = 0}),

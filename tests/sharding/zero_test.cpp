@@ -142,12 +142,12 @@ TEST_CASE("state for no ranks, and bytes past counting, are refused") {
                        argument_error);
   const auto huge = tensors_of({tensor_shape::vector(max_bytes / 8)});
   CHECK_THROWS_WITH_AS(zero1(huge, rank_count{2}),
-                       "zero_state: elements x bytes: 1152921504606846975 x 12 passes the limit of 2^63 - 1 "
+                       "zero_state: elements x bytes: 1152921504606846975 x 12 exceeds the limit of 2^63 - 1 "
                        "bytes; lower one of the two",
                        length_error);
   const bytes_per_parameter wide{.weights = 4, .gradients = 4, .optimizer = 1};
   CHECK_THROWS_WITH_AS(zero3(huge, rank_count{2}, wide),
-                       "zero_state: bytes of all kinds: 9223372036854775800 + 1152921504606846975 passes the "
-                       "limit of 2^63 - 1 bytes; lower one of the two",
+                       "zero_state: bytes of all kinds: 9223372036854775800 + 1152921504606846975 exceeds "
+                       "the limit of 2^63 - 1 bytes; lower one of the two",
                        length_error);
 }

@@ -47,17 +47,17 @@ TEST_CASE("a released range is the caller's") {
 
 TEST_CASE("a buffer that cannot be made throws what the space says") {
   host_space space{host_options{.budget = 1000, .name = "staging"}};
-  CHECK_THROWS_WITH_AS(buffer(space, 1001, std::align_val_t{8}),
-                       "staging: 1001 bytes needed, 1000 left of its budget; give ranges back, or raise it",
-                       out_of_memory);
+  CHECK_THROWS_WITH_AS(
+      buffer(space, 1001, std::align_val_t{8}),
+      "staging: 1001 bytes needed, but 1000 left in its budget; release ranges, or raise the budget",
+      out_of_memory);
   CHECK_THROWS_WITH_AS(buffer(space, 0, std::align_val_t{8}),
-                       "staging: an allocation of 0 bytes; ask for at least 1", length_error);
+                       "staging: an allocation of 0 bytes; request at least 1", length_error);
   CHECK_THROWS_WITH_AS(buffer(space, 8, std::align_val_t{12}), "staging: alignment 12 is not a power of two",
                        argument_error);
-  CHECK_THROWS_WITH_AS(
-      buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, std::align_val_t{8}),
-      "staging: elements x bytes an element: 4294967296 x 2147483648 passes the limit of 2^63 - 1 "
-      "bytes; lower one of the two",
-      length_error);
+  CHECK_THROWS_WITH_AS(buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, std::align_val_t{8}),
+                       "staging: elements x bytes an element: 4294967296 x 2147483648 exceeds the limit of "
+                       "2^63 - 1 bytes; lower one of the two",
+                       length_error);
   CHECK(space.used() == 0);
 }

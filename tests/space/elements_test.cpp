@@ -31,11 +31,12 @@ TEST_CASE(
   const std::span<std::byte> all(bytes);
   CHECK_THROWS_WITH_AS(
       as_elements<float>(all.first(10)),
-      "as_elements: 10 bytes are no whole number of elements of 4; take the type that was stored",
+      "as_elements: 10 bytes are not a whole number of elements of 4; use the type that was stored",
       length_error);
-  CHECK_THROWS_WITH_AS(as_elements<double>(all.subspan(4, 8), "weights"),
-                       "weights: the bytes are not aligned to 8, as elements must be; allocate them so",
-                       argument_error);
+  CHECK_THROWS_WITH_AS(
+      as_elements<double>(all.subspan(4, 8), "weights"),
+      "weights: the bytes are not aligned to 8, as elements must be; allocate them with that alignment",
+      argument_error);
   CHECK(as_elements<float>(all.subspan(4, 8)).size() == 2);
 }
 

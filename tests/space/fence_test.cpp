@@ -68,7 +68,7 @@ TEST_CASE("passing nothing or a passed point is no change, and another timeline'
   CHECK(ours.pass(host_fence{}));
   const auto refused = ours.pass(f);
   CHECK(refused.error().message() ==
-        "host_timeline: the handle (slot 0) was given out by another object; ask the one that made it");
+        "host_timeline: the handle (slot 0) belongs to another object; use it with the object that made it");
   CHECK_THROWS_AS(refused.value(), handle_error);
   CHECK_FALSE(f.ready());
   CHECK(ours.passed() == 0);

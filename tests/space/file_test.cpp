@@ -83,9 +83,8 @@ TEST_CASE("each mode opens, makes, keeps and refuses what it says") {
   CHECK(text_of(seen, 0, 9) == "kept");
   const std::string refused =
       path +
-      ": it was opened only to be read; open it with open_mode::update or open_mode::create (a "
-      "model_file_space is never written to: adopt what lies there, "
-      "and keep what changes in another buffer)";
+      ": it was opened only for reading; open it with open_mode::update or open_mode::create (a "
+      "model_file_space is never written: adopt its contents, and keep changes in another buffer)";
   CHECK(seen.resize(9).error().message() == refused);
   CHECK(seen.reserve(0, 9).error().message() == refused);
   CHECK(seen.punch(0, 2).error().message() == refused);
@@ -120,9 +119,9 @@ TEST_CASE("what is no file is refused at once, by what it is") {
                        io_error);
   ::close(listening);
   const std::string behind = folder.file("data") + std::string(1, '\0') + "x";
-  CHECK_THROWS_WITH_AS(
-      io_file{behind},
-      (folder.file("data") + ": cannot be opened: the path goes on behind a zero byte").c_str(), io_error);
+  CHECK_THROWS_WITH_AS(io_file{behind},
+                       (folder.file("data") + ": cannot be opened: the path contains a zero byte").c_str(),
+                       io_error);
   CHECK_THROWS_WITH_AS(io_file("/nowhere/data"),
                        "/nowhere/data: cannot be opened: No such file or directory (errno 2)", io_error);
 }
@@ -179,17 +178,16 @@ TEST_CASE("the reason for the page cache can be asked for, and being required it
   CHECK(zeros.direct() == -1);
   CHECK(zeros.fallback() == fallback_reason::refused);
   CHECK(zeros.fallback_errno() == EINVAL);
-  CHECK_THROWS_WITH_AS(
-      io_file("/dev/zero", {.mode = open_mode::read, .direct = direct_io::required}),
-      "/dev/zero: direct I/O is required, but the file system does not open files for direct "
-      "I/O; take another file system, or direct_io::preferred",
-      io_error);
+  CHECK_THROWS_WITH_AS(io_file("/dev/zero", {.mode = open_mode::read, .direct = direct_io::required}),
+                       "/dev/zero: direct I/O is required, but the file system does not open files for "
+                       "direct I/O; use another file system, or direct_io::preferred",
+                       io_error);
   CHECK(to_string(fallback_reason::none) == "direct");
-  CHECK(to_string(fallback_reason::not_asked) == "direct I/O was not asked for");
+  CHECK(to_string(fallback_reason::not_asked) == "direct I/O was not requested");
   CHECK(to_string(fallback_reason::unsupported) ==
-        "the file system says that it has no direct I/O for this file");
+        "the file system reports that it has no direct I/O for this file");
   CHECK(to_string(fallback_reason::rejected) ==
-        "the file system refused a direct transfer that was aligned as it asks");
+        "the file system refused a direct transfer with the required alignment");
 }
 
 TEST_CASE("a lock that ends with its object ends though others have the open file, but in no child") {
@@ -234,7 +232,7 @@ TEST_CASE("a lock is one object's, among processes and within one, and ends with
     io_file other(path);
     CHECK(other.lock().error().message() ==
           path +
-              ": another process, or another object of this one, holds the file; end that, or take another "
+              ": another process, or another object in this one, holds the file; end that, or use another "
               "path: each rank and each tier needs its own");
   }
   CHECK(in_a_child(try_lock) == 0);
@@ -329,8 +327,8 @@ TEST_CASE("a sync succeeds on a file, and says so where there is nothing to sync
   CHECK(file.sync());
   io_file zeros("/dev/zero", {.mode = open_mode::update});
   CHECK(zeros.sync().error().message() ==
-        "/dev/zero: sync failed: Invalid argument (errno 22); what was written before may be lost: write it "
-        "again elsewhere");
+        "/dev/zero: sync failed: Invalid argument (errno 22); earlier writes may be lost: write them again "
+        "to another file");
 }
 
 TEST_CASE("a file that was renamed or removed stays the file that was opened") {

@@ -117,9 +117,9 @@ TEST_CASE(
 
 TEST_CASE("a budget of nothing or past 2^63 - 1 is refused") {
   CHECK_THROWS_WITH_AS(host_space(host_options{}),
-                       "host_space: the budget is 0 bytes; say how much it may hold", length_error);
+                       "host_space: the budget is 0 bytes; set the bytes that it may hold", length_error);
   CHECK_THROWS_WITH_AS(host_space(host_options{.budget = max_bytes + 1, .name = "staging"}),
-                       "staging: a budget of 9223372036854775808 bytes passes the limit of 2^63 - 1",
+                       "staging: a budget of 9223372036854775808 bytes exceeds the limit of 2^63 - 1",
                        length_error);
 }
 
@@ -133,15 +133,17 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
     CHECK(space.used() == 600);
     CHECK(space.stats().ranges == 1);
   };
-  refused(0, 8, "staging: an allocation of 0 bytes; ask for at least 1");
+  refused(0, 8, "staging: an allocation of 0 bytes; request at least 1");
   refused(8, 0, "staging: alignment 0 is not a power of two");
   refused(8, 24, "staging: alignment 24 is not a power of two");
-  refused(401, 8, "staging: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(401, 8,
+          "staging: 401 bytes needed, but 400 left in its budget; release ranges, or raise the budget");
   refused(max_bytes, 8,
-          "staging: 9223372036854775807 bytes needed, 400 left of its budget; give ranges back, or raise it");
-  refused(
-      ~std::uint64_t{0}, 8,
-      "staging: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
+          "staging: 9223372036854775807 bytes needed, but 400 left in its budget; release ranges, or raise "
+          "the budget");
+  refused(~std::uint64_t{0}, 8,
+          "staging: 18446744073709551615 bytes needed, but 400 left in its budget; release ranges, or raise "
+          "the budget");
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(0, 8).value()), length_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(8, 3).value()), argument_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(401, 8).value()), out_of_memory);
@@ -154,22 +156,21 @@ TEST_CASE("what the operating system refuses is a value too") {
   const auto range = space.try_allocate(std::uint64_t{1} << 60, 8);
   REQUIRE_FALSE(range);
   CHECK(range.error().message() ==
-        "greedy: the memory beneath it refused 1152921504606846976 bytes, though its budget has "
+        "greedy: the underlying memory refused 1152921504606846976 bytes, although the budget has "
         "9223372036854775807 left; free memory elsewhere, or lower the budget");
   CHECK_THROWS_AS(static_cast<void>(range.value()), out_of_memory);
   CHECK(space.try_allocate(8, std::uint64_t{1} << 63).code() == errc::system_refused);
   CHECK(space.try_allocate(max_bytes, 1).error().message() ==  // whole pages, one byte too many
-        "greedy: 9223372036854775808 bytes needed, 9223372036854775807 left of its budget; give ranges back, "
-        "or raise it");
+        "greedy: 9223372036854775808 bytes needed, but 9223372036854775807 left in its budget; release "
+        "ranges, or raise the budget");
   CHECK(space.used() == 0);
 }
 
 TEST_CASE("a source that ignores the alignment is caught, and gets its bytes back") {
   basic_host_space<crooked_source> space{host_options{.budget = 1000, .name = "arena"}};
   CHECK(space.try_allocate(10, 8).error().message() ==
-        "arena: the memory beneath it refused 10 bytes, though its budget has 1000 left; free memory "
-        "elsewhere, or "
-        "lower the budget");
+        "arena: the underlying memory refused 10 bytes, although the budget has 1000 left; free memory "
+        "elsewhere, or lower the budget");
   CHECK(space.used() == 0);
   CHECK(space.source().live == 0);
 }
@@ -251,7 +252,7 @@ TEST_CASE("without a handler a double free aborts the process with the message")
   CHECK(WTERMSIG(status) == SIGABRT);
   CHECK(text.starts_with("pool: deallocate of 256 bytes at 0x"));
   CHECK(
-      text.ends_with(": no live range is there; it was deallocated before, or another space gave it out\n"));
+      text.ends_with(": no live range is there; it was already deallocated, or belongs to another space\n"));
 }
 
 TEST_CASE("copies in, within and out carry the bytes, behind the fences they were given") {
@@ -276,12 +277,14 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = space.try_allocate(16, 16).value();
   space.deallocate(gone);
   std::vector<std::byte> host(17);
-  CHECK(space.copy_in_async(a, host, {}).error().message() == "pool: lengths that must agree are 16 and 17");
-  CHECK(space.copy_out_async(host, a, {}).error().message() == "pool: lengths that must agree are 17 and 16");
+  CHECK(space.copy_in_async(a, host, {}).error().message() ==
+        "pool: two lengths must be equal, but are 16 and 17");
+  CHECK(space.copy_out_async(host, a, {}).error().message() ==
+        "pool: two lengths must be equal, but are 17 and 16");
   host.resize(16);
   const char* dead =
-      "pool: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
-      "gave it out";
+      "pool: the range of 16 bytes is not inside a live one; it was already deallocated, or belongs to "
+      "another space";
   CHECK(space.copy_in_async(gone, host, {}).error().message() == dead);
   CHECK(space.copy_out_async(host, gone, {}).error().message() == dead);
   CHECK(space.copy_within_async(gone, a, {}).error().message() == dead);
@@ -298,9 +301,9 @@ TEST_CASE("a subrange past the end is refused, sums that wrap included") {
   CHECK(a.subrange(4, 12).value().data == a.data + 4);
   CHECK(a.subrange(16, 0).value().empty());
   CHECK(a.subrange(8, 9).error().message() ==
-        "memory_range: bytes up to 17 asked for, there are 16; ask for fewer, or make it larger");
+        "memory_range: bytes up to 17 requested, but it has 16; request fewer, or make it larger");
   CHECK(a.subrange(17, 0).code() == errc::past_the_bytes);
   CHECK(a.subrange(~std::uint64_t{0}, 2).error().message() ==
-        "memory_range: bytes up to 9223372036854775807 asked for, there are 16; ask for fewer, or make it "
+        "memory_range: bytes up to 9223372036854775807 requested, but it has 16; request fewer, or make it "
         "larger");
 }

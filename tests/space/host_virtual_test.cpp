@@ -145,7 +145,7 @@ TEST_CASE("ranges begin at a multiple of the granularity asked for") {
 
 TEST_CASE("a granularity that is no multiple of the page size is refused with both") {
   const std::string text = "host_mapper: a granularity of " + std::to_string(page + 1) +
-                           " bytes is no multiple of the page size, " + std::to_string(page);
+                           " bytes is not a multiple of the page size, " + std::to_string(page);
   CHECK_THROWS_WITH_AS(host_mapper({.granularity = page + 1}), text.c_str(), argument_error);
 }
 
@@ -176,11 +176,10 @@ TEST_CASE("memfd that the system does not grant is told with errno and what to t
   }
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE(refused);
-  CHECK_THROWS_WITH_AS(
-      std::rethrow_exception(refused),
-      "host_mapper: memfd_create: Too many open files (errno 24); Linux has it from 3.17 on, and a sandbox "
-      "may forbid it: take host_space there",
-      system_error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(refused),
+                       "host_mapper: memfd_create: Too many open files (errno 24); Linux has it from 3.17 "
+                       "on, and a sandbox may forbid it: use host_space there",
+                       system_error);
 }
 
 TEST_CASE("a process at the system's limit of mappings is told so, and goes on after unmapping") {
@@ -240,8 +239,8 @@ TEST_CASE("a range is refused past its capacity and past the budget, and stays a
   host_virtual_memory memory({.budget = 2 * page, .name = "kv"});
   growable_range<host_virtual_memory> range(memory, 4 * page);
   CHECK(range.resize(4 * page + 1).error().message() ==
-        "growable_range: elements: " + std::to_string(4 * page + 1) + " asked for, the most is " +
-            std::to_string(4 * page));
+        "growable_range: elements: " + std::to_string(4 * page + 1) +
+            " requested, but the highest allowed is " + std::to_string(4 * page));
   range.resize(page).value();
   range[0] = std::byte{9};
   CHECK(range.resize(3 * page).code() == errc::out_of_bytes);

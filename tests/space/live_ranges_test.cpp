@@ -82,16 +82,17 @@ TEST_CASE("each misuse is told in one sentence with the addresses and lengths") 
   };
   CHECK(text(0, 32) ==
         "pool: deallocate of 32 bytes at " + at(memory.data()) +
-            ": no live range is there; it was deallocated before, or another space gave it out");
+            ": no live range is there; it was already deallocated, or belongs to another space");
   CHECK(text(72, 8) == "pool: deallocate of 8 bytes at " + at(memory.data() + 72) +
                            ": that is inside the live range of 32 bytes at " + at(memory.data() + 64) +
-                           "; give back whole ranges");
-  CHECK(text(64, 31) == "pool: deallocate of 31 bytes at " + at(memory.data() + 64) +
-                            ": the live range there has 32 bytes; give back the range as it was given");
-  CHECK(text(64, 32) == "pool: deallocate of 32 bytes at " + at(memory.data() + 64) + ": nothing is wrong");
+                           "; deallocate whole ranges");
+  CHECK(text(64, 31) ==
+        "pool: deallocate of 31 bytes at " + at(memory.data() + 64) +
+            ": the live range there has 32 bytes; deallocate the range exactly as it was allocated");
+  CHECK(text(64, 32) == "pool: deallocate of 32 bytes at " + at(memory.data() + 64) + ": valid");
   CHECK(misuse{.what = misuse::kind::in_flight, .where = "gpu", .address = memory.data(), .bytes = 1}
             .message() == "gpu: deallocate of 1 bytes at " + at(memory.data()) +
-                              ": a copy that touches it is under way; wait for its fence first");
+                              ": a copy that uses it is in flight; wait for its fence first");
 }
 
 TEST_CASE("the audit names a range that overlaps the one before it, or is empty") {

@@ -31,9 +31,9 @@ TEST_CASE("the space of docs/spaces.md is a space") {
     const space_buffer<arena_space> b(space, 100, std::align_val_t{64});
     CHECK(space.used() == 228);
     CHECK(space.try_allocate(29, 1).error().message() ==
-          "arena: 29 bytes needed, 28 left of its budget; give ranges back, or raise it");
+          "arena: 29 bytes needed, but 28 left in its budget; release ranges, or raise the budget");
     CHECK(space.try_allocate(0, 1).error().message() ==
-          "arena: an allocation of 0 bytes; ask for at least 1");
+          "arena: an allocation of 0 bytes; request at least 1");
     CHECK(space.try_allocate(1, 3).error().message() == "arena: alignment 3 is not a power of two");
     std::array<std::byte, 100> source;
     std::array<std::byte, 100> back;
@@ -43,7 +43,7 @@ TEST_CASE("the space of docs/spaces.md is a space") {
     space.copy_out_async(back, b.range(), within).value().wait();
     CHECK(back == source);
     CHECK(space.copy_in_async(a.range(), std::span(source).first(99), {}).error().message() ==
-          "arena: lengths that must agree are 100 and 99");
+          "arena: two lengths must be equal, but are 100 and 99");
   }
   CHECK(space.used() == 0);
 }

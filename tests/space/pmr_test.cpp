@@ -51,7 +51,7 @@ TEST_CASE("bytes come from the resource and go back to it, the last ones with th
     space.deallocate(a);
     CHECK(upstream.live_bytes == 200);
     CHECK(space.try_allocate(801, 8).error().message() ==
-          "arena: 801 bytes needed, 800 left of its budget; give ranges back, or raise it");
+          "arena: 801 bytes needed, but 800 left in its budget; release ranges, or raise the budget");
   }
   CHECK(upstream.live_bytes == 0);
 }

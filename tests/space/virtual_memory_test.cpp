@@ -233,16 +233,16 @@ TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, a
   memory.map(range, unit, std::span(&two, 1)).value();
   const std::uint64_t calls = memory.mapper().calls();
 
-  CHECK(text_of(memory.try_reserve(0)) == "vm: an allocation of 0 bytes; ask for at least 1");
+  CHECK(text_of(memory.try_reserve(0)) == "vm: an allocation of 0 bytes; request at least 1");
   CHECK(text_of(memory.try_reserve(unit + 1)) ==
-        "vm: 2097153 bytes is no multiple of the granularity, 2097152 bytes");
+        "vm: 2097153 bytes is not a multiple of the granularity, 2097152 bytes");
   CHECK(text_of(memory.try_create(2 * unit)) ==
-        "vm: 4194304 bytes needed, 2097152 left of its budget; give ranges back, or raise it");
+        "vm: 4194304 bytes needed, but 2097152 left in its budget; release ranges, or raise the budget");
   CHECK(text_of(memory.map(range, 2 * unit, std::span(&one, 1))) ==
-        "vm: offset 4194304 of the range is in the way of the mapping at offset 2097152; unmap that first");
+        "vm: offset 4194304 of the range overlaps the mapping at offset 2097152; unmap that first");
   CHECK(memory.map(range, 0, std::span(&two, 1)).code() == errc::already_mapped);
   CHECK(text_of(memory.map(range, 4 * unit, std::span(&one, 1))) ==
-        "vm: bytes up to 10485760 asked for, there are 8388608; ask for fewer, or make it larger");
+        "vm: bytes up to 10485760 requested, but it has 8388608; request fewer, or make it larger");
   CHECK(memory.map(range, ~std::uint64_t{0} - unit + 1, std::span(&one, 1)).code() == errc::past_the_bytes);
   CHECK(memory.map(range, 1, std::span(&one, 1)).code() == errc::bad_granularity);
   CHECK(memory.map(range, 0, {}).code() == errc::zero_bytes);
@@ -257,7 +257,7 @@ TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, a
   CHECK(memory.unmap(range, unit, 3 * unit).code() == errc::not_mapped);
   CHECK(memory.decommit(range, unit, unit).code() == errc::not_mapped);
   CHECK(memory.unmap(range, unit, 0).code() == errc::zero_bytes);
-  CHECK(text_of(memory.destroy(two)) == "vm: 1 mappings keep it from being given back; unmap them first");
+  CHECK(text_of(memory.destroy(two)) == "vm: 1 mappings prevent its release; unmap them first");
   CHECK(memory.release(range).code() == errc::still_mapped);
   CHECK(memory.mapped_at(range, 2 * unit).code() == errc::not_mapped);
   CHECK(memory.mapped_at(range, 4 * unit).code() == errc::not_mapped);
@@ -295,7 +295,7 @@ TEST_CASE("each table that is full says so and nothing is taken from the system"
   CHECK(memory.try_create(unit).code() == errc::table_full);
   const physical_handle twice[] = {handle, handle};
   CHECK(text_of(memory.map(range, 0, twice)) ==
-        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise the max_ option for it");
+        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise its max_ option");
   memory.map(range, 0, std::span(twice, 1)).value();
   CHECK(memory.map(range, unit, std::span(twice, 1)).code() == errc::table_full);
   CHECK(memory.mapper().calls() == 4);
@@ -386,9 +386,9 @@ TEST_CASE("destroying a memory gives everything back, in an order the system all
 
 TEST_CASE("a memory that cannot be set up says why") {
   CHECK_THROWS_WITH_AS(simulated_virtual_memory({.name = "vm"}),
-                       "vm: the budget is 0 bytes; say how much it may hold", length_error);
+                       "vm: the budget is 0 bytes; set the bytes that it may hold", length_error);
   CHECK_THROWS_WITH_AS(simulated_virtual_memory({.budget = max_bytes + 1, .name = "vm"}),
-                       "vm: a budget of 9223372036854775808 bytes passes the limit of 2^63 - 1",
+                       "vm: a budget of 9223372036854775808 bytes exceeds the limit of 2^63 - 1",
                        length_error);
   CHECK_THROWS_WITH_AS(simulated_virtual_memory({.budget = 1, .max_handles = 0, .name = "vm"}),
                        "vm: max_ranges, max_handles and max_mappings must each be at least 1", length_error);

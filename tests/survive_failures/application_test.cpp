@@ -28,13 +28,13 @@ TEST_SUITE("survive_failures application") {
   TEST_CASE("what cannot be is told before anything is started, with what would be right") {
     const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
         {{"--redundancy", "parity:4"},
-         "--redundancy parity:4 needs 5 ranks, the world has 4: start 1 more, or take parity:3"},
+         "--redundancy parity:4 needs 5 ranks, but the world has 4: start 1 more, or use parity:3"},
         {{"--ranks", "3", "--redundancy", "rs:2+2"},
-         "--redundancy rs:2+2 needs 4 ranks, the world has 3: start 1 more, or take rs:1+2"},
+         "--redundancy rs:2+2 needs 4 ranks, but the world has 3: start 1 more, or use rs:1+2"},
         {{"--redundancy", "mirror:5"},
-         "--redundancy mirror:5 needs 5 ranks, the world has 4: start 1 more, or take mirror:4"},
+         "--redundancy mirror:5 needs 5 ranks, but the world has 4: start 1 more, or use mirror:4"},
         {{"--redundancy", "raid"},
-         "--redundancy: redundancy: 'raid', character 1: no scheme begins like this; write mirror:F, "
+         "--redundancy: redundancy: 'raid', character 1: not the beginning of a scheme; write mirror:F, "
          "parity:K, rs:K+M or compute"},
         {{"--ranks", "1"}, "--ranks \"1\": must be a whole number from 2 to 32"},
         {{"--ranks", "3", "--batch", "8"}, "--ranks 3 does not divide --batch 8; --batch 9 would do"},

@@ -319,16 +319,16 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
     CHECK(range.error().message() == text);
     CHECK(gpu.used() == 600);
   };
-  refused(0, 8, "gpu0: an allocation of 0 bytes; ask for at least 1");
+  refused(0, 8, "gpu0: an allocation of 0 bytes; request at least 1");
   refused(8, 0, "gpu0: alignment 0 is not a power of two");
   refused(8, 48, "gpu0: alignment 48 is not a power of two");
-  refused(401, 8, "gpu0: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(401, 8, "gpu0: 401 bytes needed, but 400 left in its budget; release ranges, or raise the budget");
   refused(~std::uint64_t{0}, 8,
-          "gpu0: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
+          "gpu0: 18446744073709551615 bytes needed, but 400 left in its budget; release ranges, or raise the "
+          "budget");
   refused(1, std::uint64_t{1} << 63,
-          "gpu0: the memory beneath it refused 1 bytes, though its budget has 400 left; free memory "
-          "elsewhere, or "
-          "lower the budget");
+          "gpu0: the underlying memory refused 1 bytes, although the budget has 400 left; free memory "
+          "elsewhere, or lower the budget");
   gpu.deallocate(kept);
   for (std::uint64_t alignment = 1; alignment <= (std::uint64_t{1} << 24); alignment *= 2) {
     const auto range = gpu.try_allocate(3, alignment).value();
@@ -341,9 +341,10 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
 TEST_CASE("a budget or a bandwidth of nothing is refused") {
   virtual_clock clock;
   CHECK_THROWS_WITH_AS(simulated_space(clock, simulated_options{}),
-                       "simulated_space: the budget is 0 bytes; say how much it may hold", length_error);
+                       "simulated_space: the budget is 0 bytes; set the bytes that it may hold",
+                       length_error);
   CHECK_THROWS_WITH_AS(simulated_space(clock, simulated_options{.budget = max_bytes + 1, .name = "gpu0"}),
-                       "gpu0: a budget of 9223372036854775808 bytes passes the limit of 2^63 - 1",
+                       "gpu0: a budget of 9223372036854775808 bytes exceeds the limit of 2^63 - 1",
                        length_error);
   CHECK_THROWS_WITH_AS(simulated_space(clock, simulated_options{.budget = 1, .link = {}}),
                        "virtual link: a bandwidth of 0 bytes a second; it must be 1 to 2^60", argument_error);
@@ -357,11 +358,12 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = gpu.try_allocate(16, 16).value();
   gpu.deallocate(gone);
   auto host = filled(17, 0);
-  CHECK(gpu.copy_in_async(a, host, {}).error().message() == "gpu0: lengths that must agree are 16 and 17");
+  CHECK(gpu.copy_in_async(a, host, {}).error().message() ==
+        "gpu0: two lengths must be equal, but are 16 and 17");
   host.resize(16);
   const char* dead =
-      "gpu0: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
-      "gave it out";
+      "gpu0: the range of 16 bytes is not inside a live one; it was already deallocated, or belongs to "
+      "another space";
   CHECK(gpu.copy_in_async(gone, host, {}).error().message() == dead);
   CHECK(gpu.copy_out_async(host, gone, {}).error().message() == dead);
   CHECK(gpu.copy_within_async(gone, a, {}).error().message() == dead);
@@ -371,7 +373,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
         "gpu0: source and destination of 10 bytes share 6; copy in parts");
   const std::array foreign{virtual_fence{other_clock, {5}}};
   CHECK(gpu.copy_in_async(a, host, foreign).error().message() ==
-        "gpu0: the handle (slot 0) was given out by another object; ask the one that made it");
+        "gpu0: the handle (slot 0) belongs to another object; use it with the object that made it");
   CHECK(gpu.stats().in_flight == 0);
   const std::array nothing{virtual_fence{}};
   CHECK(gpu.copy_in_async(a.subrange(0, 0).value(), {}, nothing).value().ready());

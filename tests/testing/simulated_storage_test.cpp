@@ -190,7 +190,8 @@ TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothin
   const auto before = storage.fingerprint();
   const auto pending = storage.pending().size();
 
-  CHECK(text_of([&] { storage.make_folder("file"); }) == "disk/file: the folder cannot be made: File exists");
+  CHECK(text_of([&] { storage.make_folder("file"); }) ==
+        "disk/file: the folder cannot be created: File exists");
   CHECK(number_of([&] { storage.make_folder(""); }) == EEXIST);
   CHECK(number_of([&] { storage.make_folder("no/where"); }) == ENOENT);
   CHECK(number_of([&] { storage.make_folder("file/in"); }) == ENOTDIR);
@@ -207,8 +208,8 @@ TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothin
   CHECK(number_of([&] { storage.replace("folder", "new"); }) == EISDIR);
   CHECK(number_of([&] { storage.replace("file", "folder"); }) == EISDIR);
   CHECK(text_of([&] { storage.rename("file", "folder/file"); }) ==
-        "disk/file: cannot be given its name: Invalid cross-device link; to 'disk/folder/file', which is in "
-        "another folder: a rename stays in its own");
+        "disk/file: cannot be renamed: Invalid cross-device link; to 'disk/folder/file', which is in another "
+        "folder: a rename stays in its own");
   CHECK(number_of([&] { storage.link("file", "other"); }) == EEXIST);
   CHECK(number_of([&] { storage.link("folder", "new"); }) == EPERM);
   CHECK(number_of([&] { storage.remove("folder"); }) == EISDIR);
@@ -824,9 +825,9 @@ TEST_CASE("after a sync that failed every later one does, and what was written m
     auto file = written(storage, "a", filled(4, 1));
     storage.sync_folder("");
     CHECK(text_of([&] { file.sync(); }) ==
-          "simulated/a: cannot be synced: what was written may be lost: Input/output error; a planned fault");
+          "simulated/a: cannot be synced: written bytes may be lost: Input/output error; a planned fault");
     CHECK(text_of([&] { file.sync(); }) ==
-          "simulated/a: cannot be synced: what was written may be lost: Input/output error; a sync of it has "
+          "simulated/a: cannot be synced: written bytes may be lost: Input/output error; a sync of it has "
           "failed before");
     CHECK(storage.files().at("a") == filled(4, 1));
     const auto states = states_of(storage);
@@ -865,10 +866,9 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
 TEST_CASE("a storage is full when its files are, and removed files give their room back") {
   simulated_storage storage({.capacity = 10});
   written(storage, "a", filled(6, 1));
-  CHECK(
-      text_of([&] { (void)storage.create("b", 5); }) ==
-      "simulated/b: room cannot be taken for the file: No space left on device; 5 bytes are asked for, 6 of "
-      "10 are taken");
+  CHECK(text_of([&] { (void)storage.create("b", 5); }) ==
+        "simulated/b: space cannot be allocated for the file: No space left on device; 5 bytes are asked "
+        "for, 6 of 10 are taken");
   CHECK_FALSE(storage.files().contains("b"));
   {
     auto file = storage.create("b", 4);

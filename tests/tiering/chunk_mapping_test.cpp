@@ -244,12 +244,11 @@ TEST_CASE("sizes that cannot be counted are refused with both numbers") {
     CHECK_THROWS_WITH_AS(static_cast<void>(map_to_chunks(tensors, options)), text, length_error);
   };
   refused(
-      "map_to_chunks: bytes of tensors: 1 + 9223372036854775807 passes the limit of 2^63 - 1 bytes; lower "
-      "one "
-      "of the two",
+      "map_to_chunks: bytes of tensors: 1 + 9223372036854775807 exceeds the limit of 2^63 - 1 bytes; lower "
+      "one of the two",
       {{.bytes = 1}, {.bytes = max_bytes}}, {});
   refused(
-      "map_to_chunks: bytes of chunks: 9223372036854775807 + 4096 passes the limit of 2^63 - 1 bytes; lower "
+      "map_to_chunks: bytes of chunks: 9223372036854775807 + 4096 exceeds the limit of 2^63 - 1 bytes; lower "
       "one of the two",
       {{.bytes = max_bytes}}, {});
   refused(

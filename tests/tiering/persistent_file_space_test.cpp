@@ -107,10 +107,9 @@ TEST_CASE("two processes cannot have one persistent file space, and the second i
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const space mine(path, of(64 * kib));
-  const std::string text =
-      path +
-      ": another process, or another object of this one, holds the file; end that, or take another "
-      "path: each rank and each tier needs its own";
+  const std::string text = path +
+                           ": another process, or another object in this one, holds the file; end that, or "
+                           "use another path: each rank and each tier needs its own";
   CHECK_THROWS_WITH_AS(space(path, of(64 * kib)), text.c_str(), io_error);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
@@ -280,8 +279,8 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
     const space opened(path, of(64 * kib));
     CHECK(opened.recovery().message() ==
           "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
-          "not be "
-          "read, 72 bytes there are none; 1 chunks were given up, as a damaged record may have been of them");
+          "not be read, 72 bytes there are none; 1 chunks were given up, as a damaged record may have been "
+          "of them");
   }
   make(path, "text");
   index = file_bytes(path + ".index");

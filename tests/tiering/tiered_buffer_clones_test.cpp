@@ -290,7 +290,7 @@ TEST_CASE("a parting that is refused leaves both as they were, and keeps no plac
     const chunk_handle twin = buffer.clone(chunk).value();
     const auto before = world.used();
     const std::string text =
-        "state: tier 1: 256 bytes needed, 0 left of its budget; give ranges back, or raise it";
+        "state: tier 1: 256 bytes needed, but 0 left in its budget; release ranges, or raise the budget";
     CHECK(buffer.write(twin).error().message() == text);
     CHECK(buffer.update(twin).error().message() == text);
     CHECK(buffer.discard(twin).error().message() == text);

@@ -136,7 +136,7 @@ TEST_CASE("options that cannot be are refused with their names") {
                        argument_error);
   CHECK_THROWS_WITH_AS(
       buffer({}, {space, 2 << 20}, place),
-      "host_space: 2097152 bytes needed, 1044480 left of its budget; give ranges back, or raise it",
+      "host_space: 2097152 bytes needed, but 1044480 left in its budget; release ranges, or raise the budget",
       out_of_memory);
   CHECK(space.used() == 0);
 }
@@ -196,7 +196,7 @@ TEST_CASE("a lease may come to change more bytes than it was taken for, and thes
     lease.span()[unit] = std::byte{2};
     REQUIRE(lease.also_changes(page, 0));
     CHECK(lease.also_changes(page, 1).error().message() ==
-          "state: bytes up to 257 asked for, there are 256; ask for fewer, or make it larger");
+          "state: bytes up to 257 requested, but it has 256; request fewer, or make it larger");
     CHECK(lease.also_changes(2, ~std::uint64_t{0}).code() == errc::past_the_bytes);
   }
   REQUIRE(buffer.evict(chunk));
@@ -270,7 +270,7 @@ TEST_CASE("an update names bytes of its chunk, or is refused with both numbers")
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
   CHECK(buffer.update(chunk, 200, 57).error().message() ==
-        "state: bytes up to 257 asked for, there are 256; ask for fewer, or make it larger");
+        "state: bytes up to 257 requested, but it has 256; request fewer, or make it larger");
   CHECK(buffer.update(chunk, ~std::uint64_t{0}, 2).code() == errc::past_the_bytes);
   CHECK(buffer.update(chunk, 257, 0).code() == errc::past_the_bytes);
   CHECK(buffer.update(chunk, 256, 0));
@@ -280,10 +280,9 @@ TEST_CASE("a chunk that cannot be is refused, and takes nothing") {
   two_tiers<> world(4, {.max_chunks = 2, .name = "state"});
   auto& buffer = world.buffer;
   CHECK(buffer.create(0).code() == errc::zero_bytes);
-  CHECK(
-      buffer.create(65 * page).error().message() ==
-      "state: tier 0: 16640 bytes needed in one piece, it never has more than 1024; raise its budget, or ask "
-      "for less at once");
+  CHECK(buffer.create(65 * page).error().message() ==
+        "state: tier 0: 16640 bytes needed in one piece, but it never has more than 1024; raise its budget, "
+        "or request smaller pieces");
   CHECK(buffer.create(~std::uint64_t{0}).code() == errc::past_the_bytes);
   REQUIRE(buffer.create(1));
   REQUIRE(buffer.create(page));
@@ -297,8 +296,8 @@ TEST_CASE("a codec's chunks are whole elements of at most the largest chunk") {
   tiered_buffer<host_space, tier<host_space, lru_eviction, write_back, byte_plane<dtype::bf16>>> buffer(
       {.largest_chunk_bytes = 1000, .name = "state"}, {space, 8192, 64}, {space, 8192, 64});
   CHECK(buffer.create(999).error().message() ==
-        "state: 999 bytes is no multiple of the granularity, 2 bytes");
-  CHECK(buffer.create(1002).error().message() == "state: 1002 asked for, the most is 1000");
+        "state: 999 bytes is not a multiple of the granularity, 2 bytes");
+  CHECK(buffer.create(1002).error().message() == "state: 1002 requested, but the highest allowed is 1000");
   CHECK(buffer.create(1000));
 }
 
@@ -312,9 +311,9 @@ TEST_CASE("what does not fit in tier 0 is refused with the shortage, and changes
   const auto leases = std::pair{buffer.read(first).value(), buffer.read(second).value()};
   const auto before = buffer.stats();
   CHECK(buffer.read(third).error().message() ==
-        "state: tier 0: 256 bytes needed, 0 left of its budget; give ranges back, or raise it");
+        "state: tier 0: 256 bytes needed, but 0 left in its budget; release ranges, or raise the budget");
   CHECK(buffer.write(large).error().message() ==
-        "state: tier 0: 512 bytes needed, 0 left of its budget; give ranges back, or raise it");
+        "state: tier 0: 512 bytes needed, but 0 left in its budget; release ranges, or raise the budget");
   CHECK(buffer.stats().tiers[0].used == before.tiers[0].used);
   CHECK(buffer.stats().tiers[0].drops == before.tiers[0].drops);
   CHECK(buffer.tier_of(third).value() == 1);
@@ -336,9 +335,8 @@ TEST_CASE("a chunk that one of its tiers could never hold is refused when it is 
   // Between tier 0 and the last it passes those in the middle: none of them may be smaller.
   three_tiers<> middle(4, 1);
   CHECK(middle.buffer.create(2 * page).error().message() ==
-        "tiered_buffer: tier 1: 512 bytes needed in one piece, it never has more than 256; raise its budget, "
-        "or "
-        "ask for less at once");
+        "tiered_buffer: tier 1: 512 bytes needed in one piece, but it never has more than 256; raise its "
+        "budget, or request smaller pieces");
   REQUIRE(middle.buffer.create(page));
 }
 
@@ -903,9 +901,8 @@ TEST_CASE("resize refuses what create and read would, and leaves the chunk as it
   CHECK(buffer.read(empty).code() == errc::no_contents);
   CHECK(buffer.resize(empty, 0).code() == errc::zero_bytes);
   CHECK(buffer.resize(chunk, 64 * page).error().message() ==
-        "state: tier 0: 16384 bytes needed in one piece, it never has more than 768; raise its budget, or "
-        "ask for "
-        "less at once");
+        "state: tier 0: 16384 bytes needed in one piece, but it never has more than 768; raise its budget, "
+        "or request smaller pieces");
   CHECK(buffer.resize(chunk, 3 * page).code() == errc::out_of_bytes);  // two places do not fit in tier 0
   {
     const auto lease = buffer.read(chunk).value();

@@ -171,7 +171,7 @@ TEST_CASE("of an update only the bytes that it named go down") {
   REQUIRE(world.tensors.flush(alone));
   CHECK(world.down() - before == 64);
   CHECK(world.tensors.update(alone, 0, {250, 251}).error().message() ==
-        "weights: bytes up to 251 asked for, there are 250; ask for fewer, or make it larger");
+        "weights: bytes up to 251 requested, but it has 250; request fewer, or make it larger");
   CHECK(world.tensors.update(alone, 0, {3, 2}).code() == errc::past_the_bytes);
 }
 

@@ -93,11 +93,9 @@ TEST_CASE("a file whose sync failed once is never called durable again") {
     CHECK(file.sync().error() == failure{.code = errc::sync_failed, .index = EIO});
     CHECK(of_data.calls == 1);
   }
-  CHECK(
-      file.sync().error().message() ==
-      file.path() +
-          ": sync failed: Input/output error (errno 5); what was written before may be lost: write it again "
-          "elsewhere");
+  CHECK(file.sync().error().message() == file.path() +
+                                             ": sync failed: Input/output error (errno 5); earlier writes "
+                                             "may be lost: write them again to another file");
   // Another life of the file knows nothing of it: its pages are what the system says.
   CHECK(io_file(folder.file("a")).sync());
 }

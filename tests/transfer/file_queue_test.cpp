@@ -380,9 +380,8 @@ TEST_CASE("what cannot be is refused before anything begins") {
   CHECK(refusal({&small.file, io_direction::read, 0, nullptr, 1}) == failure{.code = errc::null_handle});
   CHECK(refusal(write_to(read_only, 0, memory)).message() ==
         small.file.path() +
-            ": it was opened only to be read; open it with open_mode::update or open_mode::create (a "
-            "model_file_space is never written to: adopt what lies there, "
-            "and keep what changes in another buffer)");
+            ": it was opened only for reading; open it with open_mode::update or open_mode::create (a "
+            "model_file_space is never written: adopt its contents, and keep changes in another buffer)");
   CHECK(refusal(read_from(small.file, max_bytes, memory)) ==
         failure{.code = errc::out_of_range, .wanted = max_bytes, .found = max_bytes});
   const std::vector<file_copy> four(4, read_from(small.file, 0, memory));

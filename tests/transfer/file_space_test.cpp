@@ -59,7 +59,8 @@ TEST_CASE("a file space without a budget, or past all counting, is refused by it
   const temporary_folder folder;
   const std::string path = folder.file("data");
   CHECK_THROWS_WITH_AS(file_space<>(path, {}),
-                       (path + ": the budget is 0 bytes; say how much it may hold").c_str(), length_error);
+                       (path + ": the budget is 0 bytes; set the bytes that it may hold").c_str(),
+                       length_error);
   CHECK_THROWS_WITH_AS(file_space<>(path, with_budget(max_bytes + 1)),
                        (path + ": the budget is 9223372036854775808 bytes; the most is 2^63 - 1").c_str(),
                        length_error);
@@ -145,11 +146,11 @@ TEST_CASE("what cannot be allocated is refused with the number, and nothing has 
   file_space<> space(path, with_budget(64 * kib));
   CHECK(space.name() == path);
   CHECK(space.try_allocate(0, 1).error().message() ==
-        path + ": an allocation of 0 bytes; ask for at least 1");
+        path + ": an allocation of 0 bytes; request at least 1");
   CHECK(space.try_allocate(1, 3).error().message() == path + ": alignment 3 is not a power of two");
   CHECK(space.try_allocate(1, 0).error().message() == path + ": alignment 0 is not a power of two");
   CHECK(space.try_allocate(64 * kib + 1, 1).error().message() ==
-        path + ": 65537 bytes needed, 65536 left of its budget; give ranges back, or raise it");
+        path + ": 65537 bytes needed, but 65536 left in its budget; release ranges, or raise the budget");
   CHECK(space.try_allocate(1, std::uint64_t{1} << 63).error() ==
         failure{errc::grow_failed, EFBIG, 1, std::uint64_t{1} << 63});
   CHECK(space.used() == 0);

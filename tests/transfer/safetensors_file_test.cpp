@@ -99,11 +99,11 @@ TEST_CASE("what cannot be opened or is no such file is refused by its path") {
   const written_file written;
   CHECK(refusal<io_error>(written.folder.file("absent")).find("absent: cannot be opened: No such file") !=
         std::string::npos);
-  CHECK(refusal<io_error>(written.folder.path().string()).find("no regular file") != std::string::npos);
+  CHECK(refusal<io_error>(written.folder.path().string()).find("not a regular file") != std::string::npos);
   CHECK(refusal<io_error>(written.path + std::string("\0x", 2)).find("zero byte") != std::string::npos);
   const std::string pipe = written.folder.file("pipe");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK(refusal<io_error>(pipe).find("no regular file") != std::string::npos);
+  CHECK(refusal<io_error>(pipe).find("not a regular file") != std::string::npos);
   const std::string empty = written.folder.file("empty");
   std::ofstream(empty, std::ios::binary).flush();
   CHECK(refusal<format_error>(empty).find("empty: 0 bytes, where 8 tell") != std::string::npos);

@@ -218,7 +218,7 @@ TEST_CASE("copies that cannot be are refused, and start nothing") {
   const failure full = space.copy_in_async(range, bytes, {}).error();
   CHECK(full == failure{.code = errc::table_full, .wanted = 4, .found = 3});
   CHECK(full.message() ==
-        "both: a table of fixed size is full: 4 entries needed, 3 free; raise the max_ option for it");
+        "both: a table of fixed size is full: 4 entries needed, 3 free; raise its max_ option");
   CHECK(space.copy_in_async(range.subrange(0, 9 * unit).value(), std::span(bytes).first(9 * unit), {})
             .value()
             .settled());

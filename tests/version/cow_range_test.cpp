@@ -207,11 +207,10 @@ TEST_CASE("a full pool refuses a write with the shortage, or asks for snapshots 
   auto first = state.snapshot().value();
   CHECK(state.write(0, 128).has_value());
   CHECK(state.write(128, 1).error().message() ==
-        "weights: 64 bytes needed, 0 left of its budget; give ranges back, or raise it");
-  CHECK(
-      state.write(128, 192).error().message() ==
-      "weights: 192 bytes needed in one piece, it never has more than 128; raise its budget, or ask for less "
-      "at once");
+        "weights: 64 bytes needed, but 0 left in its budget; release ranges, or raise the budget");
+  CHECK(state.write(128, 192).error().message() ==
+        "weights: 192 bytes needed in one piece, but it never has more than 128; raise its budget, or "
+        "request smaller pieces");
   CHECK(state.stats().refused_writes == 2);
   CHECK(runs_of(state, 1) == runs{{0, 2}});
   std::vector<std::uint64_t> missing;
@@ -286,15 +285,15 @@ TEST_CASE("pages and bytes that are not there, and empty snapshots, are refused"
   bytes range(100);
   cow_range state(range, {}, {.page_bytes = 64}, "state");
   CHECK(state.write(90, 11).error().message() ==
-        "state: bytes up to 101 asked for, there are 100; ask for fewer, or make it larger");
+        "state: bytes up to 101 requested, but it has 100; request fewer, or make it larger");
   CHECK(state.write(101, 0).code() == errc::past_the_bytes);
   CHECK(state.write(1, ~std::uint64_t{0}).code() == errc::past_the_bytes);
   CHECK(state.write(100, 0).has_value());
   const auto kept = state.snapshot().value();
-  CHECK(kept.visit(2, [](auto) {}).error().message() == "state: 2 asked for, the most is 1");
+  CHECK(kept.visit(2, [](auto) {}).error().message() == "state: 2 requested, but the highest allowed is 1");
   bytes into(2);
   CHECK(kept.read(99, into).error().message() ==
-        "state: bytes up to 101 asked for, there are 100; ask for fewer, or make it larger");
+        "state: bytes up to 101 requested, but it has 100; request fewer, or make it larger");
   const cow_snapshot none;
   CHECK(none.read(0, into).code() == errc::null_handle);
   CHECK(none.visit(0, [](auto) {}).code() == errc::null_handle);

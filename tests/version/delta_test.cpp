@@ -198,14 +198,14 @@ TEST_CASE("a difference larger than the budget lets all older versions go, but f
 TEST_CASE("a value of another length is refused, and no view is left with it") {
   versioned<bytes, delta> state({.versions = 4, .bytes = 1000, .views = 0}, bytes(10), "table");
   CHECK(state.publish(bytes(10, 1)).has_value());
-  CHECK(state.publish(bytes(11)).error().message() == "table: lengths that must agree are 11 and 10");
+  CHECK(state.publish(bytes(11)).error().message() == "table: two lengths must be equal, but are 11 and 10");
   CHECK(state.publish_in_place([](bytes& into, const bytes*) { into.resize(3); }).error().message() ==
-        "table: lengths that must agree are 3 and 10");
+        "table: two lengths must be equal, but are 3 and 10");
   CHECK(state.newest() == version_id{1});
   CHECK(state.publish(bytes(10, 2)).has_value());
   const auto none = state.pin(version_id{1});
   CHECK(none.error().message() ==
-        "table: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
+        "table: a table of fixed size is full: 1 entries needed, 0 free; raise its max_ option");
   CHECK(*state.snapshot().value() == bytes(10, 2));
 }
 

@@ -1,5 +1,5 @@
 /// @file
-/// `async_checkpointer`: saves a training run's state beside the training, and says what became of it.
+/// `async_checkpointer`: saves a training run's state while training continues, and reports the outcome.
 #pragma once
 
 #include <llmmem/checkpoint/checkpointer_types.hpp>
@@ -34,20 +34,20 @@ struct no_checkpoint_observer {
   void settled(const commit_ticket& /*ticket*/) const noexcept {}
 };
 
-/// What an `async_checkpointer` is made of: inherit and shadow.
+/// The policies of an `async_checkpointer`. Inherit from it and shadow the policies to change.
 struct checkpointer_traits {
   using storage_type = posix_storage<>;
   using coordinator_type = solo_coordinator<storage_type>;
   using view_type = host_state_view;
   using staging_space = host_space;     ///< must be accessible to the host
-  using digest_type = no_chunk_digest;  ///< how incremental saves find out what changed, where no view tells
-  /// `settled(ticket)` is called when a status is final, by the thread that made it so: the checkpointer's
-  /// own, or, of one that never began, its caller's; never by two at once. It holds up the next checkpoint;
-  /// what it throws is noted in `last_trouble`.
+  using digest_type = no_chunk_digest;  ///< how incremental saves detect changes that no view reports
+  /// `settled(ticket)` is called when a status is final, by the thread that set it: the checkpointer's own,
+  /// or the caller's for a checkpoint that never began; never by two threads at once. It delays the next
+  /// checkpoint; an exception from it is recorded in `last_trouble`.
   using observer_type = no_checkpoint_observer;
 };
 
-/// Checkpoints of a state, written behind the training.
+/// Saves checkpoints of a state in the background of training.
 ///
 ///     posix_storage storage("/checkpoints/run-7");
 ///     solo_coordinator coordinator(storage, keep_last_and_every{.last = 3, .every_steps = 1000});
@@ -57,33 +57,33 @@ struct checkpointer_traits {
 ///     const commit_ticket ticket = guard.ticket();
 ///     ...                                             // forward and backward pass: they only read
 ///     optimizer.step(std::move(guard).mutate());      // waits until all is copied
-///     if (ticket.wait() == commit_status::committed)  // whenever one wants to know
+///     if (ticket.wait() == commit_status::committed)  // whenever the result is needed
 ///
-/// `begin_snapshot` copies nothing but the extras. From then on bytes go through a ring of `ring_bytes`, the
-/// only memory this takes: out of the state chunk by chunk, each with a CRC-32C, into safetensors files,
-/// which are synced and committed (`checkpoint_folder`). A ring as large as the state holds a step up for no
-/// longer than copying the state takes; with a smaller one for as long as it takes to write the rest. Whoever
-/// changes the state takes a `mutation_permit`, from the guard or from `gate()`: without it his function does
-/// not compile, and it is not given while a snapshot is being copied. A stable view (`cow_state_view`, say)
-/// is read while the state changes: then the permit is given at once.
+/// `begin_snapshot` copies only the extras. From then on bytes go through a ring of `ring_bytes`, the only
+/// memory this takes: from the state chunk by chunk, each with a CRC-32C, into safetensors files, which are
+/// synced and committed (`checkpoint_folder`). With a ring as large as the state, a step stalls only as long
+/// as copying the state takes; with a smaller ring, as long as writing the rest takes. Code that modifies the
+/// state takes a `mutation_permit`, from the guard or from `gate()`; the compiler rejects a function without
+/// one, and no permit is given while a snapshot is being copied. A stable view (such as `cow_state_view`) is
+/// read while the state changes: then the permit is given at once.
 ///
-/// A checkpoint that fails, for whatever reason, ends no training and is never silent: its ticket, and
-/// `stats().last_trouble`, say why. The next one begins anew.
+/// A failed checkpoint never ends training and is never silent: its ticket, and `stats().last_trouble`, give
+/// the reason. The next checkpoint starts from scratch.
 ///
-/// *Incremental saves* (`whole_every`). What changed is told by the view (`change_tracking_view`: what did
-/// not is not even copied), or found by a digest of each chunk (`digest_type`: copied and read, not written).
-/// Each chunk is in one file, of this checkpoint or of an earlier one, which retention keeps as long as it is
-/// needed: a restore reads each wanted byte once, from plain files. A checkpoint of which all chunks changed
-/// is whole, as is the first of a process and the one after a failure. In others a file that is not whole is
-/// there as `model.safetensors.changes`, so that no tool takes it for the model; `copy_checkpoint` folds
-/// them. A snapshot is then copied once the one before it is over.
+/// *Incremental saves* (`whole_every`). The view reports the changes (`change_tracking_view`: unchanged
+/// chunks are not even copied), or a digest of each chunk detects them (`digest_type`: copied and read, not
+/// written). Each chunk is in one file, of this checkpoint or of an earlier one that retention keeps as long
+/// as it is needed: a restore reads each wanted byte once, from plain files. A checkpoint is whole if all its
+/// chunks changed, if it is the first of a process, or if it follows a failure. In other checkpoints a file
+/// that is not whole is called `model.safetensors.changes`, so that no tool mistakes it for the model;
+/// `copy_checkpoint` folds them. A snapshot is then copied only after the previous one is complete.
 ///
 /// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).
-/// @par Thread safety   `begin_snapshot`, `gate` and guards by the thread that owns the state; the rest any.
-///                      Two threads of its own (one where the view is not concurrent).
-/// @par Errors          the constructor throws what `plan_files` does, `length_error` for a ring of less than
-///                      two chunks, `argument_error` for incremental saves without a way to find out what
-///                      changed, and `out_of_memory`.
+/// @par Thread safety   `begin_snapshot`, `gate` and guards by the thread that owns the state; the rest by
+///   any thread. It runs two threads of its own (one if the view is not concurrent).
+/// @par Errors          the constructor throws the errors of `plan_files`, `length_error` for a ring of less
+///   than two chunks, `argument_error` for incremental saves without a way to detect changes, and
+///   `out_of_memory`.
 /// @par Source          two phases, snapshot and persist: Mohan et al., "CheckFreq", FAST 2021.
 template <class Traits = checkpointer_traits>
 class async_checkpointer {
@@ -95,7 +95,8 @@ class async_checkpointer {
         typename Traits::view_type;
         typename Traits::observer_type;
         typename Traits::digest_type;
-      }, "Traits lacks a policy: inherit from llmmem::checkpointer_traits, and shadow those to change");
+      },
+      "Traits lacks a policy: inherit from llmmem::checkpointer_traits, and shadow the policies to change");
   using storage_type = typename Traits::storage_type;
   using coordinator_type = typename Traits::coordinator_type;
   using view_type = typename Traits::view_type;
@@ -113,7 +114,7 @@ class async_checkpointer {
       chunk_digest<digest_type>,
       "Traits::digest_type must be a chunk_digest: <llmmem/checkpoint/chunk_digest.hpp> lists its members");
 
-  /// @param coordinator  outlives the checkpointer, which alone calls it.
+  /// @param coordinator  outlives the checkpointer; only the checkpointer calls it.
   /// @param tensors      of every snapshot; the view numbers them in this order.
   async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors,
                      checkpointer_options options = {}, observer_type observer = {})
@@ -121,46 +122,48 @@ class async_checkpointer {
         core_(coordinator, tensors, std::move(options), policies()),
         space_({.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
         ring_(space_, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
-    std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
+    std::memset(ring_.range().data, 0, ring_.range().bytes);  // page it in now, not in the first snapshot
     core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
   }
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
-  /// Waits for all that is pending.
+  /// Waits for everything pending.
   ~async_checkpointer() {
     core_.flush(commit_ticket::forever);
     core_.stop();
   }
 
-  /// Begins a checkpoint of the state as it is now. @pre what `view` refers to stays as it is until the guard
-  /// says that it is staged. Of a stable view the checkpoint is of the moment at which the view was taken.
-  /// @throws argument_error  while a permit of the gate is alive (for stable views too: it would be of half a
-  ///                         step), and for extras with bad names.
+  /// Begins a checkpoint of the present state. @pre the memory that `view` refers to stays unchanged until
+  /// the guard reports it staged. With a stable view, the checkpoint has the state of the moment at which the
+  /// view was taken.
+  /// @throws argument_error  while a permit of the gate is alive (also for stable views: the checkpoint would
+  ///   hold half a step), and for extras with bad names.
   snapshot_guard begin_snapshot(std::uint64_t step, view_type view,
                                 std::vector<checkpoint_extra> extras = {}) {
     return core_.begin_snapshot(step, std::make_unique<held_state_view<view_type>>(std::move(view)),
                                 std::move(extras));
   }
 
-  /// Who changes the state asks here, whether or not a snapshot was begun.
+  /// The gate that code must pass before it modifies the state, with or without a snapshot.
   [[nodiscard]] snapshot_gate& gate() noexcept { return core_.gate(); }
 
-  /// Returns once nothing is pending, or after `most_ns`: whether nothing is. For the end of a run, and for a
-  /// process that was told to go. By the thread that owns the state, where the view is not concurrent.
+  /// Waits until nothing is pending, at most `most_ns`; returns whether nothing is. For the end of a run, and
+  /// for a process that was asked to terminate. Called by the thread that owns the state, if the view is not
+  /// concurrent.
   bool flush(std::uint64_t most_ns = commit_ticket::forever) { return core_.flush(most_ns); }
 
-  /// Copies for about `most_ns`, without waiting for room; whether nothing is left to copy. Who changes the
-  /// state under views that are stable, and not concurrent, waits for nothing, and copies nothing by that: he
-  /// calls this now and then. Others need it not. By the thread that owns the state.
+  /// Copies for about `most_ns`, without waiting for space; returns whether nothing is left to copy. Needed
+  /// only with views that are stable and not concurrent: their owner never waits before changing the state,
+  /// so nothing would be copied; it calls this now and then. Called by the thread that owns the state.
   bool stage_for(std::uint64_t most_ns) { return core_.stage_for(most_ns); }
 
-  /// What the files will be, whatever the state.
+  /// The plan of the files, independent of the state's values.
   [[nodiscard]] const file_plan& plan() const noexcept { return core_.plan(); }
   [[nodiscard]] checkpointer_stats stats() const { return core_.stats(); }
   [[nodiscard]] checkpoint_progress progress() const { return core_.progress(); }
 
  private:
-  static constexpr std::size_t ring_alignment = 4096;  // what is written goes past the page cache
+  static constexpr std::size_t ring_alignment = 4096;  // writes bypass the page cache
 
   [[nodiscard]] detail::checkpointer_policies policies() noexcept {
     return {.is_concurrent = view_type::is_concurrent,

@@ -1,5 +1,5 @@
 /// @file
-/// `chunk_digest`: how an incremental save finds out that bytes are the same as before.
+/// `chunk_digest`: how an incremental save detects that bytes are the same as before.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,18 +13,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes of a chunk in 128 bits. A chunk with the digest that it had before is taken to be the same, so that
-/// 128 bits it must be: of 32, one changed chunk in four billion would be lost.
+/// A digest of a chunk's bytes in 128 bits. A chunk with the same digest as before is treated as unchanged,
+/// so it needs 128 bits: with 32, one changed chunk in four billion would be lost.
 ///
-/// - `tells`       false: there is none, and all chunks count as changed.
-/// - `of(bytes)`   the digest; called by the thread that writes.
+/// - `tells`       false: there is no digest, and all chunks count as changed.
+/// - `of(bytes)`   returns the digest; called by the writer thread.
 template <class D>
 concept chunk_digest = requires(std::span<const std::byte> bytes) {
   requires std::same_as<std::remove_cv_t<decltype(D::tells)>, bool>;
   { D::of(bytes) } noexcept -> std::same_as<std::array<std::uint64_t, 2>>;
 };
 
-/// None: a view that tells what changed may still (`change_tracking_view`).
+/// No digest. A view may still report changes (`change_tracking_view`).
 struct no_chunk_digest {
   static constexpr bool tells = false;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> /*bytes*/) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// `comm_coordinator`: brings the ranks of a checkpoint together by messages; any of them may die.
+/// `comm_coordinator`: coordinates the ranks of a checkpoint by messages; any of them may die.
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
@@ -23,7 +23,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A transport of one epoch at a time that tells who has died, and what is on its way. `communicator` is one.
+/// A transport with one epoch at a time that reports dead ranks and incoming messages. `communicator` is one.
 template <class T>
 concept watched_transport =
     transport<T> && requires(T& ranks, const T& seen, rank_id rank, std::uint32_t tag, deadline by) {
@@ -34,77 +34,81 @@ concept watched_transport =
       ranks.poll();
     };
 
-/// How long what is waited for. Nanoseconds.
+/// The time limits, in nanoseconds.
 struct comm_coordinator_options {
-  std::uint32_t tag = 0x6370'0000;                ///< of its messages: nothing else uses it on these ranks
-  std::uint64_t open_within_ns = 30'000'000'000;  ///< for the folder's lock, which one that died had
-  std::uint64_t begin_within_ns = 1'800'000'000'000;   ///< for rank 0 to come to the step
-  std::uint64_t commit_within_ns = 1'800'000'000'000;  ///< for the others' files, and the commit
-  /// For what became of a checkpoint that rank 0 says nothing more of.
+  std::uint32_t tag = 0x6370'0000;                ///< tag of its messages: nothing else uses it on these
+                                                  ///< ranks
+  std::uint64_t open_within_ns = 30'000'000'000;  ///< for the folder's lock, which a dead process may have
+                                                  ///< held
+  std::uint64_t begin_within_ns = 1'800'000'000'000;   ///< for rank 0 to reach the step
+  std::uint64_t commit_within_ns = 1'800'000'000'000;  ///< for the other ranks' files, and the commit
+  /// For the outcome of a checkpoint about which rank 0 has become silent.
   std::uint64_t answer_within_ns = 60'000'000'000;
-  std::uint64_t poll_ns = 20'000'000;        ///< between two looks at whoever is not waited for
+  std::uint64_t poll_ns = 20'000'000;        ///< between two checks of ranks that are not being waited for
   verification votes = verification::sizes;  ///< see `rank_session_options`
 };
 
-/// A `checkpoint_coordinator` for the ranks of a `communicator`: messages in place of the files by which a
-/// `file_coordinator` has them meet. A rank that dies is noticed at once, not by a deadline. The folder is
-/// the same: one file system for all ranks, with locks that reach them.
+/// A `checkpoint_coordinator` for the ranks of a `communicator`: it uses messages where a `file_coordinator`
+/// uses files. It detects a dead rank at once, not by a deadline. The folder is the same: one file system for
+/// all ranks, with locks that reach them.
 ///
 ///     communicator saves(endpoint, {.name = "checkpoints"});  // not the training's: another thread calls it
 ///     saves.join(saves.after(60'000'000'000)).value();
 ///     comm_coordinator coordinator(storage, saves);
 ///     async_checkpointer<traits> checkpointer(coordinator, rank_state(tensors, split, saves.rank()));
 ///
-/// A checkpoint is a round with a number that is never used again. Rank 0 makes the draft and tells it; a
-/// rank whose files are synced says so, and, asked for it, sends the manifest of its part; rank 0 holds the
-/// parts to what is in the folder, merges and commits them, and tells the outcome. What is of another round
-/// is dropped, what is of another epoch never heard.
+/// A checkpoint is a round with a number that is never reused. Rank 0 makes the draft and announces it. Each
+/// rank reports when its files are synced and, on request, sends the manifest of its part. Rank 0 checks the
+/// parts against the folder, merges and commits them, and announces the outcome. Messages of another round
+/// are dropped; messages of another epoch are never received.
 ///
-/// - **A rank dies**: rank 0 stops the round, and all learn which rank it was. One whose part had come is not
-///   missed: the commit goes on without it.
-/// - **Rank 0 dies**: nothing is committed as long as somebody has not sent his part, and that one says so at
-///   once. Whoever has sent it looks into the folder: the checkpoint is there, and so committed; or it is
-///   not, and the folder's lock is free, so that nobody can commit it any more: it failed. Where the lock is
-///   held for all of `answer_within_ns`, by a process that is silent and not dead, the answer is
-///   `durability_uncertain`. So it is where folders cannot be renamed, for one that is found.
-/// - **A rank fails, or waits for too long**: it stops the round for all, unless its part is sent; then it
-///   asks rank 0 to, which answers with what became of it.
+/// - **A rank dies**: rank 0 stops the round, and all learn which rank it was. A rank whose part has arrived
+///   is not needed: the commit continues without it.
+/// - **Rank 0 dies**: nothing is committed while any rank has not sent its part, and that rank says so at
+///   once. A rank that has sent its part looks into the folder. If the checkpoint is there, it is committed.
+///   If it is not and the folder's lock is free, nobody can commit it now: it failed. If a silent but living
+///   process holds the lock for all of `answer_within_ns`, the answer is `durability_uncertain`. The same
+///   answer is given for a checkpoint found where folders cannot be renamed.
+/// - **A rank fails, or waits for too long**: it stops the round for all. If its part is already sent, it
+///   asks rank 0 to stop, and rank 0 answers with the outcome.
 ///
-/// **Who repairs the ranks**: their owner, as with any communicator, `agree` and then `admit` or `shrink`, on
-/// all of them, between two checkpoints. Until then `begin` fails at once, and names the dead. It does not go
-/// on without them by itself, since what they held would not be saved: those that are left share the state
-/// anew, and make new checkpointers. This object may stay; it goes on in the new epoch, in which rank 0 may
-/// be another one, which takes the folder over. A slow rank breaks nothing: the next `begin` just works.
+/// **Repair.** The owner of the ranks repairs them, as with any communicator, by `agree` and then `admit` or
+/// `shrink`, on all of them, between two checkpoints. Until then `begin` fails at once and names the dead.
+/// The coordinator does not continue without them by itself, because their state would not be saved: the
+/// remaining ranks redistribute the state and make new checkpointers. This object may stay; it continues in
+/// the new epoch, in which rank 0 may be a different process that takes over the folder. A slow rank breaks
+/// nothing: the next `begin` works.
 ///
-/// @par Complexity      a round: 4 messages for each other rank, one of them its manifest, all to or from
-///      rank 0; N - 1 from a rank that stops it. Memory: rank 0 holds all parts.
-/// @par Thread safety   one thread at a time, which owns the transport meanwhile.
+/// @par Complexity      a round: 4 messages per other rank, one of them its manifest, all to or from rank 0;
+///   N - 1 from a rank that stops it. Memory: rank 0 holds all parts.
+/// @par Thread safety   one thread at a time, which owns the transport during the call.
 /// @par Errors          The constructor: as `checkpoint_folder`, on rank 0; `argument_error` before `join`.
-///      `begin`: `ranks_missing` for the dead and the late; `comm_error` for an epoch that was revoked, or
-///      goes on without this rank; `checkpoint_stopped` when rank 0 could not; `io_error` when rank 0 is at a
-///      later step. `commit`: `ranks_missing`, `checkpoint_stopped`, `comm_error`, `argument_error` for a
-///      draft or a part that is not of this round: nothing is committed, nor will be; `durability_uncertain`
-///      as above, and as `checkpoint_folder::commit` has it; `io_error` for what else went wrong there.
-/// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; who cannot ask the
-///      coordinator asks what it writes to: after Gray and Lamport, "Consensus on Transaction Commit", 2006.
+///   `begin`: `ranks_missing` for dead and late ranks; `comm_error` for an epoch that was revoked, or
+///   continues without this rank; `checkpoint_stopped` when rank 0 could not begin; `io_error` when rank 0 is
+///   at a later step. `commit`: `ranks_missing`, `checkpoint_stopped`, `comm_error`, `argument_error` for a
+///   draft or a part of another round: nothing is committed, now or later; `durability_uncertain` as above,
+///   and as in `checkpoint_folder::commit`; `io_error` for other failures there.
+/// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a rank that cannot
+///   ask the coordinator asks the storage it writes to: after Gray and Lamport, "Consensus on Transaction
+///   Commit", 2006.
 template <checkpoint_storage Storage, watched_transport T, retention_policy Retention = keep_last_and_every,
           rank_waiter Waiter = sleeping_waiter>
 class comm_coordinator {
  public:
   using storage_type = Storage;
 
-  /// The storage and the ranks outlive it. @pre the ranks have joined
+  /// The storage and the ranks must outlive it. @pre the ranks have joined
   comm_coordinator(Storage& storage, T& ranks, const comm_coordinator_options& options = {},
                    Retention retention = {}, Waiter waiter = {});
   comm_coordinator(const comm_coordinator&) = delete;
   comm_coordinator& operator=(const comm_coordinator&) = delete;
 
-  /// In the epoch of now.
+  /// This process's rank in the present epoch.
   [[nodiscard]] std::uint32_t rank() const noexcept { return to_index(ranks_->rank()); }
   [[nodiscard]] std::uint32_t world() const noexcept { return to_number(ranks_->world()); }
   [[nodiscard]] Storage& storage() noexcept { return *storage_; }
   [[nodiscard]] T& ranks() noexcept { return *ranks_; }
-  /// Rank 0's, which is opened if it is not. @pre this is rank 0
+  /// Returns rank 0's folder, opening it if necessary. @pre this is rank 0
   [[nodiscard]] checkpoint_folder<Storage>& folder() {
     open_folder();
     return *folder_;
@@ -117,17 +121,18 @@ class comm_coordinator {
 
  private:
   enum class fate : std::uint8_t { committed, uncertain, failed, stopped };
-  /// How far this rank is.
+  /// The progress of this rank.
   enum class phase : std::uint8_t { writing, told, part_sent, deciding, over };
   struct round {
     std::uint64_t number = 0;
     checkpoint_draft draft{};
     phase at = phase::writing;
-    bool is_there = false;                                    // committed, though perhaps not surely
-    bool has_asked = false;                                   // rank 0 to stop it
-    std::vector<std::optional<checkpoint_manifest>> parts{};  // rank 0 has them
+    bool is_there = false;                                    // committed, though its durability may be
+                                                              // uncertain
+    bool has_asked = false;                                   // asked rank 0 to stop it
+    std::vector<std::optional<checkpoint_manifest>> parts{};  // held by rank 0
   };
-  /// What rank 0 said of a step: its draft, or why there is none, or none any more.
+  /// Rank 0's message about a step: its draft, or why there is none now.
   struct announcement {
     std::uint64_t number = 0;
     checkpoint_draft draft{};
@@ -174,7 +179,7 @@ class comm_coordinator {
   comm_coordinator_options options_;
   Retention retention_;
   Waiter waiter_;
-  std::uint64_t epoch_ = 0;  // that what follows is of
+  std::uint64_t epoch_ = 0;  // of the fields below
   std::optional<checkpoint_folder<Storage>> folder_{};
   std::optional<round> round_{};
   std::optional<announcement> announced_{};

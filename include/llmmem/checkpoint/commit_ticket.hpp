@@ -1,5 +1,5 @@
 /// @file
-/// `commit_ticket`: what has become of a checkpoint that was asked for.
+/// `commit_ticket`: the outcome of a requested checkpoint.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,16 +19,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How far a checkpoint has come. All but `pending` are final.
+/// The progress of a checkpoint. All values except `pending` are final.
 enum class commit_status : std::uint8_t {
   pending,               ///< being copied or written
-  committed,             ///< it outlasts any crash
-  not_committed,         ///< it is not there, and will not be
-  durability_uncertain,  ///< it is whole if it is there: the system would not say that it is, or that it
-                         ///< lasts
+  committed,             ///< it survives any crash
+  not_committed,         ///< it does not exist, and will not
+  durability_uncertain,  ///< if it exists it is whole, but the system did not confirm that it exists or lasts
 };
 
-/// The status in words.
+/// Returns the status in words.
 [[nodiscard]] constexpr std::string_view to_string(commit_status status) noexcept {
   switch (status) {
     case commit_status::pending:
@@ -45,7 +44,7 @@ enum class commit_status : std::uint8_t {
 
 namespace detail {
 
-/// What tickets of one checkpoint share with who writes it.
+/// The state that the tickets of one checkpoint share with the writer.
 struct commit_record {
   explicit commit_record(std::uint64_t of_step) noexcept : step(of_step) {}
 
@@ -63,7 +62,7 @@ struct commit_record {
   commit_status status = commit_status::pending;
   std::string why{};
   std::uint64_t generation = 0;
-  /// Where the state's owner alone can copy it: called by him while he waits here. Null once it is copied.
+  /// For state that only its owner can copy: the waiting owner calls it. Null once the state is copied.
   void (*stage)(void* checkpointer, std::uint64_t until) = nullptr;
   void* checkpointer = nullptr;
   ::pthread_t owner{};
@@ -71,12 +70,12 @@ struct commit_record {
 
 }  // namespace detail
 
-/// A checkpoint that was asked for; copies are of the same. Outlives the checkpointer.
+/// A requested checkpoint; copies refer to the same one. Outlives the checkpointer.
 ///
 /// @par Thread safety   any threads.
 class commit_ticket {
  public:
-  /// Of nothing: not committed.
+  /// A ticket without a checkpoint: not committed.
   commit_ticket() = default;
   explicit commit_ticket(std::shared_ptr<detail::commit_record> record) noexcept
       : record_(std::move(record)) {}
@@ -87,9 +86,9 @@ class commit_ticket {
     return record_->status;
   }
   [[nodiscard]] bool is_committed() const { return status() == commit_status::committed; }
-  /// Why it is not committed, or not surely; empty while there is nothing to say.
+  /// Why it is not committed, or not certainly; empty if there is no problem.
   [[nodiscard]] std::string why() const {
-    if (record_ == nullptr) return "no checkpoint was asked for";
+    if (record_ == nullptr) return "no checkpoint was requested";
     const std::scoped_lock lock(record_->mutex);
     return record_->why;
   }
@@ -101,9 +100,9 @@ class commit_ticket {
     return record_->generation;
   }
 
-  /// Returns once the status is final, and what it is.
+  /// Waits until the status is final, and returns it.
   commit_status wait() const { return wait_for(forever); }
-  /// The same, or `pending` when that takes longer.
+  /// As `wait`, but returns `pending` after `most_ns`.
   commit_status wait_for(std::uint64_t most_ns) const {
     if (record_ == nullptr) return commit_status::not_committed;
     detail::commit_record& record = *record_;
@@ -119,7 +118,7 @@ class commit_ticket {
         lock.lock();
         continue;
       }
-      // Not longer than a clock can be set to; then it looks again.
+      // At most as long as a clock can be set for; then it checks again.
       const std::uint64_t left = most_ns - waited < day_ns ? most_ns - waited : day_ns;
       record.settled.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
     }

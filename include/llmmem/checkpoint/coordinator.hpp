@@ -1,6 +1,6 @@
 /// @file
-/// Who takes part in a checkpoint, and how they agree that it is one: `checkpoint_coordinator`, and the one
-/// for a single rank.
+/// `checkpoint_coordinator`: how the ranks of a checkpoint agree that it is complete; and the coordinator for
+/// a single rank.
 #pragma once
 
 #include <llmmem/checkpoint/folder.hpp>
@@ -17,18 +17,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Brings the ranks of a checkpoint together.
+/// Coordinates the ranks of a checkpoint.
 ///
-/// - `rank()`, `world()`     who this is, and of how many.
-/// - `begin(step)`           the draft of that step, the same for all ranks: one makes it, the others learn
-///                           of it.
-/// - `commit(draft, part)`   says that this rank's files, which `part` lists, are synced; returns once the
-///                           checkpoint of all ranks is committed. What it throws is as for
-///                           `checkpoint_folder::commit`.
-/// - `abandon(draft, why)`   says that this rank's files will not come. Returns what stopped the checkpoint
-///                           before, if anything did: it is then the true reason, since what failed here may
-///                           have failed because of it.
-/// - `tidy()`                after a commit; what went wrong, or nothing. Never undoes it.
+/// - `rank()`, `world()`     this rank, and the number of ranks.
+/// - `begin(step)`           returns the draft of that step, the same for all ranks: one rank makes it and
+///   announces it to the others.
+/// - `commit(draft, part)`   declares this rank's files, listed in `part`, synced; returns once the
+///   checkpoint of all ranks is committed. Throws as `checkpoint_folder::commit`.
+/// - `abandon(draft, why)`   declares that this rank's files will not come. Returns the earlier reason if the
+///   checkpoint was already stopped: that is the true reason, because this rank's failure may be a
+///   consequence.
+/// - `tidy()`                called after a commit; returns what went wrong, or nothing. Never undoes the
+///   commit.
 ///
 /// One thread at a time, not always the same.
 template <class C>
@@ -47,7 +47,7 @@ concept checkpoint_coordinator =
 
 namespace detail {
 
-/// The calls of a type of coordinator.
+/// The calls of one coordinator type.
 struct coordinator_table {
   std::uint32_t (*rank)(const void* coordinator) noexcept;
   std::uint32_t (*world)(const void* coordinator) noexcept;
@@ -73,7 +73,7 @@ inline constexpr coordinator_table coordinator_table_of{
 
 }  // namespace detail
 
-/// A `checkpoint_coordinator` of any type, by reference: the calls of the concept, each by one call through a
+/// A reference to a `checkpoint_coordinator` of any type: each call of the concept is one call through a
 /// table. The coordinator outlives it.
 class coordinator_ref {
  public:
@@ -101,13 +101,13 @@ class coordinator_ref {
   const detail::coordinator_table* table_;
 };
 
-/// One rank: what it says is so.
+/// The coordinator of a single rank: its decision is final.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every>
 class solo_coordinator {
  public:
   using storage_type = Storage;
 
-  /// @throws as `checkpoint_folder`.
+  /// @throws the errors of `checkpoint_folder`.
   explicit solo_coordinator(Storage& storage, Retention retention = {})
       : folder_(storage), retention_(std::move(retention)) {}
 

@@ -1,5 +1,5 @@
 /// @file
-/// `cow_state_view`: a checkpoint of state in `cow_range`s, which changes while it is being saved.
+/// `cow_state_view`: a checkpoint of state in `cow_range`s that changes while it is being saved.
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
@@ -21,7 +21,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The bytes that tensors had at one moment, in `cow_range`s that are written on: their snapshots.
+/// The bytes of tensors at one moment, in `cow_range`s that continue to change: snapshots of them.
 ///
 ///     struct my_traits : checkpointer_traits { using view_type = cow_state_view; };
 ///     cow_range state(state_bytes, spare_bytes);  // before the checkpointer: it outlives the views
@@ -32,47 +32,48 @@ inline namespace v0 {
 ///     saving.emplace(saves.begin_snapshot(step, cow_state_view(ranges, places)));
 ///     optimizer.step(saves.gate().mutate());      // waits for nothing
 ///
-/// The optimizer asks for what it writes by `cow_range::write`, which copies old pages into the pool. Where
-/// the pool is short, it waits until the snapshot has been read: its pages are free then, and what is saved
-/// is what it was.
+/// The optimizer requests writable memory by `cow_range::write`, which copies old pages into the pool. If the
+/// pool is full, it waits until the snapshot has been read and its pages are free; the saved state is
+/// unaffected.
 ///
 ///     const auto by_waiting = [&](std::uint64_t) {
-///       if (!saving) return false;  // nothing is being read: waiting gives nothing
+///       if (!saving) return false;  // nothing is being read: waiting would free nothing
 ///       saving->wait_staged();      // at most max_stall_ns
 ///       saving.reset();
-///       return true;                // also when it had been read a moment before: look again
+///       return true;                // even if it was already read: look again
 ///     };
 ///     std::span<std::byte> weights = state.write(offset, bytes, by_waiting).value();
 ///
-/// So a pool of any size is right; a larger one stalls less. Pages come back all at once, when the snapshot
-/// has been read to its end. Snapshots are read in the order in which they were begun: waiting for the
-/// newest is waiting for all. One that is asked for while `max_snapshots` are alive is refused, so allow for
+/// So a pool of any size is correct; a larger one stalls less. Pages return all at once, when the whole
+/// snapshot has been read. Snapshots are read in the order in which they were begun: waiting for the newest
+/// means waiting for all. A snapshot requested while `max_snapshots` are alive is refused, so allow for
 /// `checkpointer_options::max_pending` and one more.
 ///
-/// Copies of a view share its snapshots. They are released when the last copy goes.
+/// Copies of a view share its snapshots, which the last copy releases.
 ///
-/// @par Complexity      to take it O(ranges + tensors), and O(1) for each snapshot of one range that others
-///                      did not have. `is_unchanged_since` O(log(changed runs)); the first for a tag
-///                      O(pages), with 16 bytes a run.
-/// @par Thread safety   taken by the writer of the ranges; then read by any one thread each, copies by
-///                      several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
-/// @par Errors          the constructor throws `argument_error` for no range, a null one or one that is
-///                      listed twice, and `out_of_memory` for a snapshot that is refused.
+/// @par Complexity      O(ranges + tensors) to take, and O(1) for each snapshot of one range that the others
+///   lack. `is_unchanged_since` O(log(changed runs)); the first call for a tag O(pages), with 16 bytes per
+///   run.
+/// @par Thread safety   taken by the writer of the ranges; then each view is read by any one thread, copies
+///   by several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
+/// @par Errors          the constructor throws `argument_error` for no range, a null range or a duplicate,
+///   and `out_of_memory` for a refused snapshot.
 class cow_state_view {
  public:
   static constexpr bool is_concurrent = true;
   static constexpr bool is_stable = true;
 
-  /// Takes a snapshot of each range, all with the version number `version`: one above the highest that any
-  /// of them had.
-  /// @param places  of each tensor, in the order in which they were described: ranges are its sources.
+  /// Takes a snapshot of each range, all with the same version number `version`: one above the highest of any
+  /// of them.
+  /// @param places  of each tensor, in the order of their descriptions: ranges are its sources.
   cow_state_view(std::span<cow_range* const> ranges, const view_list<state_place>& places) : places_(places) {
     std::uint64_t newest = 0;
     for (const cow_range* each : ranges) {
       if (each == nullptr) throw argument_error("cow_state_view: a range is null");
       if (to_number(each->newest()) > newest) newest = to_number(each->newest());
     }
-    if (ranges.empty()) throw argument_error("cow_state_view: no ranges; give it those the tensors lie in");
+    if (ranges.empty())
+      throw argument_error("cow_state_view: no ranges; pass the ranges that hold the tensors");
     version_ = newest + 1;
     snapshots_->reserve(ranges.size());
     for (cow_range* each : ranges) {
@@ -82,7 +83,7 @@ class cow_state_view {
     detail::add_places(history_, places_.entries());
   }
 
-  /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a range.
+  /// @throws argument_error  when a tensor has fewer bytes than described, or does not lie in a range.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, into.size(), "cow_state_view");
@@ -90,10 +91,10 @@ class cow_state_view {
     (*snapshots_)[place.source].read(place.offset + offset, into).value();
   }
 
-  /// See `change_tracking_view`. Views of other ranges or other places do not know it, also where a range was
-  /// made anew in the place of another.
+  /// See `change_tracking_view`. Views of other ranges or places do not know this version, even if a new
+  /// range replaced another in the same place.
   [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(version_); }
-  /// The same, by pages. `version` is that of a view of the same ranges, which may be gone.
+  /// By pages. `version` is that of a view of the same ranges, which may have been destroyed.
   /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
@@ -133,7 +134,7 @@ class cow_state_view {
       if (taken.code() == errc::table_full) {
         throw out_of_memory("cow_state_view: " + std::to_string(range.live()) + " snapshots of " +
                             range.name() +
-                            " are alive, as many as may be; wait until one is staged, or raise "
+                            " are alive, the maximum; wait until one is staged, or raise "
                             "copy_on_write::max_snapshots");
       }
       cow_snapshot made = std::move(taken).value();
@@ -145,7 +146,7 @@ class cow_state_view {
     detail::check_held(static_cast<bool>(snapshots_), "cow_state_view");
     if (place.source >= snapshots_->size()) {
       throw argument_error("cow_state_view: tensor " + std::to_string(tensor) + " lies in range " +
-                           std::to_string(place.source) + ", there are " +
+                           std::to_string(place.source) + ", but the number of ranges is " +
                            std::to_string(snapshots_->size()));
     }
     detail::check_place(place, tensor, (*snapshots_)[place.source].bytes(), "cow_state_view");
@@ -166,10 +167,10 @@ class cow_state_view {
 
   view_list<state_place> places_;
   std::uint64_t version_ = 0;      // of each range
-  detail::history_tag history_{};  // whose versions those are
+  detail::history_tag history_{};  // the history to which those versions belong
   detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
-  mutable std::uint64_t since_ = 0;                  // what has been looked up
-  mutable std::vector<std::vector<run>> changed_{};  // since then, of each range, in order
+  mutable std::uint64_t since_ = 0;                  // the version looked up last
+  mutable std::vector<std::vector<run>> changed_{};  // of each range since then, in order
 };
 
 static_assert(change_tracking_view<cow_state_view> && is_stable_view<cow_state_view>);

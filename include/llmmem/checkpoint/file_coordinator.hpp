@@ -1,5 +1,5 @@
 /// @file
-/// `file_coordinator`: brings the ranks of a checkpoint together by files in the folder that they share.
+/// `file_coordinator`: coordinates the ranks of a checkpoint by files in their shared folder.
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
@@ -18,44 +18,46 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Who takes part, and how long it waits for the others.
+/// The ranks, and the time limits for waiting.
 struct file_coordinator_options {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
-  std::chrono::nanoseconds join_within = std::chrono::minutes(5);    ///< from here until all are there
-  std::chrono::nanoseconds begin_within = std::chrono::minutes(30);  ///< for rank 0 to come to the step
-  std::chrono::nanoseconds commit_within =
-      std::chrono::minutes(30);                                   ///< for the others' files, and the commit
-  std::chrono::nanoseconds poll = std::chrono::milliseconds(20);  ///< between two looks at the folder
-  verification votes = verification::sizes;                       ///< see `rank_session_options`
+  std::chrono::nanoseconds join_within = std::chrono::minutes(5);     ///< from construction until all have
+                                                                      ///< joined
+  std::chrono::nanoseconds begin_within = std::chrono::minutes(30);   ///< for rank 0 to reach the step
+  std::chrono::nanoseconds commit_within = std::chrono::minutes(30);  ///< for the other ranks' files, and the
+                                                                      ///< commit
+  std::chrono::nanoseconds poll = std::chrono::milliseconds(20);      ///< between two looks at the folder
+  verification votes = verification::sizes;                           ///< see `rank_session_options`
 };
 
-/// A `checkpoint_coordinator` for several ranks, processes on one or several machines, that needs no network:
-/// they find each other in the folder of checkpoints (`rank_session` says how, and what it keeps out).
+/// A `checkpoint_coordinator` for several ranks, as processes on one or several machines, without a network:
+/// they find each other in the folder of checkpoints (`rank_session` describes the protocol and its
+/// protections).
 ///
 ///     posix_storage storage("/shared/run-7");
 ///     file_coordinator coordinator(storage, {.rank = rank, .world = world});   // waits for all ranks
 ///     async_checkpointer<traits> checkpointer(coordinator, rank_state(tensors, split, rank));
 ///
-/// Right for checkpoints, which come by the minute: a commit takes some looks at the folder, `poll` apart.
-/// The folder must be one file system for all ranks, with locks that reach all of them and names that all see
-/// soon (a local one, or NFS 4, Lustre and others mounted with locks).
+/// Suitable for checkpoints at intervals of minutes: a commit takes several looks at the folder, `poll`
+/// apart. The folder must be one file system for all ranks, with locks that reach all of them and names that
+/// all see soon (a local one, or NFS 4, Lustre and others mounted with locks).
 ///
-/// What is waited for is waited for with a deadline, and the error names the ranks that were missing. A rank
-/// that fails, or gives up, stops the checkpoint for all at once; the next one begins anew. A process that
-/// died takes its rank's place with it: all ranks then make new coordinators, in any order.
+/// Every wait has a deadline, and the error names the missing ranks. A rank that fails or gives up stops the
+/// checkpoint for all at once; the next one starts from scratch. A process that dies loses its rank's place:
+/// all ranks then make new coordinators, in any order.
 ///
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor: as `rank_session`, and `ranks_missing`. `begin` and `commit`:
-///      `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also when this
-///      rank has voted and cannot learn whether rank 0 committed: only the folder can tell.
+///   `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also when this
+///   rank has voted and cannot learn whether rank 0 committed: only the folder can tell.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every,
           rank_waiter Waiter = sleeping_waiter>
 class file_coordinator {
  public:
   using storage_type = Storage;
 
-  /// Returns once all ranks are there.
+  /// Returns once all ranks have joined.
   explicit file_coordinator(Storage& storage, const file_coordinator_options& options,
                             Retention retention = {}, Waiter waiter = {})
       : session_(storage, {.rank = options.rank, .world = options.world, .votes = options.votes}),
@@ -105,7 +107,7 @@ class file_coordinator {
       stop(draft, detail::reason_of(error));
       throw;
     } catch (...) {
-      stop(draft, detail::reason("an exception that is none of the standard library's"));
+      stop(draft, detail::reason("an exception that is not from the standard library"));
       throw;
     }
   }
@@ -134,8 +136,8 @@ class file_coordinator {
       waiter_.pause(options_.poll);
     }
   }
-  /// Whatever went wrong: the others may have gone on, and whether it is committed must not be guessed. What
-  /// is in the way of stopping it says less than what went wrong.
+  /// For any failure: the others may have continued, so whether it is committed must not be guessed. A
+  /// problem in stopping matters less than the original failure.
   void stop(const checkpoint_draft& draft, const std::string& why) {
     try {
       session_.stop(draft, why);

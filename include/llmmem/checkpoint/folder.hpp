@@ -1,5 +1,5 @@
 /// @file
-/// `checkpoint_folder`: checkpoints that are there whole or not at all, whatever happens meanwhile.
+/// `checkpoint_folder`: checkpoints that exist whole or not at all, through any crash.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -22,32 +22,33 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A commit went as far as others may see, and then the system would not say that it lasts, or even that it
-/// is there: after a crash the checkpoint may be there or not, and if so it is whole.
+/// A commit became visible, but the system did not confirm that it lasts, or even that it exists: after a
+/// crash the checkpoint may exist or not; if it does, it is whole.
 class durability_uncertain : public io_error {
  public:
   using io_error::io_error;
 };
 
-/// Somebody else took the folder over: this one may not commit to it any more.
+/// Another process took over the folder: this object may no longer commit to it.
 class fenced : public io_error {
  public:
   using io_error::io_error;
 };
 
-/// What makes a checkpoint visible.
+/// The step that makes a checkpoint visible.
 enum class commit_method : std::uint8_t {
-  rename,    ///< its folder gets its name, at once
-  manifest,  ///< its manifest is written last, where folders cannot be renamed; readers ignore what has none
+  rename,    ///< its folder gets its final name, atomically
+  manifest,  ///< its manifest is written last, if folders cannot be renamed; readers ignore a folder without
+             ///< one
 };
 
-/// The method in words.
+/// Returns the method in words.
 [[nodiscard]] constexpr std::string_view to_string(commit_method how) noexcept {
   return how == commit_method::rename ? "by rename" : "by a manifest written last";
 }
 
-/// A checkpoint in the making. Its files are made by `Storage::create(draft.path(name), bytes)`, by any
-/// process, and synced.
+/// A checkpoint under construction. Any process creates its files with
+/// `Storage::create(draft.path(name), bytes)` and syncs them.
 struct checkpoint_draft {
   checkpoint_id id{};
   std::string folder{};
@@ -57,94 +58,96 @@ struct checkpoint_draft {
 
 /// The writing side of a folder of checkpoints.
 ///
-///     checkpoint_folder folder(storage);                  // takes the lock, removes what a crash left
+///     checkpoint_folder folder(storage);                  // takes the lock, removes remains of a crash
 ///     const checkpoint_draft draft = folder.begin(step);
-///     ...                                                 // files are written and synced, their sums taken
-///     folder.commit(draft, manifest);                     // returns: it outlasts any crash from here on
-///     folder.tidy(keep_last_and_every{.last = 3});
+///     ...                                                 // files are written, synced and summed
+///     folder.commit(draft, manifest);                     // when it returns, the checkpoint survives any
+///     crash folder.tidy(keep_last_and_every{.last = 3});
 ///
-/// A commit is, in order: the files are there and synced (by the caller); the manifest is written and synced;
-/// the names in the draft's folder are synced; that folder is renamed to what a checkpoint is called, never
-/// onto another; the folder of checkpoints is synced. Only then `commit` returns. At any moment, and after
-/// any crash, whatever is called `step-...` is a whole checkpoint. Where folders cannot be renamed, the draft
-/// has its name from the beginning, and is a checkpoint once its manifest is there, which is written last
-/// (`method()` tells); there one without a manifest is none.
+/// A commit has these steps, in order: the caller has created and synced the files; the manifest is written
+/// and synced; the names in the draft's folder are synced; that folder is renamed to the checkpoint's name,
+/// never onto another; the folder of checkpoints is synced. Only then does `commit` return. At any moment,
+/// and after any crash, whatever is named `step-...` is a whole checkpoint. If folders cannot be renamed, the
+/// draft has its final name from the beginning, and becomes a checkpoint when its manifest is written, last
+/// of all (`method()` says which); there, a folder without a manifest is not a checkpoint.
 ///
-/// @par Complexity      a commit makes 6 calls of the storage, three of them syncs, beside the files' own.
-/// @par Thread safety   one thread at a time. Any number of processes may read meanwhile (`find_checkpoint`).
-/// @par Errors          `storage_error` and what is said below; a failed call leaves no checkpoint behind.
+/// @par Complexity      a commit makes 6 storage calls, three of them syncs, in addition to those for the
+///   files.
+/// @par Thread safety   one thread at a time. Any number of processes may read concurrently
+///   (`find_checkpoint`).
+/// @par Errors          `storage_error` and those named below; a failed call leaves no checkpoint behind.
 /// @par Source          the order of calls: Pillai et al., "All File Systems Are Not Created Equal", OSDI
-///      2014; no sync is asked for twice after a failure: Rebello et al., 2020.
+///   2014; no sync is repeated after a failure: Rebello et al., 2020.
 class checkpoint_folder_base {
  public:
-  /// Takes the lock, learns the highest generation, finds out how to commit, and removes drafts and trash.
+  /// Takes the lock, reads the highest generation, determines the commit method, and removes drafts and
+  /// trash.
   /// @throws io_error  when another process holds the lock.
   explicit checkpoint_folder_base(storage_ref storage);
   checkpoint_folder_base(const checkpoint_folder_base&) = delete;
   checkpoint_folder_base& operator=(const checkpoint_folder_base&) = delete;
 
-  /// A new draft, with a generation and a folder that were never used.
+  /// Returns a new draft, with a generation and a folder that were never used.
   ///
-  /// Where somebody removed the lock's file, which is no longer this object's lock then, the lock is taken
-  /// again: a save that was under way fails, and the next one is as good as any. That is refused while
-  /// another process has it, and for good once one has committed here.
+  /// If the lock's file was removed, so that this object no longer holds the lock, the lock is taken again: a
+  /// save in progress fails, the next one works. This is refused while another process has the lock, and
+  /// permanently once another process has committed here.
   /// @throws fenced  when the lock was taken away.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
-  /// A new draft of a generation that is told: a copy has that of what it is a copy of. Later ones of `begin`
-  /// go beyond it. What `abandon` could not remove of that generation is removed first.
-  /// @throws argument_error  when anything else of that generation is there: a checkpoint, whatever its step,
-  ///      a draft, or trash.
+  /// Returns a new draft of a given generation: a copy has the generation of its original. Later drafts of
+  /// `begin` have higher ones. First removes what `abandon` could not remove of that generation.
+  /// @throws argument_error  when anything else of that generation exists: a checkpoint of any step, a draft,
+  ///   or trash.
   [[nodiscard]] checkpoint_draft begin_as(const checkpoint_id& id);
 
-  /// Drafts to come are of later generations than that, which others may have used elsewhere. It is not
-  /// remembered: say it again when the folder is opened again.
+  /// Makes later drafts use generations above that one, which others may have used elsewhere. This is not
+  /// stored: call it again after reopening the folder.
   void raise_generation(std::uint64_t at_least) noexcept {
     if (generation_ < at_least) generation_ = at_least;
   }
 
-  /// From now on `tidy` removes none of these generations, whatever a retention says: somebody reads them.
-  /// They take the place of those that were held before.
+  /// Prevents `tidy` from removing these generations, whatever a retention returns, because they are being
+  /// read. Replaces the set given before.
   void hold(std::vector<std::uint64_t> generations) noexcept { held_ = std::move(generations); }
 
-  /// Makes it a checkpoint. @pre each file of the manifest is there and synced. What it takes from earlier
-  /// checkpoints is looked for.
-  /// @throws durability_uncertain  when it can be seen, but may not outlast a crash; and when its rename is
-  ///                               said to have failed, and the folder cannot be looked at: a file server may
-  ///                               do what its answer is lost of. One that is found to have been done is a
-  ///                               commit.
+  /// Makes the draft a checkpoint. @pre each file of the manifest exists and is synced. Checks that the
+  /// earlier checkpoints it refers to exist.
+  /// @throws durability_uncertain  when it is visible but may not survive a crash; and when its rename is
+  ///   reported as failed and the folder cannot be examined: a file server may complete a call whose answer
+  ///   is lost. A rename found complete is a commit.
   /// @throws fenced                when the lock was taken away.
-  /// @throws argument_error        for a manifest of something else.
-  /// @throws storage_error         whatever else: nothing was committed, and the draft should be abandoned.
+  /// @throws argument_error        for a manifest of another draft.
+  /// @throws storage_error         for everything else: nothing was committed, and the draft should be
+  ///   abandoned.
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
 
-  /// Removes a draft, as far as that goes. What is left of it goes when its generation is asked for again
-  /// (`begin_as`), or the folder is opened next.
+  /// Removes a draft as far as possible. The rest is removed when its generation is requested again
+  /// (`begin_as`), or when the folder is next opened.
   void abandon(const checkpoint_draft& draft) noexcept;
 
-  /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
-  /// by a reader. A trouble with one checkpoint is in the way of no other: one that cannot be removed stays,
-  /// with what it refers to, and is tried again the next time, and so is what could not be removed of others.
-  /// What a reader holds (`checkpoint_hold`) stays, with what it refers to.
-  /// Of a checkpoint whose folder is a symbolic link the link is removed, and nothing of what it leads to.
+  /// Updates LATEST and removes superfluous checkpoints, after a commit. Neither the next commit nor a reader
+  /// needs it. A problem with one checkpoint does not affect the others: a checkpoint that cannot be removed
+  /// stays, with those it refers to, and removal is retried next time, also of partly removed ones.
+  /// Checkpoints that a reader holds (`checkpoint_hold`) stay, with those they refer to. If a checkpoint's
+  /// folder is a symbolic link, only the link is removed, not its target.
   /// @return the checkpoints that were removed.
-  /// @throws io_error  at the end, with each trouble: a checkpoint or its files that cannot be removed,
-  /// LATEST
-  ///      that cannot be written, a manifest that is there and cannot be read now (it may refer to any older
-  ///      one, so none of those was removed).
+  /// @throws io_error  at the end, with each problem: a checkpoint or its files that cannot be removed,
+  ///   LATEST that cannot be written, an existing manifest that cannot be read now (it may refer to any older
+  ///   checkpoint, so none of those was removed).
   std::vector<checkpoint_id> tidy(retention_ref retention);
 
-  /// Which `tidy` would remove. None that one which stays refers to.
+  /// Returns the checkpoints that `tidy` would remove: none to which a remaining one refers.
   [[nodiscard]] std::vector<checkpoint_id> superfluous(retention_ref retention);
 
   [[nodiscard]] commit_method method() const noexcept { return method_; }
-  /// Of the last draft, or the last that is known of.
+  /// The generation of the last draft, or the last one known.
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
   [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
 
  private:
   enum class draft_name : std::uint8_t { its_own, final, unknown };
-  static constexpr std::string_view whole_for_now = " is whole, and may be gone after a crash";
+  static constexpr std::string_view whole_for_now = " is whole, but a crash may remove it";
   struct uncertainty;
   struct leaving_checkpoint {
     checkpoint_id id{};
@@ -152,7 +155,7 @@ class checkpoint_folder_base {
   };
   struct leaving_list {
     std::vector<leaving_checkpoint> all{};
-    std::string unread{};  // what one that stays refers to cannot be told now: nothing older leaves
+    std::string unread{};  // why the references of a remaining one are unknown: nothing older is removed
   };
   class troubles;
 
@@ -184,14 +187,13 @@ class checkpoint_folder_base {
   std::optional<storage_ref::lock_type> lock_;
   commit_method method_ = commit_method::rename;
   std::uint64_t generation_ = 0;
-  std::uint64_t committed_ = 0;             // the highest generation of a checkpoint that is known of
-  std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
+  std::uint64_t committed_ = 0;             // the highest known generation of a checkpoint
+  std::vector<std::uint64_t> uncertain_{};  // generations that do not count as committed
   std::vector<std::uint64_t> held_{};       // generations
   std::vector<std::string> abandoned_{};    // folders of drafts that could not be removed
 };
 
-/// The writing side of a folder of checkpoints in a storage of that type: `checkpoint_folder_base` says what
-/// it does.
+/// The writing side of a folder of checkpoints in a storage of that type: see `checkpoint_folder_base`.
 template <checkpoint_storage Storage>
 class checkpoint_folder : public checkpoint_folder_base {
  public:

@@ -1,5 +1,5 @@
 /// @file
-/// `checkpoint_hold`: a reader keeps a checkpoint from being pruned while it reads.
+/// `checkpoint_hold`: prevents a checkpoint from being pruned while a reader uses it.
 #pragma once
 
 #include <llmmem/checkpoint/detail/try_again.hpp>
@@ -20,31 +20,32 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps a checkpoint, and what it refers to, for as long as this lives, whatever a run next to it commits
-/// and prunes: for a loader, an evaluation, a copy that takes longer than the run keeps checkpoints.
+/// Keeps a checkpoint, and those it refers to, while this object lives, even if a concurrent run commits and
+/// prunes: for a loader, an evaluation, or a copy that takes longer than the run keeps checkpoints.
 ///
 ///     const held_checkpoint held = hold_newest(storage);
 ///     if (held.hold) load_checkpoint(storage, *held.search.found, wanted, sink);
 ///
-/// The hold is a file in the folder that this process has locked. It ends with the object or the process;
-/// what a process that died leaves of it is removed when the run prunes next.
+/// The hold is a file in the folder that this process has locked. It ends with the object or the process; the
+/// run removes the file of a dead process when it next prunes.
 ///
-/// Needs a folder that the reader may write to, and locks that reach the run (not `file_locks::caller`); and
-/// a run of this version or a later one.
+/// Requires a folder that the reader may write to, locks that reach the run (not `file_locks::caller`), and a
+/// run of this version or later.
 ///
 /// @par Thread safety   one thread at a time. The storage outlives it.
 class checkpoint_hold {
  public:
-  /// @throws storage_error  with ENOENT when the checkpoint is not there any more: search again; and what the
-  ///      storage refuses.
-  /// @throws io_error       while the run is removing checkpoints, for longer than `waits` says.
+  /// @throws storage_error  with ENOENT when the checkpoint no longer exists: search again; and the storage's
+  ///   errors.
+  /// @throws io_error       while the run is removing checkpoints for longer than `waits` allows.
   checkpoint_hold(storage_ref storage, const checkpoint_id& id, const search_patience& waits = {})
       : storage_(storage), id_(id) {
     const auto alone = detail::try_again(waits, [&] {
       auto lock = storage_.try_lock(std::string(checkpoint_names::holding));
       if (!lock) {
-        throw io_error(storage_.path(folder_name(id)) +
-                       ": it cannot be held while another process holds one, or removes some; try again");
+        throw io_error(
+            storage_.path(folder_name(id)) +
+            ": it cannot be held while another process takes a hold or removes checkpoints; try again");
       }
       return std::move(*lock);
     });
@@ -67,14 +68,14 @@ class checkpoint_hold {
   ~checkpoint_hold() { end(); }
 
   [[nodiscard]] const checkpoint_id& id() const noexcept { return id_; }
-  /// False when somebody removed its file: then the checkpoint may go.
+  /// False when its file was removed: then the checkpoint may be removed too.
   [[nodiscard]] bool is_held() const { return lock_ && lock_->is_held(); }
 
  private:
   void end() noexcept {
     if (name_.empty()) return;
     try {
-      storage_.remove(name_);  // before the lock is given back: nobody sees one that is free
+      storage_.remove(name_);  // before the lock is released, so that no process sees an unlocked hold
     } catch (...) {            // the run removes it
     }
     lock_.reset();
@@ -87,14 +88,14 @@ class checkpoint_hold {
   std::optional<storage_ref::lock_type> lock_{};
 };
 
-/// A checkpoint that was found, and is held.
+/// A checkpoint that was found and is held.
 struct held_checkpoint {
   checkpoint_search search{};
-  std::optional<checkpoint_hold> hold{};  ///< none where nothing was found
+  std::optional<checkpoint_hold> hold{};  ///< none if nothing was found
 };
 
-/// Finds the newest checkpoint that proves whole, holding it before it is read.
-/// @throws as `find_checkpoint` and `checkpoint_hold`.
+/// Finds the newest checkpoint that is verified as whole, and holds it before reading it.
+/// @throws the errors of `find_checkpoint` and `checkpoint_hold`.
 [[nodiscard]] inline held_checkpoint hold_newest(storage_ref storage,
                                                  verification how = verification::checksums,
                                                  const search_patience& waits = {}) {
@@ -107,7 +108,7 @@ struct held_checkpoint {
       held.hold.emplace(storage, id, waits);
     } catch (const storage_error& error) {
       if (error.number() != ENOENT || tries == 0) throw;
-      continue;  // a newer one is there
+      continue;  // a newer one exists
     }
     if (how == verification::sizes) return held;
     try {

@@ -1,6 +1,6 @@
 /// @file
 /// How often to save: Young's, Daly's and the availability-optimal interval, and `interval_tuner`, which
-/// answers "every k steps" from what it measures.
+/// computes "every k steps" from measurements.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,17 +14,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Never: an interval of no save at all.
+/// Never: the interval without any save.
 inline constexpr double never_s = std::numeric_limits<double>::infinity();
 inline constexpr std::uint64_t never_steps = ~std::uint64_t{0};
 
 namespace detail {
 
-/// Square root by Newton's iteration, because `std::sqrt` is no constant expression in C++20. Within two
-/// units in the last place of a normal number. @pre `x >= 0`.
+/// Returns the square root by Newton's iteration, because `std::sqrt` is not a constant expression in C++20.
+/// Within two units in the last place of a normal number. @pre `x >= 0`.
 [[nodiscard]] constexpr double newton_sqrt(double x) noexcept {
   if (x == 0 || x == never_s) return x;
-  // Half the exponent is a start within a few per cent; the first step lands above the root, the rest fall.
+  // Halving the exponent starts within a few per cent; the first step lands above the root, later ones
+  // descend.
   const auto bits = std::bit_cast<std::uint64_t>(x);
   auto root = std::bit_cast<double>((bits >> 1) + (std::uint64_t{0x1FF8} << 48));
   root = (root + x / root) / 2;
@@ -35,7 +36,7 @@ namespace detail {
   }
 }
 
-/// e^x - 1 without loss for small x. @pre `x >= 0`.
+/// Returns e^x - 1 without loss for small x. @pre `x >= 0`.
 [[nodiscard]] constexpr double exp_minus_one(double x) noexcept {
   if (x > 710) return never_s;
   int doublings = 0;
@@ -51,7 +52,7 @@ namespace detail {
   return sum;
 }
 
-/// `value`, or the refusal of one that is no duration. Infinity is one, for `mtbf_s`.
+/// Returns `value`, or refuses a value that is not a duration. Infinity is allowed, for `mtbf_s`.
 constexpr double checked_seconds(double value, const char* who, const char* what) {
   if (!(value >= 0)) {
     throw argument_error(std::string(who) + ": " + what + " is " + std::to_string(value) +
@@ -74,7 +75,7 @@ constexpr double checked_mtbf(double value, const char* who) {
   return value;
 }
 
-/// The least integer from `x` on; `never_steps` past 2^63.
+/// Returns the least integer not below `x`; `never_steps` past 2^63.
 [[nodiscard]] constexpr std::uint64_t ceil_steps(double x) noexcept {
   if (x >= 9.0e18) return never_steps;
   const auto whole = static_cast<std::uint64_t>(x);
@@ -83,16 +84,18 @@ constexpr double checked_mtbf(double value, const char* who) {
 
 }  // namespace detail
 
-// What follows takes and gives seconds. `save_s` is how long the application stands still for one save (for
-// an asynchronous one: the stall, not the time until it is durable), `mtbf_s` the mean time between failures
-// of the whole job, `recovery_s` from a failure until it computes again, `work_s` the computing between two
-// saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and infinite times but mtbf.
+// The functions below take and return seconds. `save_s` is how long the application stands still for one save
+// (for an asynchronous one: the stall, not the time until it is durable), `mtbf_s` the mean time between
+// failures of the whole job, `recovery_s` the time from a failure until it computes again, `work_s` the
+// computing between two saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and
+// infinite times except mtbf.
 //
-// A save that costs nothing gives 0: save at every step. A job that never fails (`never_s`) gives `never_s`,
-// unless saves cost nothing.
+// If a save costs nothing the result is 0: save at every step. For a job that never fails (`never_s`) it is
+// `never_s`, unless saves cost nothing.
 
-/// Work between two saves that loses least, to first order: sqrt(2 save mtbf) (J. W. Young, CACM 17(9),
-/// 1974). Right while saves are short against the mtbf; beyond that too long, see `daly_interval`.
+/// Returns the work between two saves that loses least, to first order: sqrt(2 save mtbf) (J. W. Young, CACM
+/// 17(9), 1974). Accurate while saves are short compared with the mtbf; otherwise too long, see
+/// `daly_interval`.
 [[nodiscard]] constexpr double young_interval(double save_s, double mtbf_s) {
   detail::checked_finite(save_s, "young_interval", "save_s");
   detail::checked_mtbf(mtbf_s, "young_interval");
@@ -100,9 +103,9 @@ constexpr double checked_mtbf(double value, const char* who) {
   return detail::newton_sqrt(2 * save_s) * detail::newton_sqrt(mtbf_s);
 }
 
-/// Work between two saves that loses least, to higher order (J. T. Daly, Future Generation Computer Systems
-/// 22(3), 2006): with x = save / (2 mtbf), sqrt(2 save mtbf) (1 + sqrt(x) / 3 + x / 9) - save; the mtbf
-/// itself where a save takes two of them or more.
+/// Returns the work between two saves that loses least, to higher order (J. T. Daly, Future Generation
+/// Computer Systems 22(3), 2006): with x = save / (2 mtbf), sqrt(2 save mtbf) (1 + sqrt(x) / 3 + x / 9) -
+/// save; the mtbf itself if a save takes two of them or more.
 [[nodiscard]] constexpr double daly_interval(double save_s, double mtbf_s) {
   detail::checked_finite(save_s, "daly_interval", "save_s");
   detail::checked_mtbf(mtbf_s, "daly_interval");
@@ -113,9 +116,9 @@ constexpr double checked_mtbf(double value, const char* who) {
   return young_interval(save_s, mtbf_s) * (1 + detail::newton_sqrt(x) / 3 + x / 9) - save_s;
 }
 
-/// The period, from the begin of one save to the begin of the next, that gives most availability:
-/// save + sqrt(2 (mtbf + recovery) save + save^2) (Saxena et al., arXiv 2410.18124). It is where
-/// (1 - save / period) mtbf / (mtbf + recovery + period / 2) is largest. Less the save it is comparable with
+/// Returns the period from the beginning of one save to the beginning of the next that gives the highest
+/// availability: save + sqrt(2 (mtbf + recovery) save + save^2) (Saxena et al., arXiv 2410.18124). It
+/// maximises (1 - save / period) mtbf / (mtbf + recovery + period / 2). Minus the save, it is comparable with
 /// the two above.
 [[nodiscard]] constexpr double availability_period(double save_s, double mtbf_s, double recovery_s) {
   detail::checked_finite(save_s, "availability_period", "save_s");
@@ -126,10 +129,10 @@ constexpr double checked_mtbf(double value, const char* who) {
   return save_s + detail::newton_sqrt(save_s) * detail::newton_sqrt(2 * (mtbf_s + recovery_s) + save_s);
 }
 
-/// The part of all time that ends as saved work, when failures come at random at a constant rate, also while
-/// saving and recovering: work / (mtbf e^(recovery / mtbf) (e^((work + save) / mtbf) - 1)), Daly's complete
-/// model. Exact for saves that hold up the work; no work is 0 unless saves are free, endless work is 0 unless
-/// nothing fails.
+/// Returns the share of all time that becomes saved work, when failures come at random at a constant rate,
+/// also during saves and recovery: work / (mtbf e^(recovery / mtbf) (e^((work + save) / mtbf) - 1)), Daly's
+/// complete model. Exact for saves that stop the work; 0 for no work unless saves are free, 0 for endless
+/// work unless nothing fails.
 [[nodiscard]] constexpr double expected_availability(double work_s, double save_s, double mtbf_s,
                                                      double recovery_s) {
   detail::checked_seconds(work_s, "expected_availability", "work_s");
@@ -146,7 +149,8 @@ constexpr double checked_mtbf(double value, const char* who) {
   return work_s / (mtbf_s * recovering * detail::exp_minus_one((work_s + save_s) / mtbf_s));
 }
 
-/// What saving alone adds to the time of the work: save / work. Infinite for saves without work between them.
+/// Returns what saving alone adds to the time of the work: save / work. Infinite for saves without work
+/// between them.
 [[nodiscard]] constexpr double save_overhead(double work_s, double save_s) {
   detail::checked_seconds(work_s, "save_overhead", "work_s");
   detail::checked_finite(save_s, "save_overhead", "save_s");
@@ -154,50 +158,51 @@ constexpr double checked_mtbf(double value, const char* who) {
   return work_s == 0 ? never_s : save_s / work_s;
 }
 
-/// What an `interval_tuner` goes by until it has measured, and what it must keep to.
+/// The assumptions of an `interval_tuner` before it has measurements, and its limits.
 struct interval_options {
   double step_s = 1;            ///< of one training step; above 0
-  double stall_s = 0;           ///< that a save holds up the steps
-  double durable_s = 0;         ///< from the begin of a save until it outlives a crash
-  double mtbf_s = 24 * 3600.0;  ///< expected before any failure was seen; `never_s` is one that never is
-  /// How many failures `mtbf_s` counts for. 1: the second failure already weighs as much; more: slower to
-  /// learn.
+  double stall_s = 0;           ///< time that a save stalls the steps
+  double durable_s = 0;         ///< from the beginning of a save until it survives a crash
+  double mtbf_s = 24 * 3600.0;  ///< expected before the first failure; `never_s`: never
+  /// The weight of `mtbf_s`, in failures. 1: the second failure already weighs as much; more: it adapts more
+  /// slowly.
   double prior_failures = 1;
   double recovery_s = 0;  ///< after a failure, for the expected availability
-  /// The most that saving may add to the time of the steps. The default is the bound that CheckFreq keeps to
-  /// (Mohan, Phanishayee, Chidambaram, FAST 2021). Above 0.
+  /// The most that saving may add to the time of the steps. The default is CheckFreq's bound (Mohan,
+  /// Phanishayee, Chidambaram, FAST 2021). Above 0.
   double overhead_cap = 0.035;
 };
 
-/// What decided an interval.
+/// What determined an interval.
 enum class interval_bound : std::uint8_t {
   failures,    ///< the optimum for the failure rate
-  overhead,    ///< the cap on overhead asks for fewer saves
-  durability,  ///< the save before has to be durable first
+  overhead,    ///< the cap on overhead requires fewer saves
+  durability,  ///< the previous save must first be durable
 };
 
 /// Save every `steps` steps.
 struct save_interval {
-  std::uint64_t steps = 1;  ///< at least 1; `never_steps` when nothing ever fails and saves cost something
+  std::uint64_t steps = 1;  ///< at least 1; `never_steps` when nothing ever fails and saves cost time
   interval_bound bound = interval_bound::failures;
-  double work_s = 0;        ///< what these steps take
-  double overhead = 0;      ///< that saving adds, see `save_overhead`
-  double availability = 0;  ///< see `expected_availability`; what a save under way would lose is not in it
+  double work_s = 0;        ///< time of these steps
+  double overhead = 0;      ///< added by saving, see `save_overhead`
+  double availability = 0;  ///< see `expected_availability`; does not include what a save in progress would
+                            ///< lose
 };
 
-/// Says how often to save, from measured steps and saves and the failures seen.
+/// Computes how often to save, from measured steps and saves and the observed failures.
 ///
-/// The optimum is Daly's, for the stall: an asynchronous save costs only that, and how long it takes to
-/// become durable moves what a failure loses, but not where the optimum is. Then the interval is lengthened
-/// until saving stays within the cap and the next save does not begin before the last is durable. Steps and
-/// stalls are running means (an eighth of each new value), of stall and durable time the last if it is
-/// larger. The failure rate is that of a gamma prior: (prior failures + seen) / (prior failures x mtbf +
-/// observed time).
+/// The optimum is Daly's, for the stall: an asynchronous save costs only that. The time until it is durable
+/// changes what a failure loses, but not the position of the optimum. Then the interval is lengthened until
+/// saving stays within the cap and the next save does not begin before the last is durable. Step and stall
+/// times are running means (an eighth of each new value); for stall and durable time the last value is used
+/// if it is larger. The failure rate is that of a gamma prior: (prior failures + seen) / (prior failures x
+/// mtbf + observed time).
 ///
 /// A plain value; the same observations give the same answers. O(1) each, nothing is allocated.
 ///
 /// @par Thread safety   as a plain value.
-/// @par Errors          `argument_error` for times that are none; the tuner is as it was.
+/// @par Errors          `argument_error` for invalid times; the tuner is unchanged.
 class interval_tuner {
  public:
   explicit constexpr interval_tuner(const interval_options& options) : options_(options) {
@@ -218,7 +223,7 @@ class interval_tuner {
     }
   }
 
-  /// A step took `seconds`, saves not counted. Steps of 0 are left out.
+  /// Records a step of `seconds`, without saves. Steps of 0 are ignored.
   constexpr void observe_step(double seconds) {
     detail::checked_finite(seconds, "interval_tuner", "a step");
     if (seconds == 0) return;
@@ -226,7 +231,7 @@ class interval_tuner {
     if (steps_seen_ == 0) steps_seen_ = 1;
   }
 
-  /// A save held up the steps for `stall_s`, and was durable `durable_s` after it began.
+  /// Records a save that stalled the steps for `stall_s`, and was durable `durable_s` after it began.
   constexpr void observe_save(double stall_s, double durable_s) {
     detail::checked_finite(stall_s, "interval_tuner", "stall_s");
     detail::checked_finite(durable_s, "interval_tuner", "durable_s");
@@ -238,30 +243,30 @@ class interval_tuner {
     last_durable_s_ = durable_s;
   }
 
-  /// The job ran for `seconds`, in which it failed `failures` times.
+  /// Records that the job ran for `seconds`, in which it failed `failures` times.
   constexpr void observe_run(double seconds, std::uint64_t failures) {
     detail::checked_finite(seconds, "interval_tuner", "a run");
     observed_s_ += seconds;
     failures_ += static_cast<double>(failures);
   }
 
-  /// The mean time between failures, as far as is known.
+  /// The mean time between failures, as far as it is known.
   [[nodiscard]] constexpr double mtbf_s() const noexcept {
     if (options_.mtbf_s == never_s) return failures_ == 0 ? never_s : observed_s_ / failures_;
     return (options_.prior_failures * options_.mtbf_s + observed_s_) / (options_.prior_failures + failures_);
   }
   [[nodiscard]] constexpr double step_s() const noexcept { return options_.step_s; }
-  /// The larger of the last stall and their mean; likewise the time until durable.
+  /// The larger of the last stall and their mean; similarly for the time until durable.
   [[nodiscard]] constexpr double stall_s() const noexcept { return larger(options_.stall_s, last_stall_s_); }
   [[nodiscard]] constexpr double durable_s() const noexcept {
     return larger(options_.durable_s, last_durable_s_);
   }
 
-  /// How often to save now.
+  /// Returns how often to save now.
   [[nodiscard]] constexpr save_interval every() const {
     const double step = step_s();
     const double stall = stall_s();
-    // A rate that was seen with prior `never_s` in no time at all: as often as can be.
+    // A failure seen in no time at all with the prior `never_s`: save as often as possible.
     const double mtbf = larger(mtbf_s(), std::numeric_limits<double>::min());
     save_interval found{};
     found.steps = best_steps(step, stall, mtbf);
@@ -282,13 +287,13 @@ class interval_tuner {
  private:
   [[nodiscard]] static constexpr double larger(double a, double b) noexcept { return a > b ? a : b; }
 
-  // The fewest steps that take `seconds`, and not one too few for the rounding of a division.
+  // The fewest steps that take `seconds`, robust against the rounding of a division.
   [[nodiscard]] static constexpr std::uint64_t steps_of(double seconds, double step) noexcept {
     const std::uint64_t steps = detail::ceil_steps(seconds / step);
     return steps != never_steps && static_cast<double>(steps) * step < seconds ? steps + 1 : steps;
   }
 
-  // The better of the two numbers of steps beside Daly's interval.
+  // The better of the two step counts on either side of Daly's interval.
   [[nodiscard]] constexpr std::uint64_t best_steps(double step, double stall, double mtbf) const {
     const std::uint64_t above = detail::ceil_steps(daly_interval(stall, mtbf) / step);
     if (above <= 1) return 1;
@@ -299,7 +304,7 @@ class interval_tuner {
     return at(above - 1) >= at(above) ? above - 1 : above;
   }
 
-  interval_options options_;  // its times are running means from the first observation on
+  interval_options options_;  // its times become running means at the first observation
   double last_stall_s_ = 0;
   double last_durable_s_ = 0;
   double observed_s_ = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// Loading a checkpoint: whole tensors or parts of them, whatever parts they were saved in.
+/// Loads a checkpoint: whole tensors or parts of them, in whatever parts they were saved.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -29,49 +29,50 @@ class file_chunks;
 
 }  // namespace detail
 
-/// A tensor, or part of one, that somebody wants.
+/// A requested tensor, or part of one.
 struct wanted_tensor {
   std::string name{};
   std::optional<element_runs> part{};  ///< none: all of it
-  /// What it must be. Without a type or shape any will do.
+  /// The required type and shape. Empty: any.
   std::optional<safetensors_type> type{};
   std::optional<std::vector<std::uint64_t>> shape{};
 };
 
-/// Whose thread calls the sink.
+/// The thread that calls the sink.
 enum class sink_calls : std::uint8_t {
-  by_caller,  ///< the thread that loads, and no other: the sink may do whatever that thread may
-  by_readers  ///< each thread that reads, at once: for sinks that are safe for that, such as plain memory
+  by_caller,  ///< only the loading thread: the sink may do whatever that thread may
+  by_readers  ///< each reader thread, concurrently: for sinks that allow it, such as plain memory
 };
 
-/// How a checkpoint is loaded.
+/// The options for loading a checkpoint.
 struct load_options {
-  /// `checksums` reads whole chunks and holds each to its checksum; `sizes` reads no byte that is not wanted,
-  /// and believes it.
+  /// `checksums` reads whole chunks and checks each against its checksum; `sizes` reads only wanted bytes,
+  /// and trusts them.
   verification how = verification::checksums;
-  /// Threads that read and check; with 1 the caller's does.
+  /// Threads that read and check; with 1 it is the caller's.
   std::uint32_t readers = 4;
   sink_calls sink = sink_calls::by_caller;
 };
 
-/// What loading took.
+/// The cost of a load.
 struct load_report {
-  std::uint64_t bytes = 0;       ///< wanted, and given to the sink, each once
-  std::uint64_t read_bytes = 0;  ///< from files, headers and the rest of chunks among them
-  std::uint64_t files = 0;       ///< that anything was read of
-  std::uint64_t looks = 0;  ///< at copies, for each chunk that was read: about one for each copy and chunk
+  std::uint64_t bytes = 0;       ///< wanted, and passed to the sink, each once
+  std::uint64_t read_bytes = 0;  ///< read from files, including headers and the rest of chunks
+  std::uint64_t files = 0;       ///< files from which anything was read
+  std::uint64_t looks = 0;  ///< lookups in the list of copies, for each chunk read: about one per copy and
+                            ///< chunk
 };
 
-/// Loads from one checkpoint as often as asked. What it learns it keeps: tensors by name, and the header of
-/// each file that anything was read of.
+/// Loads from one checkpoint any number of times. It keeps what it reads: tensors by name, and the header of
+/// each file that was used.
 ///
 ///     checkpoint_loader loader(storage, *search.found);
 ///     loader.load(first_half, sink);
 ///     loader.load(second_half, sink);
 ///
-/// @par Complexity      made in O(n log n) for n tensors; a load in O(k log n) for k wanted parts, and the
-///                      first of a file O(its header). Extra memory is a chunk a reader, and the headers.
-/// @par Thread safety   one thread at a time. The storage and what was found outlive it.
+/// @par Complexity      constructed in O(n log n) for n tensors; a load in O(k log n) for k wanted parts, and
+///   the first from a file O(its header). Extra memory is one chunk per reader, and the headers.
+/// @par Thread safety   one thread at a time. The storage and the found checkpoint must outlive it.
 /// @par Errors          as `load_checkpoint`.
 class checkpoint_loader {
  public:
@@ -106,23 +107,24 @@ class checkpoint_loader {
   std::vector<known_file> files_{};
 };
 
-/// Gives the sink all bytes that are wanted, in any order.
+/// Passes all wanted bytes to the sink, in any order.
 ///
 ///     const auto sink = [&](std::uint32_t i, std::uint64_t offset, auto bytes) {
 ///       std::memcpy(tensors[i] + offset, bytes.data(), bytes.size());
 ///     };
 ///     load_checkpoint(storage, *search.found, wanted, sink);
 ///
-/// Which bytes are read from where is a `reshard_plan` of what the checkpoint has and what is wanted: any
-/// split into any other. Extra memory is a chunk a reader.
+/// A `reshard_plan` from the checkpoint's parts to the wanted ones determines which bytes are read from
+/// where: any split into any other. Extra memory is one chunk per reader.
 ///
 /// @param wanted  any parts, which may overlap.
-/// @param sink    `void(std::uint32_t wanted, std::uint64_t offset, std::span<const std::byte>)`: bytes of
-///                the part, from byte `offset` of it on, never twice the same. Called by the caller's thread
-///                while others read on; `sink_calls::by_readers` has all readers call it at once.
-/// @throws argument_error  for a tensor that is not there, of another type or shape than it must be, or whose
-///      elements the checkpoint does not have.
-/// @throws format_error    for what is damaged; `storage_error`. Some bytes may have been given by then.
+/// @param sink    `void(std::uint32_t wanted, std::uint64_t offset, std::span<const
+///   std::byte>)`: receives bytes of the part from byte `offset` on, never the same bytes twice. Called by
+///   the caller's thread while other threads continue to read; with `sink_calls::by_readers` all readers call
+///   it concurrently.
+/// @throws argument_error  for a tensor that does not exist, has another type or shape than required, or
+///   whose elements the checkpoint lacks.
+/// @throws format_error    for damage; `storage_error`. Some bytes may have been passed to the sink by then.
 template <class Sink>
 load_report load_checkpoint(storage_ref storage, const found_checkpoint& from,
                             std::span<const wanted_tensor> wanted, Sink&& sink,
@@ -130,7 +132,7 @@ load_report load_checkpoint(storage_ref storage, const found_checkpoint& from,
   return checkpoint_loader(storage, from, options).load(wanted, sink);
 }
 
-/// The bytes of a rank's extra, verified; nothing when there is none of that name.
+/// Returns the bytes of a rank's extra, verified; nothing if there is none of that name.
 [[nodiscard]] std::optional<std::vector<std::byte>> load_extra(storage_ref storage,
                                                                const found_checkpoint& from,
                                                                std::uint32_t rank, std::string_view name);

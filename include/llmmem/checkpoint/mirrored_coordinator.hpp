@@ -1,6 +1,6 @@
 /// @file
-/// `mirrored_coordinator`: checkpoints are committed to a local folder, and copied to a durable one behind
-/// it.
+/// `mirrored_coordinator`: commits checkpoints to a local folder, and copies them to a durable one in the
+/// background.
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
@@ -26,33 +26,33 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What becomes of a copy that is not done when the coordinator goes.
+/// What happens to an unfinished copy when the coordinator is destroyed.
 enum class mirror_end : std::uint8_t {
-  finish,  ///< it is waited for, `finish_within_ns` at most
-  stop,    ///< it is given up; the next run copies what the durable folder lacks
+  finish,  ///< the destructor waits for it, `finish_within_ns` at most
+  stop,    ///< it is abandoned; the next run copies what the durable folder lacks
 };
 
-/// How copies are made.
+/// The options of the copies.
 struct mirror_options {
   std::uint64_t buffer_bytes = std::uint64_t{8} << 20;  ///< all the memory that copying takes
-  std::uint32_t attempts = 3;                           ///< of a copy; fewer when a newer one waits
-  std::uint64_t retry_after_ns = 1'000'000'000;         ///< between two
+  std::uint32_t attempts = 3;                           ///< per copy; fewer when a newer one waits
+  std::uint64_t retry_after_ns = 1'000'000'000;         ///< between two attempts
   mirror_end at_end = mirror_end::finish;
   std::uint64_t finish_within_ns = std::uint64_t{600'000'000'000};
 };
 
-/// Counters of a mirror, of this process.
+/// The counters of a mirror, for this process.
 struct mirror_stats {
   std::uint64_t copied = 0;        ///< checkpoints
-  std::uint64_t skipped = 0;       ///< never begun: a newer one came first
+  std::uint64_t skipped = 0;       ///< never begun because a newer one came first
   std::uint64_t failed = 0;        ///< attempts
   std::uint64_t bytes = 0;         ///< of those copied
   std::uint64_t copy_ns = 0;       ///< of those copied, from the first byte to the commit
-  std::uint64_t behind = 0;        ///< local commits since the one that is the newest copy
+  std::uint64_t behind = 0;        ///< local commits since the newest copy
   checkpoint_id last_committed{};  ///< locally; generation 0: none
   checkpoint_id last_copied{};     ///< the newest in the durable folder; generation 0: none
-  copy_progress copying{};         ///< of the copy under way; `id.generation` 0: none is
-  std::string last_trouble{};      ///< why the last attempt that failed did, or what tidying met
+  copy_progress copying{};         ///< of the copy in progress; `id.generation` 0: none
+  std::string last_trouble{};      ///< reason of the last failed attempt, or of the last problem in tidying
 
   /// Bytes a second.
   [[nodiscard]] double bandwidth() const noexcept {
@@ -68,7 +68,7 @@ struct no_mirror_observer {
 
 namespace detail {
 
-/// The folder that a coordinator commits to. @pre it is rank 0's.
+/// The folder to which a coordinator commits. @pre it is rank 0's.
 template <class Coordinator>
 [[nodiscard]] checkpoint_folder_base& folder_of(Coordinator& coordinator) {
   if constexpr (requires { coordinator.folder(); }) {
@@ -78,7 +78,7 @@ template <class Coordinator>
   }
 }
 
-/// What the types of a `mirrored_coordinator` come to.
+/// The type-erased parts of a `mirrored_coordinator`.
 struct mirror_parts {
   coordinator_ref local;
   void* coordinator;  // the same, as `local_folder` takes it
@@ -90,7 +90,7 @@ struct mirror_parts {
   void (*failed)(void* observer, const checkpoint_id& id, const std::string& why);
 };
 
-/// A `mirrored_coordinator` but for its types: what its functions of the same names do.
+/// The type-independent part of a `mirrored_coordinator`: implements its functions of the same names.
 class mirror_core {
  public:
   mirror_core(const mirror_parts& parts, const mirror_options& options);
@@ -132,21 +132,21 @@ class mirror_core {
   template <class Tell>
   void tell(Tell tell_it) noexcept;
   void tidy_durable() noexcept;
-  /// @return whether the time is not over.
+  /// @return whether time is left.
   bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t most_ns);
   [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_ == 0; }
 
   mirror_parts parts_;
   mirror_options options_;
-  std::optional<checkpoint_folder_base> folder_;  // rank 0's; the copying thread's
+  std::optional<checkpoint_folder_base> folder_;  // rank 0's; used by the copying thread
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<checkpoint_id> committed_;  // and not handed over yet
+  std::optional<checkpoint_id> committed_;  // and not yet handed over
   std::optional<copy_job> pending_;
-  std::uint64_t copying_ = 0;  // generation that is read; 0: none
+  std::uint64_t copying_ = 0;  // generation being read; 0: none
   std::uint64_t commits_ = 0;
-  std::uint64_t copied_commit_ = 0;  // number of the newest that was copied
+  std::uint64_t copied_commit_ = 0;  // number of the newest commit that was copied
   std::uint64_t given_up_ = 0;       // highest generation
   std::string untold_;
   bool stops_ = false;
@@ -156,38 +156,39 @@ class mirror_core {
 
 }  // namespace detail
 
-/// A `checkpoint_coordinator` over two folders: one that is fast and near, in which checkpoints are
-/// committed, and one that outlasts the machine, to which they are copied by a thread of its own.
+/// A `checkpoint_coordinator` over two folders: a fast one nearby, in which checkpoints are committed, and
+/// one that outlasts the machine, to which a background thread copies them.
 ///
 ///     posix_storage local("/nvme/run-7"), durable("/shared/run-7");
 ///     solo_coordinator fast(local);
 ///     mirrored_coordinator coordinator(fast, durable, keep_last_and_every{.last = 5});
 ///     async_checkpointer<traits> saves(coordinator, tensors);
 ///
-/// A ticket that says `committed` speaks of the local folder; `wait_copied` and `stats()` tell what has come
-/// to the durable one. Both have a checkpoint under the same name, and one count of generations:
-/// `recover` finds the newest over both. What the thread does:
+/// The `committed` of a ticket refers to the local folder; `wait_copied` and `stats()` report what has
+/// reached the durable one. Both use the same names and one count of generations: `recover` finds the newest
+/// over both. The thread works as follows:
 ///
-/// - One checkpoint is copied at a time, and one waits: the newest. Where copying is slower than saving,
-///   those between are skipped and counted. A copy that was begun is finished, whatever comes meanwhile.
-/// - A copy that fails is tried again, and told: `stats()`, the observer, and what `tidy` returns, which
-///   `async_checkpointer` notes as `last_trouble`. It ends no training and holds none up.
-/// - After a copy the durable folder is tidied by a retention of its own. The local one removes nothing
-///   that is being copied or waits for it.
-/// - A run goes on behind the durable folder's last generation, also where the local disk was lost. Where
-///   the newest checkpoint of the local folder is newer than all of the durable one, because a process ended
-///   in between, it is copied first.
+/// - It copies one checkpoint at a time, and one waits: the newest. If copying is slower than saving, those
+///   between are skipped and counted. A copy that was begun is finished.
+/// - A failed copy is retried and reported: by `stats()`, the observer, and the result of `tidy`, which
+///   `async_checkpointer` records as `last_trouble`. It never ends or delays training.
+/// - After a copy the durable folder is tidied by its own retention. The local folder removes nothing that is
+///   being copied or waits for it.
+/// - A run continues behind the durable folder's last generation, even if the local disk was lost. If the
+///   newest local checkpoint is newer than all durable ones, because a process ended in between, it is copied
+///   first.
 ///
 /// With several ranks (`file_coordinator`), rank 0 copies, from the folder that all share. Local disks of
-/// several machines, each with its own ranks' files, need a transport, and are not for this.
+/// several machines, each with the files of its own ranks, need a transport and are not supported.
 ///
-/// @tparam Observer  `copied(id)` and `failed(id, why)`, by the copying thread; what they throw is noted.
-/// @par Complexity      `tidy` reads the manifest of what was committed; copying: `copy_checkpoint`.
+/// @tparam Observer  `copied(id)` and `failed(id, why)`, called by the copying thread; an exception from it
+///   is recorded.
+/// @par Complexity      `tidy` reads the manifest of the committed checkpoint; copying: `copy_checkpoint`.
 /// @par Thread safety   as `checkpoint_coordinator`; `stats` and `wait_copied` by any thread.
 /// @par Errors          the constructor throws `io_error` when the durable folder cannot be opened or read,
-///      or is another process's: without it nobody knows which generations are taken; `argument_error` when
-///      the local newest and the durable one of its generation are of two runs; and `length_error`
-///      for `buffer_bytes` below 2. Later on nothing throws that the local coordinator does not.
+///   or belongs to another process, because then the generations in use are unknown; `argument_error` when
+///   the newest local checkpoint and the durable one of its generation belong to different runs; and
+///   `length_error` for `buffer_bytes` below 2. Later calls throw only what the local coordinator throws.
 template <checkpoint_coordinator Coordinator, checkpoint_storage DurableStorage,
           retention_policy Retention = keep_last_and_every, class Observer = no_mirror_observer>
 class mirrored_coordinator {
@@ -196,7 +197,7 @@ class mirrored_coordinator {
   using durable_type = DurableStorage;
 
   /// @param local      a `solo_coordinator` or `file_coordinator`, with the local folder's retention.
-  /// @param durable    not used by ranks other than 0. It and `local` outlive this.
+  /// @param durable    not used by ranks other than 0. It and `local` must outlive this.
   /// @param retention  of the durable folder.
   mirrored_coordinator(Coordinator& local, DurableStorage& durable, Retention retention = {},
                        const mirror_options& options = {}, Observer observer = {})
@@ -218,8 +219,8 @@ class mirrored_coordinator {
               options) {}
   mirrored_coordinator(const mirrored_coordinator&) = delete;
   mirrored_coordinator& operator=(const mirrored_coordinator&) = delete;
-  /// As `mirror_options::at_end` says: by default it waits for the copy under way and the one that waits,
-  /// up to 10 minutes. A call of the durable storage that hangs is waited for in any case.
+  /// As `mirror_options::at_end`: by default it waits for the copy in progress and the one waiting, up to 10
+  /// minutes. It always waits for a hung call of the durable storage.
   ~mirrored_coordinator() = default;
 
   [[nodiscard]] std::uint32_t rank() const noexcept { return local_->rank(); }
@@ -233,14 +234,14 @@ class mirrored_coordinator {
     core_.give_up(draft.id);
     return local_->abandon(draft, why);
   }
-  /// Hands what was committed to the copying thread, tidies the local folder, and tells what went wrong in
-  /// either since it was last called.
+  /// Hands the committed checkpoint to the copying thread, tidies the local folder, and returns what went
+  /// wrong in either since the last call.
   [[nodiscard]] std::string tidy() { return core_.tidy(); }
 
-  /// Returns once that generation, or a newer one, is in the durable folder: true. False after `most_ns`,
-  /// when it was abandoned or its copy has failed for good and none newer waits, and at once for ranks other
-  /// than 0, and for generation 0: nothing was committed. A generation that was never begun is waited for as
-  /// long. Any thread.
+  /// Waits until that generation, or a newer one, is in the durable folder: true. Returns false after
+  /// `most_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
+  /// for ranks other than 0, and for generation 0: nothing was committed. It waits as long for a generation
+  /// that was never begun. Any thread.
   [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever) {
     return core_.wait_copied(generation, most_ns);
   }

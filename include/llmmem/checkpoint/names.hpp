@@ -1,5 +1,5 @@
 /// @file
-/// What the folders of checkpoints are called, and how the newest is told from the rest.
+/// The names in folders of checkpoints, and how the newest checkpoint is determined.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which checkpoint: the generation counts commits to a folder of checkpoints, whatever the step.
+/// Identifies a checkpoint: the generation counts commits to a folder of checkpoints, independent of the
+/// step.
 struct checkpoint_id {
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
@@ -22,18 +23,19 @@ struct checkpoint_id {
   friend constexpr bool operator==(const checkpoint_id&, const checkpoint_id&) noexcept = default;
 };
 
-/// What lies in a folder of checkpoints, by name.
+/// The names in a folder of checkpoints:
 ///
 ///     step-0000001200-g00000042   a checkpoint
 ///     LATEST                      the name of one, a hint for people and scripts
-///     LOCK                        held by whoever commits
-///     .tmp-..., .trash-...        one in the making, one that goes: removed when the folder is opened next
+///     LOCK                        held by the committing process
+///     .tmp-..., .trash-...        one under construction, one being removed: removed when the folder is next
+///     opened
 ///     .latest-..., .probe-...     likewise
 ///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
-///     .rank-...                   what ranks tell each other: removed when the folder is opened next
+///     .rank-...                   messages between ranks: removed when the folder is next opened
 ///     .hold-g42-...               held by a reader of that generation, which stays (`checkpoint_hold`)
-///     LOCK.holding                locked for a moment by a reader that takes such a hold, and by a run that
-///     removes checkpoints
+///     LOCK.holding                briefly locked by a reader that takes a hold, and by a run that removes
+///     checkpoints
 struct checkpoint_names {
   static constexpr std::string_view manifest = "MANIFEST.json";
   static constexpr std::string_view latest = "LATEST";
@@ -56,7 +58,7 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   to += text;
 }
 
-/// Digits up to what `text` has behind them, which is taken from it.
+/// Takes the digits up to the suffix that follows them in `text`.
 [[nodiscard]] inline std::optional<std::uint64_t> take_number(std::string_view& text) noexcept {
   std::uint64_t value = 0;
   std::size_t count = 0;
@@ -78,7 +80,7 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
 
 }  // namespace detail
 
-/// `step-0000001200-g00000042`: sorted by name, steps are in order.
+/// Returns `step-0000001200-g00000042`: sorted by name, steps are in order.
 [[nodiscard]] inline std::string folder_name(const checkpoint_id& id) {
   std::string name = "step-";
   detail::append_padded(name, id.step, 10);
@@ -87,7 +89,7 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   return name;
 }
 
-/// Which checkpoint a folder of that name is, if it is one's name.
+/// Returns the checkpoint of a folder of that name, if it is a checkpoint's name.
 [[nodiscard]] inline std::optional<checkpoint_id> read_folder_name(std::string_view name) {
   std::string_view rest = name;
   if (!detail::take_text(rest, "step-")) return std::nullopt;
@@ -96,11 +98,11 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   const std::optional<std::uint64_t> generation = detail::take_number(rest);
   if (!generation || !rest.empty()) return std::nullopt;
   const checkpoint_id id{*step, *generation};
-  if (folder_name(id) != name) return std::nullopt;  // other zeros: not ours
+  if (folder_name(id) != name) return std::nullopt;  // other leading zeros: not written by this library
   return id;
 }
 
-/// The generation in the name of one that is in the making or going, so that no number is given twice.
+/// Returns the generation in the name of a draft or trash, so that no number is used twice.
 [[nodiscard]] inline std::optional<std::uint64_t> generation_in(std::string_view name) {
   if (const auto id = read_folder_name(name)) return id->generation;
   if (!detail::take_text(name, checkpoint_names::in_the_making) &&
@@ -112,14 +114,14 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   return detail::take_number(name);
 }
 
-/// The generation that a reader holds, by the name of its file.
+/// Returns the generation that a reader holds, from the name of its file.
 [[nodiscard]] inline std::optional<std::uint64_t> held_generation(std::string_view name) noexcept {
   if (!detail::take_text(name, checkpoint_names::hold)) return std::nullopt;
   const std::optional<std::uint64_t> generation = detail::take_number(name);
   return name.starts_with("-") ? generation : std::nullopt;
 }
 
-/// Whether a name is of what a crash may leave behind.
+/// Whether a name belongs to something that a crash may leave behind.
 [[nodiscard]] inline bool is_left_over(std::string_view name) noexcept {
   for (const std::string_view prefix :
        {checkpoint_names::in_the_making, checkpoint_names::trash, checkpoint_names::hint,

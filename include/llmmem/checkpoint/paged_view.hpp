@@ -1,5 +1,5 @@
 /// @file
-/// `paged_state_view`: a checkpoint of sequences' KV blocks, while generation goes on.
+/// `paged_state_view`: a checkpoint of sequences' KV blocks while generation continues.
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
@@ -21,33 +21,34 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The KV blocks that sequences had at one moment: forks of them, which share the blocks. Who appends to a
-/// sequence that shares its last block gets a copy (`append_result::copy`); the others no one writes.
+/// The KV blocks of sequences at one moment: forks of them, which share the blocks. A sequence that appends
+/// to a shared last block gets a copy (`append_result::copy`); the other blocks are never written.
 ///
-/// Tensor i is sequence i: `rows` blocks of `block_bytes`, in the order of its table, zeros behind them. What
-/// lies inside a block is the engine's, and so are the tokens: they travel as extras, `tokens(i)` says how
-/// many of them the blocks hold.
+/// Tensor i is sequence i: `rows` blocks of `block_bytes`, in the order of its table, followed by zeros. The
+/// engine defines what lies inside a block, and keeps the tokens: they are saved as extras, and `tokens(i)`
+/// returns how many of them the blocks hold.
 ///
 ///     const state_tensor kv{.name = "kv", .type = safetensors_type::u8,
 ///                           .shape = {rows, storage.block_bytes()}, .group = "kv", .part = {}};
 ///     ...
 ///     const snapshot_guard guard = saves.begin_snapshot(
 ///         step, paged_state_view(cache, sequences, storage, rows), tokens_of(sequences));
-///     cache.append(sequences[0], next).value();     // goes on at once
-///     saves.stage_for(1'000'000);                   // now and then: copies, for about 1 ms
+///     cache.append(sequences[0], next).value();     // continues at once
+///     saves.stage_for(1'000'000);                   // now and then: copies for about 1 ms
 ///
-/// An allocator is one thread's, and so is the view: that thread copies, in `stage_for` or when it waits, and
-/// the forks go in it. Until then their blocks are pinned; where appending runs short of blocks for it
-/// (`errc::out_of_blocks`), `guard.wait_staged()` gives them back. Compaction may move the blocks meanwhile.
+/// An allocator belongs to one thread, and so does the view: that thread copies, in `stage_for` or when it
+/// waits, and releases the forks in it. Until then their blocks are pinned; if appending runs short of blocks
+/// because of that (`errc::out_of_blocks`), `guard.wait_staged()` releases them. Compaction may move the
+/// blocks during that time.
 ///
-/// Copies of a view share its forks. They are released when the last copy goes.
+/// Copies of a view share its forks, which the last copy releases.
 ///
-/// @tparam Cache  `paged_allocator<...>`, or what forks, releases and names blocks as it does.
-/// @par Complexity      to take it O(blocks of the sequences), and no byte moves.
+/// @tparam Cache  `paged_allocator<...>`, or a type that forks, releases and names blocks in the same way.
+/// @par Complexity      O(blocks of the sequences) to take, and no byte is copied.
 /// @par Thread safety   the allocator's thread. Allocator and storage outlive it: see `snapshot_guard`.
-/// @par Errors          the constructor throws what `fork` refuses (`out_of_memory` beyond `max_sequences`,
-///                      `handle_error`), `length_error` for a sequence of more than `rows` blocks, and
-///                      `argument_error` for a storage with fewer blocks than the allocator names.
+/// @par Errors          the constructor throws the errors of `fork` (`out_of_memory` beyond `max_sequences`,
+///   `handle_error`), `length_error` for a sequence of more than `rows` blocks, and `argument_error` for a
+///   storage with fewer blocks than the allocator names.
 template <class Cache, memory_space Space>
 class paged_state_view {
  public:
@@ -55,8 +56,8 @@ class paged_state_view {
   static constexpr bool is_stable = true;
   static_assert(Space::is_host_accessible, "the host copies the blocks: it must be able to touch them");
 
-  /// @param sequences  the KV of all their tokens has been written.
-  /// @param rows       blocks of each tensor, as they were described.
+  /// @param sequences  the KV of all their tokens must be written.
+  /// @param rows       blocks of each tensor, as described.
   paged_state_view(Cache& cache, std::span<const sequence_id> sequences, const block_storage<Space>& storage,
                    std::uint64_t rows)
       : rows_(rows), forks_(std::in_place, cache, storage) {
@@ -65,8 +66,9 @@ class paged_state_view {
       cache.check(each).value();
       if (cache.blocks(each).size() > rows) {
         throw length_error("paged_state_view: sequence " + std::to_string(forks_->handles.size()) + " has " +
-                           std::to_string(cache.blocks(each).size()) + " blocks, its tensor has rows for " +
-                           std::to_string(rows) + "; describe it with more");
+                           std::to_string(cache.blocks(each).size()) +
+                           " blocks, but its tensor has rows for " + std::to_string(rows) +
+                           "; describe the tensor with more rows");
       }
       for (const block_id block : cache.blocks(each))
         static_cast<void>(storage.at(block).value());
@@ -74,7 +76,7 @@ class paged_state_view {
     }
   }
 
-  /// @throws argument_error  for bytes that the tensor has not got; and what `block_storage::at` fails with.
+  /// @throws argument_error  for bytes that the tensor lacks; and the errors of `block_storage::at`.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     detail::check_held(static_cast<bool>(forks_), "paged_state_view");
     const std::uint64_t block_bytes = forks_->storage->block_bytes();
@@ -85,7 +87,7 @@ class paged_state_view {
                            " are not in it: there are " + std::to_string(forks_->handles.size()) + ", with " +
                            std::to_string(bytes) + " bytes each");
     }
-    // Asked for each time: compaction gives the blocks other places.
+    // Looked up each time, because compaction moves the blocks.
     const std::span<const block_id> blocks = forks_->cache->blocks(forks_->handles[tensor]);
     while (!into.empty()) {
       const std::uint64_t row = offset / block_bytes;
@@ -103,7 +105,8 @@ class paged_state_view {
     }
   }
 
-  /// Of tensor `tensor`: how many there were. 0 for one that is not there, and when moved from.
+  /// Returns the number of tokens of tensor `tensor` at that moment; 0 for a tensor that does not exist, and
+  /// after a move.
   [[nodiscard]] std::uint64_t tokens(std::uint32_t tensor) const noexcept {
     return forks_ && tensor < forks_->handles.size() ? forks_->cache->tokens(forks_->handles[tensor]) : 0;
   }

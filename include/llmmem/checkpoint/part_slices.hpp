@@ -1,5 +1,5 @@
 /// @file
-/// Bytes of a tensor's part as sets of its elements: what a reader with a window of memory asks for.
+/// Bytes of a tensor's part as sets of its elements: the requests of a reader with a window of memory.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -17,20 +17,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The least elements of a type that fill whole bytes: one, but of types of less than a byte.
+/// The smallest number of elements of a type that fill whole bytes: one, except for types of less than a
+/// byte.
 struct element_unit {
   std::uint64_t elements = 1;
   std::uint64_t bytes = 1;
 };
 
-/// That of a type.
+/// Returns the unit of a type.
 [[nodiscard]] inline element_unit whole_byte_unit(safetensors_type type) {
   const std::uint64_t bits = bits_of(type);
   if (bits % 8 == 0) return {1, bits / 8};
   return bits == 4 ? element_unit{2, 1} : element_unit{4, bits / 2};
 }
 
-/// The elements `first` to `last - 1` of a set, in its own order: three sets at most.
+/// Returns the elements `first` to `last - 1` of a set, in its own order: at most three sets.
 [[nodiscard]] inline std::vector<element_runs> runs_between(const element_runs& of, std::uint64_t first,
                                                             std::uint64_t last) {
   std::vector<element_runs> sets;
@@ -56,13 +57,13 @@ struct element_unit {
   return sets;
 }
 
-/// Elements whose bytes begin at or before those asked for, and where these go.
+/// The elements that contain the requested bytes, and the destination of these.
 struct part_slice {
   element_runs elements{};
-  std::uint64_t skip = 0;  ///< bytes of the elements before the first that is kept
+  std::uint64_t skip = 0;  ///< bytes of the elements before the first wanted byte
   std::span<std::byte> into{};
 
-  /// Copies what is kept of `bytes`, which begin at byte `offset` of the elements.
+  /// Copies the wanted part of `bytes`, which begin at byte `offset` of the elements.
   void take(std::uint64_t offset, std::span<const std::byte> bytes) const {
     const std::uint64_t first = std::max(offset, skip);
     const std::uint64_t last = std::min<std::uint64_t>(offset + bytes.size(), skip + into.size());
@@ -73,7 +74,7 @@ struct part_slice {
   }
 };
 
-/// Bytes of a part of a tensor, from byte `offset` of the part on, as many as `into` has.
+/// Returns the slices for the bytes of a tensor's part from byte `offset` on, as many as `into` has.
 /// @throws argument_error, length_error  as `bytes_of`.
 [[nodiscard]] inline std::vector<part_slice> slices_of(safetensors_type type, const element_runs& part,
                                                        std::uint64_t offset, std::span<std::byte> into,

@@ -25,26 +25,26 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What to do where the folder is not there.
+/// What to do if the folder does not exist.
 enum class missing_root : std::uint8_t { make, refuse };
 
-/// What to do with a symbolic link in the place of a file that is read.
+/// What to do with a symbolic link in the place of a file to read.
 enum class symbolic_links : std::uint8_t {
-  refuse,  ///< an error: a file that came with others may lead anywhere
-  follow   ///< it is the file that it leads to: for folders whose links the caller trusts
+  refuse,  ///< an error: a file from elsewhere may lead anywhere
+  follow   ///< reads its target: for folders whose links the caller trusts
 };
 
-/// How files of a checkpoint are made.
+/// The options for the files of a checkpoint.
 struct posix_storage_options {
-  missing_root missing = missing_root::make;  ///< with its parents
-  direct_io direct = direct_io::preferred;  ///< past the page cache, which a checkpoint would only drive out
-  std::uint32_t file_permissions = 0644;    ///< before the umask
-  std::uint32_t folder_permissions = 0755;  ///< likewise
-  /// With `file_locks::caller` the lock of the folder is always had: for file systems without locks, where
-  /// the caller ensures that one process alone commits to the folder.
+  missing_root missing = missing_root::make;  ///< including its parents
+  direct_io direct = direct_io::preferred;    ///< bypass the page cache, which a checkpoint would only flush
+  std::uint32_t file_permissions = 0644;      ///< before the umask
+  std::uint32_t folder_permissions = 0755;    ///< before the umask
+  /// With `file_locks::caller` the lock of the folder always succeeds: for file systems without locks, if the
+  /// caller ensures that only one process commits to the folder.
   file_locks locks = file_locks::system;
-  symbolic_links links = symbolic_links::refuse;  ///< of files that are opened to be read
-  /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.
+  symbolic_links links = symbolic_links::refuse;  ///< of files opened for reading
+  /// Of the writing queue. `max_failures` does not matter: each failure is reported and forgotten.
   file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
 };
 
@@ -52,14 +52,15 @@ struct posix_storage_options {
 ///
 ///     posix_storage storage("/checkpoints/run-7");
 ///
-/// Writes go through a `file_queue<Engine>` with a thread of its own, so that they go on while the next bytes
-/// are copied and checked; reads are the caller's. Bytes at aligned offsets from aligned memory go past the
-/// page cache. Where the file system cannot rename without replacing (`RENAME_NOREPLACE`), `rename` refuses
-/// with EINVAL: see `commit_method` for what is done then. A symbolic link of a file's name is no file here.
+/// Writes go through a `file_queue<Engine>` with its own thread, so that they continue while the next bytes
+/// are copied and checked; the caller's thread reads. Bytes at aligned offsets from aligned memory bypass the
+/// page cache. If the file system cannot rename without replacing (`RENAME_NOREPLACE`), `rename` refuses with
+/// EINVAL: see `commit_method` for the consequence. A symbolic link with a file's name does not count as a
+/// file here.
 ///
-/// @tparam Engine       `posix_io` is always there; `uring_io` has several writes under way.
-/// @par Thread safety   as the concept asks.
-/// @par Errors          `storage_error`; the constructor also throws what `file_queue`'s does.
+/// @tparam Engine       `posix_io` is always available; `uring_io` keeps several writes in flight.
+/// @par Thread safety   as the concept requires.
+/// @par Errors          `storage_error`; the constructor also throws the errors of `file_queue`'s.
 template <io_engine Engine = posix_io>
 class posix_storage {
  public:
@@ -87,7 +88,7 @@ class posix_storage {
     return below.empty() ? root_ : root_ + "/" + below;
   }
 
-  /// What the writing queue did.
+  /// The statistics of the writing queue.
   [[nodiscard]] file_queue_stats stats() const noexcept { return queue_->stats(); }
 
  private:
@@ -95,7 +96,7 @@ class posix_storage {
   [[nodiscard]] std::string checked_path(storage_call call, const std::string& below) const;
 
   posix_storage_options options_;
-  std::string root_;  // absolute: the process may go elsewhere
+  std::string root_;  // absolute, because the process may change its directory
   std::unique_ptr<file_queue<Engine>> queue_;
 };
 
@@ -124,7 +125,7 @@ class posix_storage<Engine>::output {
   file_queue<Engine>* queue_;
   std::unique_ptr<io_file> file_;
   std::vector<transfer_fence> pending_;
-  bool failed_ = false;  // a write did: what is in the file is not what was to be
+  bool failed_ = false;  // a write failed: the file does not hold the intended contents
 };
 
 /// A file that is there: see `storage_input`.
@@ -142,12 +143,12 @@ class posix_storage<Engine>::input {
   std::uint64_t bytes_ = 0;
 };
 
-/// A lock that this process holds: flock on a file of that name, which stays; the file alone with
+/// A lock held by this process: flock on a file of that name, which stays; only the file with
 /// `file_locks::caller`.
 template <io_engine Engine>
 class posix_storage<Engine>::lock_type {
  public:
-  /// Whether the name is still that of the file that is locked: somebody may have removed or replaced it.
+  /// Whether the name still refers to the locked file, which may have been removed or replaced.
   [[nodiscard]] bool is_held() const noexcept;
 
  private:

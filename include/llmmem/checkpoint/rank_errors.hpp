@@ -1,5 +1,5 @@
 /// @file
-/// What the ranks of a checkpoint throw when it cannot be.
+/// The exceptions of the ranks of a checkpoint that cannot be completed.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,19 +13,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Ranks did not do in time what others waited for.
+/// Some ranks did not respond in time.
 class ranks_missing : public io_error {
  public:
   ranks_missing(const std::string& text, std::vector<std::uint32_t> ranks)
       : io_error(text), ranks_(std::move(ranks)) {}
-  /// Those that were waited for, in order.
+  /// The missing ranks, in order.
   [[nodiscard]] const std::vector<std::uint32_t>& ranks() const noexcept { return ranks_; }
 
  private:
   std::vector<std::uint32_t> ranks_;
 };
 
-/// A rank said that a checkpoint will not be: all learn of it at once, and why.
+/// A rank stopped a checkpoint: all ranks learn of it at once, with the reason.
 class checkpoint_stopped : public io_error {
  public:
   using io_error::io_error;

@@ -1,5 +1,5 @@
 /// @file
-/// `rank_session`: one of several ranks that save a checkpoint together through files of a shared folder, a
+/// `rank_session`: one of several ranks that save a checkpoint together through files of a shared folder, one
 /// step at a time.
 #pragma once
 
@@ -26,23 +26,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Who takes part.
+/// The rank and its world.
 struct rank_session_options {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
-  /// How closely rank 0 looks at the files that others say are there: that each is, and as long as they say;
-  /// or each byte, too, which reads the whole checkpoint.
+  /// How closely rank 0 checks the files that other ranks report: that each exists with the reported size; or
+  /// each byte too, which reads the whole checkpoint.
   verification votes = verification::sizes;
 };
 
-/// What somebody waits for, for when he waits no longer.
+/// What a call waited for, for use when the caller gives up.
 struct rank_wait {
   std::vector<std::uint32_t> ranks{};
   std::string text{};  ///< "ranks 1 and 2 have not joined"
 };
 
-/// One rank of several, in one process or machine each, that share a folder of checkpoints. Nothing here
-/// waits: who wants to, asks again (`file_coordinator` does), and one thread can run all ranks of a test.
+/// One of several ranks, each in its own process or machine, that share a folder of checkpoints. Nothing here
+/// waits: a caller that wants to wait asks again (as `file_coordinator` does), and one thread can run all
+/// ranks of a test.
 ///
 ///     while (!session.try_join()) ...                // all ranks are there
 ///     auto draft = session.try_begin(step);          // until there is one; the same for all ranks
@@ -50,36 +51,36 @@ struct rank_wait {
 ///     session.vote(*draft, part);
 ///     while (!session.try_conclude(*draft)) ...      // committed
 ///
-/// They talk by files in the folder, whose names begin with `.rank-`, each written by one rank, synced and
-/// then given its name, so that nobody sees half of one; rank 0 removes what an earlier run left of them.
+/// They communicate by files in the folder, whose names begin with `.rank-`. Each is written by one rank,
+/// synced and then given its name, so that no rank sees half of one; rank 0 removes those of an earlier run.
 ///
-/// - *Who takes part.* A rank holds the lock `LOCK.rank-<r>` as long as this object lives, rank 0 the
-///   folder's, too. A rank draws a nonce and publishes it (`join`), again whenever it vanishes: rank 0 may
-///   come up later and tidy. Rank 0, once it has one of every rank, publishes the `session`: a nonce of its
-///   own and theirs. A rank takes part only in a session that lists *its* nonce, so never in one that is left
-///   of an earlier run; and all that is told from then on has the session in its name, so that what a process
-///   of an earlier run still says is not heard.
+/// - *Membership.* A rank holds the lock `LOCK.rank-<r>` as long as this object lives; rank 0 also holds the
+///   folder's. A rank draws a nonce and publishes it (`join`), again whenever it vanishes, because rank 0 may
+///   start later and tidy. Once rank 0 has one of every rank, it publishes the `session`: its own nonce and
+///   theirs. A rank takes part only in a session that lists *its* nonce, so never in a session of an earlier
+///   run. All later messages have the session in their names, so that late messages from a process of an
+///   earlier run are ignored.
 /// - *A checkpoint* is a round: rank 0 announces the `draft`; a rank syncs its names in the draft's folder
-///   and says with the manifest of its part that its files are there (`vote`). The `decision` is whoever's
-///   file gets that name first: rank 0's, which goes once it has all votes and has checked them, or any
-///   rank's that stops: because it failed, or waited for too long. So a rank that stopped a round knows that
-///   nothing is committed. After "go" rank 0 commits and tells the `outcome`.
+///   and reports its files with the manifest of its part (`vote`). The first file with the name `decision`
+///   decides: rank 0 writes "go" once it has all votes and has checked them; any rank writes "stop" because
+///   it failed, or waited for too long. So a rank that stopped a round knows that nothing is committed. After
+///   "go" rank 0 commits and announces the `outcome`.
 /// - Steps pair ranks: a rank that is asked for step 30 while step 20 is announced stops that. Ranks that
-///   went back to an earlier step, and train on otherwise, begin a new session.
-/// - Rank 0 removes what was said in a round when all have voted in a later one.
+///   went back to an earlier step, and continue training differently, begin a new session.
+/// - Rank 0 removes the messages of a round when all have voted in a later one.
 ///
-/// @par Complexity      a call lists the folder once; a round writes 3 + world - 1 files of a few bytes, but
-///                      for votes, which are manifests.
+/// @par Complexity      a call lists the folder once; a round writes 3 + world - 1 files of a few bytes,
+///   except for votes, which are manifests.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          `storage_error`; `fenced` when the lock was taken away; and as said below.
-/// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a decision by who
-///      comes first: Gray and Lamport, "Consensus on Transaction Commit", TODS 2006, with one acceptor, the
-///      file system.
+/// @par Errors          `storage_error`; `fenced` when the lock was taken away; and those named below.
+/// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a decision by the
+///   first writer: Gray and Lamport, "Consensus on Transaction Commit", TODS 2006, with one acceptor, the
+///   file system.
 class rank_session_base {
  public:
-  /// Takes the locks; rank 0 opens the folder and removes what was left over.
+  /// Takes the locks; rank 0 opens the folder and removes remains.
   /// @throws argument_error  for a rank that is not below the world. @throws io_error  when another process
-  ///      holds the rank or the folder.
+  ///   holds the rank or the folder.
   rank_session_base(storage_ref storage, const rank_session_options& options);
   rank_session_base(const rank_session_base&) = delete;
   rank_session_base& operator=(const rank_session_base&) = delete;
@@ -87,46 +88,47 @@ class rank_session_base {
   [[nodiscard]] std::uint32_t rank() const noexcept { return options_.rank; }
   [[nodiscard]] std::uint32_t world() const noexcept { return options_.world; }
   [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
-  /// Rank 0's; null for others.
+  /// Rank 0's folder; null for other ranks.
   [[nodiscard]] checkpoint_folder_base* folder() noexcept { return folder_ ? &*folder_ : nullptr; }
   [[nodiscard]] bool is_joined() const noexcept { return session_.has_value(); }
 
-  /// Whether all ranks are together; from then on, true.
+  /// Whether all ranks have joined; once true, it stays true.
   [[nodiscard]] bool try_join();
-  /// This rank comes no more: rank 0 must not count on it.
+  /// Withdraws this rank: rank 0 must not count on it.
   void leave() noexcept;
 
-  /// The draft of that step, once it is announced; rank 0 makes it and announces it.
-  /// @throws checkpoint_stopped  when it is stopped already. @throws io_error  when rank 0 is at a later
-  /// step.
+  /// Returns the draft of that step once it is announced; rank 0 makes and announces it.
+  /// @throws checkpoint_stopped  when it is already stopped. @throws io_error  when rank 0 is at a later
+  ///   step.
   /// @throws argument_error  before all have joined.
   [[nodiscard]] std::optional<checkpoint_draft> try_begin(std::uint64_t step);
 
-  /// Says that this rank's files, which `part` lists, are synced, after syncing their names.
-  /// @throws argument_error  for another draft than the last begun, or a part that is not of it.
+  /// Reports this rank's files, listed in `part`, as synced, after syncing their names.
+  /// @throws argument_error  for a draft other than the last begun, or a part that does not belong to it.
   void vote(const checkpoint_draft& draft, const checkpoint_manifest& part);
 
-  /// Whether it is committed. Rank 0 commits, when it has all votes.
-  /// @throws checkpoint_stopped  when a rank stopped it. @throws durability_uncertain  when it can be seen,
-  ///      but may not outlast a crash. @throws io_error  for a vote that cannot be, of rank 0; for what else
-  ///      went wrong there, of the others.
+  /// Whether it is committed. Rank 0 commits when it has all votes.
+  /// @throws checkpoint_stopped  when a rank stopped it. @throws durability_uncertain  when it is visible but
+  ///   may not survive a crash. @throws io_error  for an invalid vote, on rank 0; for other failures there,
+  ///   on the other ranks.
   [[nodiscard]] bool try_conclude(const checkpoint_draft& draft);
 
-  /// Stops a round, so that all learn why. When it returns, nothing is committed, nor will be.
-  /// @throws checkpoint_stopped  when another stopped it first. @throws durability_uncertain  when this rank
-  ///      has voted and rank 0 had decided to commit, or the storage would not say: whether it is there, only
-  ///      the folder can tell.
+  /// Stops a round, so that all ranks learn why. When it returns, nothing is committed, now or later.
+  /// @throws checkpoint_stopped  when another rank stopped it first. @throws durability_uncertain  when this
+  ///   rank has voted and rank 0 had decided to commit, or the storage did not answer: only the folder can
+  ///   tell whether it exists.
   void stop(const checkpoint_draft& draft, const std::string& why);
 
-  /// Stops a round in which this rank does not vote, and tells the others why; rank 0 removes the draft. No
-  /// more when it is over.
-  /// @return who stopped it before, and why: rank 0 has then removed the draft, maybe while this rank wrote.
+  /// Stops a round in which this rank does not vote, and tells the others why; rank 0 removes the draft. Has
+  /// no further effect once the round is over.
+  /// @return the rank that stopped it before, and why: rank 0 has then removed the draft, possibly while this
+  ///   rank wrote.
   std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept;
 
   /// What `try_join`, `try_begin` or `try_conclude` last found missing.
   [[nodiscard]] const rank_wait& waits_for() const noexcept { return waits_; }
 
-  /// What went wrong after a commit and undoes nothing, or nothing; once.
+  /// Returns once what went wrong after a commit without undoing it, or nothing.
   [[nodiscard]] std::string take_trouble() { return std::exchange(trouble_, {}); }
 
  private:
@@ -135,10 +137,10 @@ class rank_session_base {
   struct round {
     std::uint64_t number = 0;
     checkpoint_draft draft{};
-    std::vector<std::optional<checkpoint_manifest>> votes{};  // rank 0 has them
+    std::vector<std::optional<checkpoint_manifest>> votes{};  // held by rank 0
     bool has_voted = false;
     bool is_over = false;
-    bool is_there = false;  // committed, though perhaps not surely
+    bool is_there = false;  // committed, though its durability may be uncertain
   };
   struct decision {
     verdict what = verdict::stop;
@@ -193,7 +195,7 @@ class rank_session_base {
   std::string trouble_;
 };
 
-/// A session over a storage of that type: `rank_session_base` says what it does.
+/// A session over a storage of that type: see `rank_session_base`.
 template <checkpoint_storage Storage>
 class rank_session : public rank_session_base {
  public:

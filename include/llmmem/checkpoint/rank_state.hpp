@@ -1,5 +1,5 @@
 /// @file
-/// What each rank saves of a state that a partition describes, so that each element is saved once.
+/// Assigns the elements of a partitioned state to the ranks that save them, each element once.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -23,8 +23,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a partition is made from: names, shapes and bytes an element. Of types under 8 bits, whose elements
-/// have no bytes of their own, 1 is said.
+/// Returns the input of a partition: names, shapes and bytes per element; 1 for types under 8 bits, whose
+/// elements do not fill a byte.
 /// @throws length_error  for shapes past 2^63 - 1.
 [[nodiscard]] inline std::vector<tensor_facts> facts_of(std::span<const state_tensor> catalogue) {
   std::vector<tensor_facts> facts;
@@ -45,7 +45,7 @@ struct rank_shares {
 
 namespace detail {
 
-/// Deals a state out to the ranks.
+/// Distributes a state over the ranks.
 template <partition P>
 class state_dealer {
  public:
@@ -75,7 +75,7 @@ class state_dealer {
       const element_runs all = element_runs::all_of(elements_of_tensor(i));
       tensors[i].part = parts_[rank][i];
       if (parts_[rank][i] != all) continue;
-      // One without elements is everybody's; that it is there must be said once.
+      // All ranks hold a tensor without elements; one must record that it exists.
       if (!all.empty() || rank == 0) tensors[i].part.reset();
     }
     return tensors;
@@ -85,14 +85,15 @@ class state_dealer {
   void check() const {
     if (catalogue_.size() != split_->tensors()) {
       throw argument_error("rank_state: " + std::to_string(catalogue_.size()) +
-                           " tensors, and a partition of " + std::to_string(split_->tensors()));
+                           " tensors, but the partition has " + std::to_string(split_->tensors()));
     }
     for (std::uint32_t i = 0; i < catalogue_.size(); ++i) {
       if (catalogue_[i].part)
-        throw argument_error("rank_state: tensor '" + catalogue_[i].name + "' is a part already");
+        throw argument_error("rank_state: tensor '" + catalogue_[i].name +
+                             "' is already a part; pass whole tensors");
       if (tensor_shape::of(catalogue_[i].shape) != split_->shape(tensor_id{i})) {
         throw argument_error("rank_state: tensor '" + catalogue_[i].name +
-                             "' has another shape than the partition's");
+                             "' has a shape other than the partition's");
       }
     }
   }
@@ -118,7 +119,7 @@ class state_dealer {
       bytes.push_back(bytes_of_part(each, element_runs::all_of(elements_of_tensor(each))));
     return assign_writers(bytes, written_);
   }
-  /// Tensors that are whole in one file are easier to read for people and other tools.
+  /// Whole tensors in one file are easier to read for people and other tools.
   [[nodiscard]] bool deal_whole_if_even() {
     const std::vector<rank_id> writers = writers_of(cuttable_);
     std::vector<std::uint64_t> written = written_;
@@ -152,20 +153,21 @@ class state_dealer {
 
 }  // namespace detail
 
-/// What every rank saves of a state, so that each element is saved by exactly one.
+/// Returns what every rank saves of a state, so that exactly one rank saves each element.
 ///
-/// Of a tensor that is split, a rank saves what it owns (`split.owned`). What every rank holds is dealt out
-/// so that all ranks save about as much: as whole tensors, when that leaves no rank with more than 1.1 times
-/// what another saves (`assign_writers`), and else cut (`cut_writes`). Every rank comes to the same result.
+/// A rank saves what it owns of a split tensor (`split.owned`). What every rank holds is distributed so that
+/// all ranks save about as much: as whole tensors if no rank then saves more than 1.1 times as much as
+/// another (`assign_writers`), otherwise cut (`cut_writes`). Every rank computes the same result.
 ///
-/// The 1.1 cannot be kept when a rank owns more than the level of what is split already, when the level is
-/// under 32 elements, and by tensors of types under 8 bits, which are never cut. `shares_of` tells.
+/// The 1.1 cannot be kept when a rank already owns more of the split tensors than the level, when the level
+/// is under 32 elements, and by tensors of types under 8 bits, which are never cut. `shares_of` returns the
+/// shares.
 ///
 /// @param catalogue  the whole state; no tensor has a part.
 /// @param split      made of the same tensors, in the same order: see `facts_of`.
 /// @returns for each rank all tensors, in the catalogue's order, with the parts that it saves; often empty.
 /// @par Complexity   O(tensors x world + n log n).
-/// @throws argument_error  when the two do not fit, or a part begins or ends inside a byte.
+/// @throws argument_error  when the two do not match, or a part begins or ends inside a byte.
 /// @throws length_error    for sizes past 2^63 - 1.
 template <partition P>
 [[nodiscard]] std::vector<std::vector<state_tensor>> rank_states(std::span<const state_tensor> catalogue,
@@ -177,7 +179,7 @@ template <partition P>
   return ranks;
 }
 
-/// One rank's: what its `async_checkpointer` is given.
+/// Returns one rank's tensors, for its `async_checkpointer`.
 /// @throws argument_error  also for a rank that is not below the world.
 template <partition P>
 [[nodiscard]] std::vector<state_tensor> rank_state(std::span<const state_tensor> catalogue, const P& split,
@@ -189,7 +191,7 @@ template <partition P>
   return detail::state_dealer<P>(catalogue, split).of(to_index(rank));
 }
 
-/// What ranks save, at least and at most, in bytes of tensors.
+/// Returns the least and the most that a rank saves, in bytes of tensors.
 [[nodiscard]] inline rank_shares shares_of(std::span<const std::vector<state_tensor>> ranks) {
   rank_shares shares{max_bytes, 0};
   for (const std::vector<state_tensor>& rank : ranks) {
@@ -206,10 +208,10 @@ template <partition P>
   return ranks.empty() ? rank_shares{} : shares;
 }
 
-/// Where the elements that a rank saves lie in the piece that it holds (`split.local`), stored densely: the
-/// range of its elements, when it is one. A rank then saves a span of its memory; it is one for all
-/// partitions of this library.
-/// @param held  what the rank holds of a tensor. @param saved  part of that.
+/// Returns where the elements that a rank saves lie in the piece that it holds (`split.local`), stored
+/// densely, if they are one range. A rank then saves one span of its memory; that holds for all partitions of
+/// this library.
+/// @param held  the rank's elements of a tensor. @param saved  part of those.
 /// @par Complexity   O(1).
 [[nodiscard]] constexpr std::optional<index_range> range_within(const element_runs& held,
                                                                 const element_runs& saved) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// `rank_waiter`: how those that wait for other ranks let time pass.
+/// `rank_waiter`: how a coordinator waits for other ranks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,14 +10,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a coordinator lets time pass, and tells how much has.
+/// How a coordinator lets time pass, and measures it.
 template <class W>
 concept rank_waiter = requires(W& waiter, std::chrono::nanoseconds time) {
-  { waiter.now() } -> std::same_as<std::chrono::nanoseconds>;  // since whenever; never falls
+  { waiter.now() } -> std::same_as<std::chrono::nanoseconds>;  // since any origin; never decreases
   waiter.pause(time);
 };
 
-/// Sleeps.
+/// Waits by sleeping.
 struct sleeping_waiter {
   [[nodiscard]] std::chrono::nanoseconds now() const {
     return std::chrono::steady_clock::now().time_since_epoch();

@@ -1,5 +1,5 @@
 /// @file
-/// `recover`: the newest checkpoint that proves whole, over several folders of one run.
+/// `recover`: finds the newest whole checkpoint over several folders of one run.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -21,33 +21,33 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A folder that checkpoints of a run may be in.
+/// A folder that may hold checkpoints of a run.
 template <checkpoint_storage Storage>
 struct checkpoint_source {
   using storage_type = Storage;
 
-  std::string name;  ///< for texts: "local"
+  std::string name;  ///< in texts: "local"
   Storage* storage;  ///< outlives this
 
   checkpoint_source(std::string called, Storage& of) : name(std::move(called)), storage(&of) {}
 };
 
-/// Why something of a source was passed over.
+/// Why part of a source was passed over.
 enum class passed_over : std::uint8_t {
-  source,          ///< the source could not be listed: whatever it has is unknown
+  source,          ///< the source could not be listed: its contents are unknown
   damaged,         ///< the checkpoint is not whole
-  conflict,        ///< another checkpoint has its generation, in a source named before it
-  not_everywhere,  ///< of ranks that recover together (`replica_source`), another one cannot load it
-  unread,          ///< the checkpoint may be whole, and could not be read
+  conflict,        ///< another checkpoint has its generation, in a source named earlier
+  not_everywhere,  ///< of ranks that recover together (`replica_source`), another rank cannot load it
+  unread,          ///< the checkpoint may be whole, but could not be read
 };
 
-/// The reason in words.
+/// Returns the reason in words.
 [[nodiscard]] constexpr std::string_view to_string(passed_over what) noexcept {
   switch (what) {
     case passed_over::source:
       return "the source could not be listed";
     case passed_over::damaged:
-      return "not whole";
+      return "it is not whole";
     case passed_over::conflict:
       return "another checkpoint of the same generation";
     case passed_over::not_everywhere:
@@ -58,7 +58,7 @@ enum class passed_over : std::uint8_t {
   return "unknown";
 }
 
-/// What was passed over.
+/// A part of a source that was passed over.
 struct skipped_in_source {
   std::size_t source = 0;  ///< its number
   std::string name{};      ///< its name
@@ -67,14 +67,14 @@ struct skipped_in_source {
   std::string why{};
 };
 
-/// What a recovery came to, whatever the sources are.
+/// The result of a recovery, independent of the types of the sources.
 struct recovery_result {
   std::optional<found_checkpoint> found{};
-  std::size_t source = 0;                    ///< number of the source that has it, in the order of the call
-  std::string name{};                        ///< and its name
-  std::vector<skipped_in_source> skipped{};  ///< sources first, then the newest first
+  std::size_t source = 0;                    ///< index of the source that has it, in the order of the call
+  std::string name{};                        ///< the name of that source
+  std::vector<skipped_in_source> skipped{};  ///< sources first, then newest first
 
-  /// Whether the sources are of different runs: see `recover`.
+  /// Whether the sources belong to different runs: see `recover`.
   [[nodiscard]] bool has_conflict() const noexcept {
     for (const skipped_in_source& each : skipped) {
       if (each.what == passed_over::conflict) return true;
@@ -82,7 +82,7 @@ struct recovery_result {
     return false;
   }
 
-  /// What was found where and what was not, in one line.
+  /// Returns in one line what was found where, and what was not.
   [[nodiscard]] std::string message() const {
     std::string text = found ? name + ": " + found->folder : std::string("no checkpoint");
     for (const skipped_in_source& each : skipped) {
@@ -93,21 +93,21 @@ struct recovery_result {
   }
 };
 
-/// What a recovery came to. The storages are the caller's and outlive it.
+/// The result of a recovery. The caller owns the storages, which must outlive it.
 template <checkpoint_storage... Storages>
 class checkpoint_recovery : public recovery_result {
  public:
   explicit checkpoint_recovery(Storages&... of) noexcept : storages_(&of...) {}
 
-  /// What a search over these storages came to.
+  /// Takes the result of a search over these storages.
   void take(recovery_result came_to) noexcept { static_cast<recovery_result&>(*this) = std::move(came_to); }
 
-  /// Calls `work(storage)` with the one that has what was found, whatever its type, and gives what that
-  /// gives.
+  /// Calls `work(storage)` with the storage that has the checkpoint, whatever its type, and returns its
+  /// result.
   /// @throws argument_error  when nothing was found.
   template <class Work>
   decltype(auto) visit(Work&& work) const {
-    if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; ask `found` first");
+    if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; check `found` first");
     return visit_at<0>(work);
   }
 
@@ -125,7 +125,7 @@ class checkpoint_recovery : public recovery_result {
 
 namespace detail {
 
-/// Sources by number.
+/// The sources by number.
 class source_set {
  public:
   template <class... Storages>
@@ -150,34 +150,34 @@ class source_set {
 
 }  // namespace detail
 
-/// Looks for the newest checkpoint that proves whole, over all sources.
+/// Looks for the newest whole checkpoint, over all sources.
 ///
 ///     const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
 ///                                    checkpoint_source("durable", durable));
 ///     if (recovered.found)
 ///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
 ///
-/// The highest generation comes first; of the same one, the source that is named earlier: name the fastest
-/// first. What is damaged in one source is taken from another that has it, before any older one. Whatever is
-/// passed over is noted, with the reason, also a source that cannot be listed at all: what is found may then
-/// be older than what is there. As `find_checkpoint`, it tries again what may pass, and takes nothing older
-/// than a checkpoint that it could not read and that nothing proves to be damaged.
+/// The highest generation wins; for equal ones, the source named earlier: name the fastest first. A
+/// checkpoint damaged in one source is taken from another that has it, before any older one. Everything
+/// passed over is recorded with the reason, including a source that cannot be listed at all: the found
+/// checkpoint may then be older than the newest one. Like `find_checkpoint`, it retries errors that may pass,
+/// and takes no older checkpoint in place of one that could not be read and is not proved damaged.
 ///
-/// Generations are numbers of one run: `mirrored_coordinator` keeps them so. A run that began anew on an
-/// empty disk, beside copies that it was not told of, gives some of them twice, and then nobody can tell
-/// which is meant. That is found where two have the same generation and another step, or, of the generation
-/// that is taken, other bytes by their manifests' checksums; the one of the source named first counts, and
-/// each other is noted as `passed_over::conflict` (`has_conflict`): ask a person, and give one of them
+/// Generations are numbers of one run: `mirrored_coordinator` keeps them so. A run that restarted on an empty
+/// disk, without knowing of existing copies, uses some of them twice, and the right checkpoint cannot be
+/// determined. That is detected when two have the same generation but different steps or, for the generation
+/// taken, different bytes by their manifests' checksums. The one of the source named first counts, and each
+/// other is recorded as `passed_over::conflict` (`has_conflict`): ask a person, and move one of the runs to
 /// another folder.
 ///
-/// Needs no lock: runs may commit and tidy meanwhile. Ranks that must come to the same result, from folders
-/// of their own or beside what they keep in each other's memory, name a `replica_source` first.
+/// Needs no lock: runs may commit and tidy concurrently. Ranks that must reach the same result, from separate
+/// folders or together with peers' memory, name a `replica_source` first.
 ///
-/// @par Complexity   what `open_checkpoint` takes for every one looked at; a list of each source.
+/// @par Complexity   the cost of `open_checkpoint` for each one examined; one list of each source.
 /// @par Thread safety   any thread.
-/// @throws io_error  when no source could be listed. What is wrong with a checkpoint is noted, not thrown.
-/// @throws unreadable_checkpoint  for one that may be whole, that no source has readable, and that an older
-///      one would be taken for (`unread_checkpoint::refuse`).
+/// @throws io_error  when no source could be listed. Problems of a checkpoint are recorded, not thrown.
+/// @throws unreadable_checkpoint  for a checkpoint that may be whole and is readable in no source, if an
+///   older one would be taken instead (`unread_checkpoint::refuse`).
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how, const search_patience& waits,
                                                        checkpoint_source<Storages>... sources)
@@ -188,7 +188,7 @@ template <checkpoint_storage... Storages>
   return recovered;
 }
 
-/// The same with the usual patience.
+/// As above, with the default patience.
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how,
                                                        checkpoint_source<Storages>... sources)

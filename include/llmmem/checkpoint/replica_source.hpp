@@ -1,5 +1,6 @@
 /// @file
-/// `replica_source`: peers' memory beside folders of checkpoints, for ranks that recover together.
+/// `replica_source`: peers' memory as a source, together with folders of checkpoints, for ranks that recover
+/// together.
 #pragma once
 
 #include <llmmem/checkpoint/recover.hpp>
@@ -21,8 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What ranks keep for each other in memory. `redundant_replica` is one. `recover(by)` is called by all ranks
-/// and has one answer for all; `forget()` as well.
+/// What ranks keep for each other in memory. `redundant_replica` is one. All ranks call `recover(by)` and get
+/// the same answer; likewise `forget()`.
 template <class R>
 concept recoverable_replica = requires(R& replica, deadline by) {
   { replica.recover(by).code() } -> std::same_as<error_code>;
@@ -31,7 +32,7 @@ concept recoverable_replica = requires(R& replica, deadline by) {
   replica.forget();
 };
 
-/// For ranks that keep nothing in memory, and want to agree on a folder's checkpoint.
+/// For ranks that keep nothing in memory, and need to agree on a folder's checkpoint.
 struct no_replica {
   struct nothing {
     bool is_there = false;
@@ -42,19 +43,18 @@ struct no_replica {
 };
 static_assert(recoverable_replica<no_replica>);
 
-/// A replica, for a `replica_source`, whose parts come back into memory that the engine names, with no copy
-/// of them in between.
+/// A replica for a `replica_source` that restores parts directly into the engine's memory, without an
+/// intermediate copy.
 ///
 ///     replica_into kept(replica, [&](part_id part) { return bytes_of(parameters, part); });
 ///     const auto recovered = recover(how, replica_source("peers", ranks, kept, by), ...);
 ///
-/// When what is found is a checkpoint instead, those destinations may have been written by then: load them
-/// whole.
-/// @tparam Destinations  what `Replica::recover(by, into)` takes.
+/// If a checkpoint is found instead, those destinations may already have been written: load all of them.
+/// @tparam Destinations  the second argument of `Replica::recover(by, into)`.
 template <class Replica, class Destinations>
 class replica_into {
  public:
-  /// The replica outlives this.
+  /// The replica must outlive this.
   replica_into(Replica& replica, Destinations into) : replica_(&replica), into_(std::move(into)) {}
   [[nodiscard]] auto recover(deadline by) { return replica_->recover(by, into_); }
   void forget() { replica_->forget(); }
@@ -64,13 +64,13 @@ class replica_into {
   Destinations into_;
 };
 
-/// The memory of the ranks of an epoch. Its versions are steps of training.
+/// The memory of the ranks of an epoch. Its versions are training steps.
 template <transport T, recoverable_replica Replica>
 struct replica_source {
-  std::string name;  ///< for texts: "peers"
-  T* ranks;          ///< with these it is agreed on; it and the replica outlive this
+  std::string name;  ///< in texts: "peers"
+  T* ranks;          ///< the ranks that must agree; they and the replica must outlive this
   Replica* replica;
-  deadline by;        ///< for all of it, proving checkpoints as well
+  deadline by;        ///< for everything, including the verification of checkpoints
   std::uint32_t tag;  ///< of its messages: nothing else uses it at the same time
 
   replica_source(std::string called, T& with, Replica& kept, deadline end,
@@ -78,19 +78,19 @@ struct replica_source {
       : name(std::move(called)), ranks(&with), replica(&kept), by(end), tag(own_tag) {}
 };
 
-/// What ranks have come to together: the same for all of them, but where it is loaded from.
+/// The common result of the ranks: the same for all of them, except for the source it is loaded from.
 template <checkpoint_storage... Storages>
 class joint_recovery : public checkpoint_recovery<Storages...> {
  public:
   using checkpoint_recovery<Storages...>::checkpoint_recovery;
 
-  /// The version in memory, when that is what to go on with: `replica.recovered(part)` has its bytes.
-  /// Otherwise `found` is what all ranks load, and if that is nothing, too, all begin anew.
+  /// The version in memory, if that is the state to continue from: `replica.recovered(part)` has its bytes.
+  /// Otherwise all ranks load `found`; if that is empty too, all start from scratch.
   std::optional<std::uint64_t> version{};
   std::string memory{};       ///< the name of its source
-  std::string memory_lost{};  ///< why nothing could be had of it, if anything had been kept
+  std::string memory_lost{};  ///< why the memory was lost, if anything had been kept
 
-  /// What was found where and what was not, in one line.
+  /// Returns in one line what was found where, and what was not.
   [[nodiscard]] std::string message() const {
     std::string text = recovery_result::message();
     constexpr std::string_view none = "no checkpoint";
@@ -100,8 +100,8 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
   }
 };
 
-/// Looks for the newest state that all ranks of an epoch can go on with, over their memory and all sources.
-/// Each of them calls it when the epoch has begun, in the place of the replica's `recover`.
+/// Looks for the newest state that all ranks of an epoch can continue from, over their memory and all
+/// sources. Each of them calls it when the epoch has begun, instead of the replica's `recover`.
 ///
 ///     const auto recovered =
 ///         recover(verification::checksums,
@@ -111,27 +111,27 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 ///       ...  // step *recovered.version: replica.recovered(part) for each of replica.mine()
 ///     } else if (recovered.found) {
 ///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
-///     }      // else all begin anew
+///     }      // else all start from scratch
 ///
-/// Of checkpoints the newest is taken that each rank has proved whole in one of its sources, the same
-/// contents for all; ranks may have folders of their own. It is taken when its step comes after the version
-/// in memory, or nothing is there. What is newer, and not whole on all ranks, is noted: as damaged by those
-/// that found it so, by others as `passed_over::not_everywhere`. When more ranks were lost than the replica
-/// bears (`errc::state_lost`), it is told to forget.
+/// Of the checkpoints, it takes the newest that each rank has verified as whole in one of its sources, with
+/// the same contents for all; ranks may have separate folders. It is taken if its step is later than the
+/// version in memory, or nothing is in memory. A newer checkpoint that is not whole on all ranks is recorded:
+/// as damaged by the ranks that found it damaged, by others as `passed_over::not_everywhere`. If more ranks
+/// were lost than the replica tolerates (`errc::state_lost`), its state is forgotten.
 ///
-/// Which of two is newer: of checkpoints their generation says; of a checkpoint and what is in memory the
-/// step, which the version must be. A checkpoint that is no newer than that is not opened.
+/// Between checkpoints the generation decides which is newer; between a checkpoint and memory, the step,
+/// which the version must equal. A checkpoint that is not newer than the memory is not opened.
 ///
-/// @par Complexity   as the replica's `recover`, two gathers, and one for each checkpoint that is tried.
-///      Every rank proves what is taken: with many ranks and one folder, `verification::sizes` is enough.
-/// @par Thread safety   one thread at a time, which owns the ranks meanwhile.
-/// @throws comm_error  when a rank dies, or the time is over: the epoch is revoked; agree, and call it again
-///      in the next.
+/// @par Complexity   that of the replica's `recover`, two gathers, and one per checkpoint tried. Every rank
+///   verifies the result: with many ranks and one folder, `verification::sizes` is enough.
+/// @par Thread safety   one thread at a time, which owns the ranks during the call.
+/// @throws comm_error  when a rank dies, or the time runs out: the epoch is revoked; agree, and call it again
+///   in the next.
 /// @throws unreadable_checkpoint  on all ranks, when one of them cannot read a checkpoint that may be whole
-///      and an older one would be taken for it: see `find_checkpoint`.
+///   and an older one would be taken instead: see `find_checkpoint`.
 /// @throws argument_error  on all ranks, when their replicas are set up differently (`errc::setup_differs`).
-/// @throws io_error  on all ranks, when one could list no source and nothing is in memory: what is there must
-///      not be taken for nothing. What is wrong with a checkpoint is noted, not thrown.
+/// @throws io_error  on all ranks, when one could list no source and nothing is in memory: existing
+///   checkpoints must not be treated as missing. Problems of a checkpoint are recorded, not thrown.
 template <transport T, recoverable_replica Replica, checkpoint_storage... Storages>
 [[nodiscard]] joint_recovery<Storages...> recover(verification how, replica_source<T, Replica> memory,
                                                   checkpoint_source<Storages>... sources)

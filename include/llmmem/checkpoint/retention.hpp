@@ -1,5 +1,5 @@
 /// @file
-/// Which checkpoints stay: `retention_policy` and the usual one.
+/// Which checkpoints are kept: `retention_policy` and the usual one.
 #pragma once
 
 #include <llmmem/checkpoint/names.hpp>
@@ -11,19 +11,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Says whether a checkpoint stays. Asked after a commit, of whole checkpoints, the newest first; whatever it
-/// says, the newest two stay.
+/// Decides whether a checkpoint is kept. Asked after a commit about whole checkpoints, newest first; the
+/// newest two are always kept.
 template <class R>
 concept retention_policy = requires(R& policy, const checkpoint_id& id, std::uint64_t newer) {
   { policy.keeps(id, newer) } -> std::convertible_to<bool>;
 };
 
-/// The last few, and of those before one every so many steps, for looking back.
+/// Keeps the last few, and of the earlier ones one every so many steps.
 struct keep_last_and_every {
   std::uint64_t last = 2;
-  std::uint64_t every_steps = 0;  ///< those whose step is a multiple of it; 0: none
+  std::uint64_t every_steps = 0;  ///< those whose step is a multiple of this; 0: none
 
-  /// @param newer  how many whole checkpoints are newer.
+  /// @param newer  the number of newer whole checkpoints.
   [[nodiscard]] constexpr bool keeps(const checkpoint_id& id, std::uint64_t newer) const noexcept {
     return newer < last || (every_steps != 0 && id.step % every_steps == 0);
   }
@@ -31,7 +31,7 @@ struct keep_last_and_every {
 
 static_assert(retention_policy<const keep_last_and_every>);
 
-/// A retention policy of any type, by reference: it outlives this.
+/// A reference to a retention policy of any type, which must outlive it.
 class retention_ref {
  public:
   template <class R>

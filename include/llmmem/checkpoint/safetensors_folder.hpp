@@ -1,5 +1,5 @@
 /// @file
-/// `safetensors_folder`: a model as Hugging Face publishes it, opened by its index as one checkpoint.
+/// `safetensors_folder`: a model as published on Hugging Face, opened by its index as one checkpoint.
 #pragma once
 
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
@@ -26,19 +26,20 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The index of shards, and the file of a model that is in one, as Hugging Face's tools call them.
+/// The names that Hugging Face's tools give to the index of shards and to the file of a model in one file.
 inline constexpr std::string_view published_index = "model.safetensors.index.json";
 inline constexpr std::string_view published_file = "model.safetensors";
 
 namespace detail {
 
-/// Which shard a tensor is in, as an index says.
+/// The shard that holds a tensor, according to an index.
 struct indexed_tensor {
   std::string name{};
   std::string shard{};
 };
 
-/// Reads an index. It believes nothing: names occur once, shards are names of files in the same folder.
+/// Reads an index as untrusted input: names must be unique, and shards must be names of files in the same
+/// folder.
 /// @throws format_error  which names the tensor, and what is wrong with its entry.
 [[nodiscard]] inline std::vector<indexed_tensor> read_weight_map(std::string_view text,
                                                                  const std::string& what) {
@@ -54,13 +55,13 @@ struct indexed_tensor {
       std::string shard = json.string();
       if (!is_plain_name(shard)) {
         json.refuse("tensor " + json_quoted(name) + " is said to be in " + json_quoted(shard) +
-                    ", which is no name of a file in this folder");
+                    ", which is not the name of a file in this folder");
       }
       all.push_back({std::move(name), std::move(shard)});
     });
   });
   json.expect_end();
-  if (!has_map) throw format_error(what + ": it has no \"weight_map\", which says where tensors are");
+  if (!has_map) throw format_error(what + ": it has no \"weight_map\", which maps tensors to files");
   std::ranges::sort(all, {}, &indexed_tensor::name);
   const auto twice = std::ranges::adjacent_find(all, {}, &indexed_tensor::name);
   if (twice != all.end()) {
@@ -74,14 +75,14 @@ struct indexed_tensor {
   const auto input = storage.open(path);
   if (input.bytes() > max_manifest_bytes) {
     throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
-                       " bytes, an index has at most " + std::to_string(max_manifest_bytes));
+                       " bytes, but an index has at most " + std::to_string(max_manifest_bytes));
   }
   std::string text(static_cast<std::size_t>(input.bytes()), '\0');
   input.read(0, std::as_writable_bytes(std::span(text.data(), text.size())));
   return text;
 }
 
-/// The header of a file, and how long the file is.
+/// The header of a file, and the file's length.
 struct opened_shard {
   std::string name{};
   safetensors_header header{};
@@ -98,7 +99,7 @@ struct opened_shard {
   return {name, read_safetensors(begin, input.bytes(), what), input.bytes()};
 }
 
-/// Adds tensors of a shard to what was found. @param wanted  by name; all of the shard's when it is null.
+/// Adds the tensors of a shard to the result. @param wanted  by name; null: all of the shard's.
 inline void add_shard(found_checkpoint& to, const opened_shard& shard,
                       const std::vector<const indexed_tensor*>* wanted, const std::string& index) {
   const auto file = static_cast<std::uint32_t>(to.manifest.files.size());
@@ -107,7 +108,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
   const auto add = [&](const safetensors_entry& entry) {
     std::uint64_t elements = 1;
     for (const std::uint64_t each : entry.shape)
-      elements *= each;  // its bytes were checked
+      elements *= each;  // their bytes were checked
     to.manifest.tensors.push_back(
         {entry.name, entry.type, entry.shape, {{file, entry.name, element_runs::all_of(elements)}}});
   };
@@ -126,7 +127,8 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
     const auto found = std::ranges::lower_bound(by_name, each->name, {}, name_of_entry);
     if (found == by_name.end() || (*found)->name != each->name) {
       throw format_error(index + ": tensor " + json_quoted(each->name) + " is said to be in " +
-                         json_quoted(shard.name) + ", which does not have it: the index is of other files");
+                         json_quoted(shard.name) +
+                         ", which does not have it: the index belongs to other files");
     }
     add(**found);
   }
@@ -134,19 +136,18 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
 
 }  // namespace detail
 
-/// Opens a folder of safetensors files by its index, or by the one file of a model without one, as a
-/// checkpoint without checksums: `load_checkpoint` gives its tensors by name, whole or in parts, with
-/// `verification::sizes`; so do `load_into` and every tool that takes a `found_checkpoint`.
+/// Opens a folder of safetensors files by its index, or by the single file of a model without one, as a
+/// checkpoint without checksums: `load_checkpoint` loads its tensors by name, whole or in parts, with
+/// `verification::sizes`; so do `load_into` and every function that takes a `found_checkpoint`.
 ///
-/// Files that the index does not name are left alone. What it names must be there: each shard, each tensor in
-/// the shard that it names. Headers are read, no data.
+/// Files that the index does not name are ignored. Those that it names must exist: each shard, and each
+/// tensor in its shard. Reads headers, no data.
 ///
 /// @param storage  of the folder. @param index  the index's name.
-/// @throws format_error   for an index that is none, that names a tensor twice, a shard outside of the
-/// folder,
-///      or a tensor that is not in its shard; and for a shard that is no safetensors file. All by name.
-/// @throws storage_error  for a shard that is not there, with a tensor that should be in it, and for a folder
-///      with neither an index nor a `model.safetensors`.
+/// @throws format_error   for an invalid index, one that names a tensor twice, a shard outside the folder, or
+///   a tensor that is not in its shard; and for a shard that is not a safetensors file. All by name.
+/// @throws storage_error  for a missing shard, with a tensor that should be in it, and for a folder with
+///   neither an index nor a `model.safetensors`.
 /// @par Complexity   O(n log n) for n tensors.
 [[nodiscard]] inline found_checkpoint open_safetensors_folder(storage_ref storage,
                                                               std::string_view index = published_index) {
@@ -167,7 +168,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
       if (other.number() != ENOENT) throw;
       throw storage_error(
           storage_call::open, storage.path(path), ENOENT,
-          "nor is there a " + std::string(published_file) + ": this is no folder of a published model");
+          "and there is no " + std::string(published_file) + ": this is not the folder of a published model");
     }
   }
   const std::string what = storage.path(path);
@@ -178,7 +179,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
     by_shard.push_back(&each);
   std::ranges::sort(by_shard, [](const auto* a, const auto* b) {
     const int order = a->shard.compare(b->shard);
-    return order != 0 ? order < 0 : a < b;  // these lie in one array, by name
+    return order != 0 ? order < 0 : a < b;  // these are in one array, sorted by name
   });
   for (auto first = by_shard.begin(); first != by_shard.end();) {
     const std::string& shard = (*first)->shard;
@@ -191,7 +192,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
       if (error.number() != ENOENT) throw;
       throw storage_error(storage_call::open, storage.path(shard), ENOENT,
                           "the index says that " + std::to_string(last - first) + " tensors are in it, " +
-                              detail::json_quoted((*first)->name) + " among them: fetch it");
+                              detail::json_quoted((*first)->name) + " among them: download it");
     }
     first = last;
   }
@@ -199,7 +200,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
   return found;
 }
 
-/// A model as Hugging Face publishes it: `model.safetensors.index.json` and its shards, or one
+/// A model as published on Hugging Face: `model.safetensors.index.json` and its shards, or one
 /// `model.safetensors`; also in the hub's cache, where files are symbolic links.
 ///
 ///     const safetensors_folder model("/models/llama");
@@ -208,11 +209,11 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
 ///     model.load(wanted, sink);                             // as load_checkpoint
 ///     load_into(model.storage(), model.found(), described, tensors);   // or into tiers, with sizes
 ///
-/// The format has no checksums: bytes are believed. `safetensors_file` maps one file, where no copy is
-/// wanted.
+/// The format has no checksums, so bytes are trusted. `safetensors_file` maps one file, for use without a
+/// copy.
 ///
 /// @par Complexity      as `open_safetensors_folder`; `find` O(log n).
-/// @par Thread safety   const throughout, but `load`: one thread at a time.
+/// @par Thread safety   const throughout, except `load`: one thread at a time.
 /// @par Errors          as `open_safetensors_folder` and `load_checkpoint`.
 class safetensors_folder {
  public:
@@ -222,23 +223,23 @@ class safetensors_folder {
   safetensors_folder(const safetensors_folder&) = delete;
   safetensors_folder& operator=(const safetensors_folder&) = delete;
 
-  /// Files and tensors, the latter by name.
+  /// Files and tensors, the tensors sorted by name.
   [[nodiscard]] const found_checkpoint& found() const noexcept LLMMEM_LIFETIMEBOUND { return found_; }
   [[nodiscard]] std::span<const checkpoint_tensor> tensors() const noexcept LLMMEM_LIFETIMEBOUND {
     return found_.manifest.tensors;
   }
-  /// The tensor of that name, or null.
+  /// Returns the tensor of that name, or null.
   [[nodiscard]] const checkpoint_tensor* find(std::string_view name) const noexcept LLMMEM_LIFETIMEBOUND {
     const auto all = tensors();
     const auto found = std::ranges::lower_bound(all, name, {}, &checkpoint_tensor::name);
     return found != all.end() && found->name == name ? &*found : nullptr;
   }
-  /// The file that a tensor of this folder is in.
+  /// Returns the file that holds a tensor of this folder.
   [[nodiscard]] const std::string& file_of(const checkpoint_tensor& tensor) const noexcept
       LLMMEM_LIFETIMEBOUND {
     return found_.manifest.files[tensor.pieces.front().file].name;
   }
-  /// Gives the sink all bytes that are wanted: as `load_checkpoint`.
+  /// Passes all wanted bytes to the sink: as `load_checkpoint`.
   template <class Sink>
   load_report load(std::span<const wanted_tensor> wanted, Sink&& sink, load_options options = {}) {
     options.how = verification::sizes;

@@ -1,5 +1,5 @@
 /// @file
-/// Finding the newest checkpoint that is whole, and proving that it is.
+/// Finds the newest whole checkpoint, and verifies that it is whole.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -19,63 +19,62 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How much of a checkpoint is looked at before it is believed.
+/// How closely a checkpoint is checked before it is trusted.
 enum class verification : std::uint8_t {
-  sizes,      ///< the manifest, by its checksum, and that each file is there and as long as it says
-  checksums,  ///< each byte of each file, too
+  sizes,      ///< the manifest, by its checksum, and that each file exists with the recorded size
+  checksums,  ///< also each byte of each file
 };
 
-/// A checkpoint that is there.
+/// An existing checkpoint.
 struct found_checkpoint {
   checkpoint_id id{};
   std::string folder{};  ///< in the folder of checkpoints
   checkpoint_manifest manifest{};
 };
 
-/// One that was passed over.
+/// A checkpoint that was passed over.
 struct skipped_checkpoint {
   std::string folder{};
   std::string why{};
 };
 
-/// What a search came to.
+/// The result of a search.
 struct checkpoint_search {
   std::optional<found_checkpoint> found{};
-  std::vector<skipped_checkpoint> skipped{};  ///< that should have been newer, the newest first
+  std::vector<skipped_checkpoint> skipped{};  ///< the newer ones that were passed over, newest first
 
-  /// What was found and what was not, in one line.
+  /// Returns in one line what was found and what was not.
   [[nodiscard]] std::string message() const;
 };
 
-/// A checkpoint that may be whole could not be read, however often it was tried. The text says why, and what
-/// can be done.
+/// A checkpoint that may be whole could not be read, after all retries. The text gives the reason and the
+/// remedy.
 class unreadable_checkpoint : public io_error {
  public:
   using io_error::io_error;
 };
 
-/// Checkpoints by their names, the newest first: the highest generation. They need not be whole.
+/// Returns checkpoints by their names, newest first: by generation. They need not be whole.
 /// @throws storage_error
 [[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
 
-/// Reads a checkpoint's manifest, and looks as closely as told.
-/// @throws storage_error  for what is not there or cannot be read.
-/// @throws format_error   for what is damaged: the file, the first bad chunk's bytes in it, and both
-///                        checksums.
+/// Reads a checkpoint's manifest, and checks as closely as requested.
+/// @throws storage_error  for files that are missing or unreadable.
+/// @throws format_error   for damage: the file, the bytes of the first bad chunk, and both checksums.
 [[nodiscard]] found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
                                                verification how);
 
-/// The newest checkpoint that proves whole.
+/// Returns the newest whole checkpoint.
 ///
-/// An older one is taken only where each newer one is proved damaged: its manifest or a file is missing, cut,
-/// malformed or fails its checksum. Those are noted in `skipped`. Any other trouble says nothing of contents:
-/// it is tried again, and then is an error. A checkpoint whose folder is a symbolic link is one like others;
-/// a link that leads nowhere proves nothing (the disk may not be mounted), and is an error.
+/// An older checkpoint is taken only if each newer one is proved damaged: its manifest or a file is missing,
+/// truncated, malformed or fails its checksum. Those are recorded in `skipped`. Any other problem says
+/// nothing about contents: it is retried, and then an error. A checkpoint whose folder is a symbolic link
+/// counts like others; a dangling link proves nothing (the disk may not be mounted), and is an error.
 ///
-/// Needs no lock: one that goes while it is looked at is no error, its successors are there.
-///
+/// Needs no lock: a checkpoint that is removed during the search is no error, because its successors exist.
 /// @throws storage_error          when the folder cannot be listed.
-/// @throws unreadable_checkpoint  for one that may be whole and cannot be read (`unread_checkpoint::refuse`).
+/// @throws unreadable_checkpoint  for a checkpoint that may be whole but cannot be read
+///   (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
                                                 verification how = verification::checksums,
                                                 const search_patience& waits = {});

@@ -1,5 +1,5 @@
 /// @file
-/// Where a snapshot's bytes come from: `state_view`, and the one for memory of the host.
+/// `state_view`: the source of a snapshot's bytes; and the view of host memory.
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
@@ -24,14 +24,13 @@ inline namespace v0 {
 
 /// A state whose tensors were described to the checkpointer (`state_tensor`), and whose bytes it copies.
 ///
-/// - `copy_out(tensor, offset, into)`  fills `into` with what the tensor's part has from byte `offset` on.
-///                                     Tensors are numbered as they were described. What it throws ends the
-///                                     checkpoint, and is its reason.
+/// - `copy_out(tensor, offset, into)`  fills `into` with the tensor's part from byte `offset` on. Tensors are
+///   numbered in the order of their descriptions. An exception ends the checkpoint, and is its reason.
 /// - `is_concurrent`                   whether another thread may call it while the state's owner reads the
-///                                     state and computes. If not, the owner's thread copies, when it waits.
+///   state and computes. If not, the owner's thread copies when it waits.
 /// - `is_stable`                       optional: see `is_stable_view`.
 ///
-/// Copied when a snapshot begins: a handle, not the state. It goes as soon as it has been read.
+/// Copied when a snapshot begins: a handle, not the state. Destroyed as soon as it has been read.
 template <class V>
 concept state_view = std::copy_constructible<V> && requires(V& view, std::uint32_t tensor,
                                                             std::uint64_t offset, std::span<std::byte> into) {
@@ -56,22 +55,21 @@ template <class V>
 
 }  // namespace detail
 
-/// Whether what such a view reads no longer changes, whatever becomes of the state (`V::is_stable`; false for
-/// one that does not say). Its state may change while it is being saved: the gate is not frozen, and the view
-/// keeps what it reads until it goes. `cow_state_view`, `tiered_state_view` and `paged_state_view` are
-/// stable.
+/// Whether the data that such a view reads no longer changes, whatever happens to the state (`V::is_stable`;
+/// false if it is not defined). The state may change while it is being saved: the gate is not frozen, and the
+/// view keeps its data until it is destroyed. `cow_state_view`, `tiered_state_view` and `paged_state_view`
+/// are stable.
 template <class V>
 inline constexpr bool is_stable_view = detail::says_stable<V>();
 
-/// A view that can tell what has not changed since another one of the same state, for saves that write only
-/// what has.
+/// A view that knows what has not changed since another view of the same state, for saves that write only
+/// changes.
 ///
-/// - `version()`            the tag of this snapshot: not 0, and opaque. It means something to views of the
-///                          same state in the same process alone, and need not outlive any view.
-/// - `is_unchanged_since(version, tensor, offset, bytes)`
-///                          true only if these bytes of the tensor are certainly the same as in the view of
-///                          that tag; false where it does not know, 0 being a tag that nobody knows. Called
-///                          by one thread, that which copies.
+/// - `version()`            the tag of this snapshot: not 0, and opaque. Only views of the same state in the
+///   same process understand it; it need not outlive any view.
+/// - `is_unchanged_since(version, tensor, offset, bytes)`  true only if these bytes of the tensor are
+///   certainly the same as in the view of that tag; false if it does not know, as for tag 0. Called by one
+///   thread, the copying one.
 template <class V>
 concept change_tracking_view =
     state_view<V> && requires(const V& view, std::uint64_t version, std::uint32_t tensor,
@@ -80,7 +78,7 @@ concept change_tracking_view =
       { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
     };
 
-/// A view of any type, held by a snapshot: what a checkpointer asks of it.
+/// A view of any type, held by a snapshot: the calls that a checkpointer makes.
 class any_state_view {
  public:
   any_state_view() = default;
@@ -89,14 +87,14 @@ class any_state_view {
   virtual ~any_state_view() = default;
 
   virtual void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) = 0;
-  /// 0 where it does not track changes.
+  /// 0 if it does not track changes.
   [[nodiscard]] virtual std::uint64_t version() const = 0;
-  /// False where it does not track changes.
+  /// False if it does not track changes.
   [[nodiscard]] virtual bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor,
                                                 std::uint64_t offset, std::uint64_t bytes) const = 0;
 };
 
-/// A view of that type, as any.
+/// Wraps a view of that type.
 template <state_view V>
 class held_state_view final : public any_state_view {
  public:
@@ -125,11 +123,11 @@ class held_state_view final : public any_state_view {
   V view_;
 };
 
-/// A list that every copy of a view shares: copying it copies none of its entries. Made of anything that a
-/// span can be of, whose entries are copied once: so an array that is a temporary will do, and a view that is
-/// made for every snapshot takes a `view_list` that is kept.
+/// A list shared by all copies of a view: copying it copies none of its entries. It is made from anything
+/// that a span can be made from, and copies the entries once. So a temporary array is fine, and code that
+/// makes a view for every snapshot keeps a `view_list`.
 ///
-/// @par Thread safety   reading by any threads.
+/// @par Thread safety   any threads may read.
 template <class T>
 class view_list {
  public:
@@ -144,7 +142,7 @@ class view_list {
 
   view_list(std::initializer_list<T> entries)
       : view_list(std::span<const T>(entries.begin(), entries.end())) {}
-  // No moves: a list that is moved from is as before, so that a view can be used again.
+  // Not movable, so that a moved-from view can be used again.
   view_list(const view_list&) noexcept = default;
   view_list& operator=(const view_list&) noexcept = default;
   ~view_list() = default;
@@ -157,9 +155,9 @@ class view_list {
 
 /// Where the bytes of a tensor lie, for views over several ranges or chunks.
 struct state_place {
-  std::uint32_t source = 0;  ///< which of them, in the view's order
-  std::uint64_t offset = 0;  ///< of the tensor's first byte in it
-  std::uint64_t bytes = 0;   ///< of the tensor's part, as it was described
+  std::uint32_t source = 0;  ///< index of the range or chunk, in the view's order
+  std::uint64_t offset = 0;  ///< of the tensor's first byte in the source
+  std::uint64_t bytes = 0;   ///< of the tensor's part, as described
 
   friend constexpr bool operator==(const state_place&, const state_place&) noexcept = default;
 };
@@ -174,54 +172,55 @@ inline void add_places(history_tag& history, std::span<const state_place> places
   }
 }
 
-/// The place of a tensor, of which bytes `[offset, offset + bytes)` are asked for.
-/// @throws argument_error  where there are none.
+/// Returns the place of a tensor of which bytes `[offset, offset + bytes)` are requested.
+/// @throws argument_error  if it does not have them.
 [[nodiscard]] inline const state_place& place_of(std::span<const state_place> places, std::uint32_t tensor,
                                                  std::uint64_t offset, std::uint64_t bytes,
                                                  const char* what) {
   if (tensor >= places.size() || offset > places[tensor].bytes || bytes > places[tensor].bytes - offset) {
     throw argument_error(std::string(what) + ": bytes " + std::to_string(offset) + " to " +
                          std::to_string(offset + bytes) + " of tensor " + std::to_string(tensor) +
-                         " are not in it: give a place for each tensor that was described, in that order");
+                         " do not exist: pass a place for each described tensor, in that order");
   }
   return places[tensor];
 }
 
 /// @throws argument_error  for a view that was moved from.
 inline void check_held(bool is_held, const char* what) {
-  if (!is_held) throw argument_error(std::string(what) + ": it was moved from; take another, or copy it");
+  if (!is_held)
+    throw argument_error(std::string(what) + ": it was moved from; take another view, or copy it first");
 }
 
-/// @throws argument_error  for a place that does not lie in its source, which has `bytes`.
+/// @throws argument_error  for a place that does not lie in its source of `bytes` bytes.
 inline void check_place(const state_place& place, std::uint32_t tensor, std::uint64_t bytes,
                         const char* what) {
   if (place.offset <= bytes && place.bytes <= bytes - place.offset) return;
   throw argument_error(std::string(what) + ": the place of tensor " + std::to_string(tensor) + ", " +
                        std::to_string(place.bytes) + " bytes from " + std::to_string(place.offset) +
-                       " on, is past the end of source " + std::to_string(place.source) + ", which has " +
+                       ", is past the end of source " + std::to_string(place.source) + ", which has " +
                        std::to_string(bytes));
 }
 
 }  // namespace detail
 
-/// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged. Making
-/// one is O(tensors), copying it O(1): tensors that always lie in the same place need one view for all
-/// snapshots.
+/// Tensors in host memory, each in one piece, which must stay in place until the snapshot is staged.
+/// Constructing one is O(tensors), copying it O(1): tensors that always lie in the same place need one view
+/// for all snapshots.
 class host_state_view {
  public:
   static constexpr bool is_concurrent = true;
 
-  /// @param tensors  the bytes of each, in the order in which they were described.
+  /// @param tensors  the bytes of each, in the order of their descriptions.
   explicit host_state_view(const view_list<std::span<const std::byte>>& tensors) noexcept
       : tensors_(tensors) {}
 
-  /// @throws argument_error  where a tensor has fewer bytes than were described.
+  /// @throws argument_error  if a tensor has fewer bytes than described.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     const std::span<const std::span<const std::byte>> all = tensors_.entries();
     if (tensor >= all.size() || offset > all[tensor].size() || into.size() > all[tensor].size() - offset) {
       throw argument_error("host_state_view: bytes " + std::to_string(offset) + " to " +
                            std::to_string(offset + into.size()) + " of tensor " + std::to_string(tensor) +
-                           " are not in it: give a span for each tensor that was described, in that order");
+                           " do not exist: pass a span for each described tensor, in that order");
     }
     std::memcpy(into.data(), all[tensor].data() + offset, into.size());
   }

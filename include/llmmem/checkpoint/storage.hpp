@@ -1,6 +1,6 @@
 /// @file
-/// `checkpoint_storage`: what a checkpoint asks of a file system, call by call, so that a real one and one
-/// that loses power can stand under the same code.
+/// `checkpoint_storage`: the file system calls that checkpoints need, so that the same code runs on a real
+/// one and on one that simulates power loss.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -40,19 +40,19 @@ enum class storage_call : std::uint8_t {
 };
 inline constexpr std::size_t storage_calls = 15;
 
-/// The call as an error text has it, before the reason: `"cannot be synced"`.
+/// Returns the call in an error text, before the reason: `"cannot be synced"`.
 [[nodiscard]] constexpr std::string_view to_string(storage_call call) noexcept {
   constexpr std::string_view texts[storage_calls] = {
-      "the folder cannot be made",
-      "the file cannot be made",
-      "room cannot be taken for the file",
+      "the folder cannot be created",
+      "the file cannot be created",
+      "space cannot be allocated for the file",
       "cannot be written",
-      "cannot be synced: what was written may be lost",
+      "cannot be synced: written bytes may be lost",
       "cannot be opened",
       "cannot be read",
       "the folder cannot be synced: names in it may be lost",
-      "cannot be given its name",
-      "cannot be put in the place of another file",
+      "cannot be renamed",
+      "cannot replace another file",
       "cannot be linked",
       "cannot be removed",
       "the folder cannot be removed",
@@ -62,12 +62,12 @@ inline constexpr std::size_t storage_calls = 15;
   return texts[static_cast<std::size_t>(call)];
 }
 
-/// A storage refused a call. The text has the whole path, what could not be done and what the system said.
+/// A storage refused a call. The text has the whole path, the failed action and the system's reason.
 class storage_error : public io_error {
  public:
-  /// @param path    as people know it, the storage's root included.
-  /// @param number  the system's error number; 0 when it gave none.
-  /// @param detail  goes behind: how much, where, how to mend it.
+  /// @param path    as shown to people, including the storage's root.
+  /// @param number  the system's error number; 0 if there is none.
+  /// @param detail  appended: how much, where, how to mend it.
   storage_error(storage_call call, const std::string& path, int number, const std::string& detail = {})
       : io_error(path + ": " + std::string(to_string(call)) +
                  (number == 0 ? std::string()
@@ -77,7 +77,7 @@ class storage_error : public io_error {
         number_(number) {}
 
   [[nodiscard]] storage_call call() const noexcept { return call_; }
-  /// The system's, as `errno` has them.
+  /// The system's error number, as in `errno`.
   [[nodiscard]] int number() const noexcept { return number_; }
 
  private:
@@ -87,14 +87,14 @@ class storage_error : public io_error {
 
 namespace detail {
 
-/// What storages say that cannot do a call at all.
+/// Whether the error means that the storage does not support the call.
 [[nodiscard]] constexpr bool is_unsupported(int number) noexcept {
   return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP || number == EPERM || number == EXDEV;
 }
 
 }  // namespace detail
 
-/// A name in a folder. A `link` is a symbolic one, whatever it leads to; `remove` removes the link alone.
+/// A name in a folder. A `link` is symbolic, whatever its target; `remove` removes only the link.
 struct storage_entry {
   std::string name;
   enum class kind : std::uint8_t { file, folder, other, link } what = kind::file;
@@ -104,13 +104,13 @@ struct storage_entry {
 
 /// A new file that is being written.
 ///
-/// - `begin_write(offset, bytes)` may return before the bytes are there; they stay as they are until
-///   `finish_write` of what it gave has returned, or `sync`, or the object is gone. Any order, offset and
-///   length; two writes do not overlap.
-/// - `sync()` returns once all that was written, and what is needed to read it, is on the device. It waits
-///   for writes that are under way. After a failure nothing is known of any of it, and every later sync
-///   fails, too: the file is dead, and what must last goes to another one.
-/// - The destructor waits for writes under way and closes. What was not synced may be lost.
+/// - `begin_write(offset, bytes)` may return before the bytes are written; they must stay unchanged until
+///   `finish_write` of its result, or `sync`, has returned, or the object is destroyed. Any order, offset and
+///   length; two writes must not overlap.
+/// - `sync()` returns once everything written, and what is needed to read it, is on the device. It waits for
+///   writes in flight. After a failure nothing is known of any of it, and every later sync fails too: the
+///   file is dead, and data that must last goes to another one.
+/// - The destructor waits for writes in flight and closes. What was not synced may be lost.
 ///
 /// All three throw `storage_error`.
 template <class F>
@@ -121,41 +121,40 @@ concept storage_output = requires(F& file, std::uint64_t offset, std::span<const
   file.sync();
 };
 
-/// A file that is there, to be read. `read` fills all of `into`, or throws `storage_error`; also for bytes
-/// past the end.
+/// An existing file for reading. `read` fills all of `into`, or throws `storage_error`; also for bytes past
+/// the end.
 template <class F>
 concept storage_input = requires(const F& file, std::uint64_t offset, std::span<std::byte> into) {
   { file.bytes() } -> std::same_as<std::uint64_t>;
   file.read(offset, into);
 };
 
-/// A folder on a file system, and the calls that checkpoints are made of. Paths are below it, parted by '/';
-/// the empty one is the folder itself. Nothing here is durable but by `sync` (of a file's bytes) and
-/// `sync_folder` (of a folder's own names): that is all a user of a storage may count on after a crash, and
-/// what `testing::simulated_storage` holds him to.
+/// A folder on a file system, and the calls that checkpoints use. Paths are relative to it, separated by '/';
+/// the empty path is the folder itself. Only `sync` (of a file's bytes) and `sync_folder` (of a folder's own
+/// names) make anything durable: a user of a storage may rely on nothing more after a crash, and
+/// `testing::simulated_storage` checks that.
 ///
-/// - `make_folder(path)`      a new one; EEXIST when there is anything of that name.
-/// - `create(path, bytes)`    a new file with room for `bytes`, so that lack of it shows now (ENOSPC, EDQUOT)
-///                            and not in the middle; EEXIST likewise. Its size is `bytes` from then on; a
-///                            write past them makes it longer.
-/// - `open(path)`             a file that is there, to be read.
-/// - `rename(from, to)`       gives a file or folder another name, at once: whoever looks, at any time and
-///                            after any crash, finds one or the other. EEXIST when there is a `to`.
-/// - `replace(from, to)`      the same for files, in the place of a `to` that is there.
-/// - `link(from, to)`         a second name for a file; EEXIST; EOPNOTSUPP or EPERM where there are none.
-/// - `remove(path)`, `remove_folder(path)`   a file; a folder that is empty.
-/// - `list(path)`             what is in a folder, in no order.
-/// - `sync_folder(path)`      returns once the names in it are on the device as they are now.
-/// - `try_lock(path)`         takes the lock of that name, a file that is made for it if need be, or nothing
-///                            when somebody else has it. It ends with the object, or with the process and the
-///                            children that it forked.
-///                            `is_held()` says whether the name still is that lock's.
-/// - `nonce()`                64 bits that no other process is given.
-/// - `path(below)`            a path as people know it, for texts.
+/// - `make_folder(path)`      creates a folder; EEXIST when anything of that name exists.
+/// - `create(path, bytes)`    creates a file with space for `bytes`, so that a lack of it shows now (ENOSPC,
+///   EDQUOT) and not in the middle; EEXIST likewise. Its size is `bytes` from then on; a write past them
+///   makes it longer.
+/// - `open(path)`             opens an existing file for reading.
+/// - `rename(from, to)`       renames a file or folder atomically: at any time and after any crash, a reader
+///   finds one name or the other. EEXIST when `to` exists.
+/// - `replace(from, to)`      the same for files, replacing an existing `to`.
+/// - `link(from, to)`         adds a second name for a file; EEXIST; EOPNOTSUPP or EPERM if not supported.
+/// - `remove(path)`, `remove_folder(path)`   removes a file; an empty folder.
+/// - `list(path)`             lists a folder, in no order.
+/// - `sync_folder(path)`      returns once the present names in it are on the device.
+/// - `try_lock(path)`         takes the lock of that name, creating a file for it if necessary, or returns
+///   nothing when another holder has it. The lock ends with the object, or with the process and the children
+///   that it forked. `is_held()` says whether the name still refers to that lock.
+/// - `nonce()`                returns 64 bits that no other process gets.
+/// - `path(below)`            returns a path as shown to people, for texts.
 ///
-/// All throw `storage_error`, but `nonce` and `path`.
+/// All throw `storage_error`, except `nonce` and `path`.
 ///
-/// @par Thread safety   calls from any threads at once; one thread a file.
+/// @par Thread safety   calls from any threads concurrently; one thread per file.
 template <class S>
 concept checkpoint_storage = storage_output<typename S::output> && storage_input<typename S::input> &&
                              requires(S& storage, const S& seen, const std::string& path, std::uint64_t bytes,

@@ -1,6 +1,6 @@
 /// @file
-/// `storage_ref`: a checkpoint storage of any type. The code behind checkpoints is written to it, so that it
-/// is compiled once and not for each storage.
+/// `storage_ref`: a checkpoint storage of any type. The code behind checkpoints uses it, so that it is
+/// compiled once and not for each storage.
 #pragma once
 
 #include <llmmem/checkpoint/storage.hpp>
@@ -21,7 +21,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A new file of any storage. Tokens are numbers here; what the storage gave stays with the file until the
+/// A new file of any storage. Tokens are numbers here; the storage's own token stays with the file until the
 /// write is finished.
 class any_output {
  public:
@@ -35,7 +35,7 @@ class any_output {
   virtual void sync() = 0;
 };
 
-/// A file of any storage, to be read.
+/// A file of any storage, for reading.
 class any_input {
  public:
   any_input() = default;
@@ -66,7 +66,7 @@ class output_of final : public any_output {
       : output_(storage.create(path, bytes)) {}
 
   std::uint64_t begin_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    begun_.reserve(begun_.size() + 1);  // a write that was begun must be known
+    begun_.reserve(begun_.size() + 1);  // a write that was begun must be recorded
     begun_.push_back({next_, output_.begin_write(offset, bytes)});
     return next_++;
   }
@@ -117,8 +117,8 @@ class lock_of final : public any_lock {
   std::optional<Lock> lock_;
 };
 
-/// The calls of a type of storage. What they give is made before the storage is asked: where there is no
-/// memory for it, nothing was done.
+/// The calls of one storage type. Results are allocated before the storage is called: if there is no memory,
+/// nothing was done.
 struct storage_table {
   void (*make_folder)(void* storage, const std::string& path);
   std::unique_ptr<any_output> (*create)(void* storage, const std::string& path, std::uint64_t bytes);
@@ -170,17 +170,17 @@ inline constexpr storage_table storage_table_of{
 
 }  // namespace detail
 
-/// A `checkpoint_storage` of any type, by reference: the calls of the concept, each by one call through a
-/// table, which costs nothing beside a file system. Any storage becomes one where it is passed, so functions
-/// that take a `storage_ref` are called with the storage itself. It models the concept, too.
+/// A reference to a `checkpoint_storage` of any type: each call of the concept is one call through a table,
+/// which costs nothing compared with a file system. Any storage converts to it, so functions that take a
+/// `storage_ref` are called with the storage itself. It models the concept, too.
 ///
 ///     void prune(storage_ref storage);
 ///     posix_storage storage("/checkpoints/run-7");
 ///     prune(storage);
 ///
-/// @par Complexity      an allocation for each file and lock beside what the storage does.
-/// @par Thread safety   as the storage's. The storage outlives it.
-/// @par Errors          the storage's, and `std::bad_alloc`.
+/// @par Complexity      one allocation per file and lock in addition to the storage's own work.
+/// @par Thread safety   that of the storage, which must outlive it.
+/// @par Errors          those of the storage, and `std::bad_alloc`.
 class storage_ref {
  public:
   /// A new file: see `storage_output`.
@@ -201,7 +201,7 @@ class storage_ref {
     std::unique_ptr<detail::any_output> file_;
   };
 
-  /// A file that is there: see `storage_input`.
+  /// An existing file: see `storage_input`.
   class input {
    public:
     [[nodiscard]] std::uint64_t bytes() const { return file_->bytes(); }
@@ -214,7 +214,7 @@ class storage_ref {
     std::unique_ptr<detail::any_input> file_;
   };
 
-  /// A lock that this process holds.
+  /// A lock held by this process.
   class lock_type {
    public:
     [[nodiscard]] bool is_held() const { return lock_->is_held(); }

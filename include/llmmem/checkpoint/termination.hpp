@@ -1,5 +1,5 @@
 /// @file
-/// `termination_request`: SIGTERM as something to ask for between two steps.
+/// `termination_request`: SIGTERM as a flag to check between two steps.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,32 +22,32 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Holds a signal back from ending the process, and tells whether it came: schedulers send SIGTERM some time
-/// before they kill, enough for one more checkpoint.
+/// Blocks a signal so that it does not end the process, and reports whether it arrived: schedulers send
+/// SIGTERM some time before they kill, enough for one more checkpoint.
 ///
 ///     const termination_request termination;         // before any other thread is started
 ///     for (...) {
 ///       step();
 ///       if (termination.is_there()) {
 ///         const snapshot_guard guard = checkpointer.begin_snapshot(step, view);
-///         checkpointer.flush(20'000'000'000);          // 20 s; what is not safe by then is not
+///         checkpointer.flush(20'000'000'000);          // at most 20 s
 ///         break;
 ///       }
 ///     }
 ///
-/// No handler runs, and no state of the program's is changed behind its back. Threads inherit what is held
-/// back from the one that starts them: one that was there before still dies of the signal, and all with it.
-/// Programs inherit it, too, across `exec`: one that is to die of the signal must be started with it let
-/// through (`posix_spawnattr_setsigmask`, or `pthread_sigmask` between fork and exec). When this goes, the
-/// signal does what it did before; one that came and was never asked for then ends the process.
+/// No handler runs, and no other state of the program changes. Threads inherit the blocked signal from the
+/// thread that starts them: an older thread still dies of the signal, and the process with it. Programs
+/// inherit it too, across `exec`: start a program that should die of the signal with it unblocked
+/// (`posix_spawnattr_setsigmask`, or `pthread_sigmask` between fork and exec). When this object is destroyed,
+/// the signal has its former effect; a signal that arrived and was never checked for then ends the process.
 ///
-/// The guard is kept past the flush: dropped at once, as by `begin_snapshot(...).ticket()`, it first waits
-/// until the snapshot has been copied, whatever time the flush is given. It does so when it goes in any case,
-/// for up to `max_stall_ns`, and the checkpointer waits until all is over: who cannot wait for that either
-/// ends the process by `_exit`.
+/// Keep the guard past the flush: if it is dropped at once, as by `begin_snapshot(...).ticket()`, its
+/// destructor first waits until the snapshot has been copied, whatever time the flush is given. In any case
+/// its destructor waits for up to `max_stall_ns`, and the checkpointer's until all is complete: a process
+/// that cannot wait for that either ends with `_exit`.
 ///
-/// @par Thread safety   made and destroyed by one thread, asked by any.
-/// @par Errors          the constructor throws `argument_error` for what is no signal, and `system_error`.
+/// @par Thread safety   constructed and destroyed by one thread, checked by any.
+/// @par Errors          the constructor throws `argument_error` for an invalid signal, and `system_error`.
 class termination_request {
  public:
   explicit termination_request(int signal = SIGTERM) {
@@ -55,7 +55,7 @@ class termination_request {
     ::sigemptyset(&wanted);
     if (signal == SIGKILL || signal == SIGSTOP || ::sigaddset(&wanted, signal) != 0) {
       throw argument_error("termination_request: " + std::to_string(signal) +
-                           " is no signal that can be held back");
+                           " is not a signal that can be blocked");
     }
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &wanted, &before_); error != 0) refuse(signal, error);
     file_ = ::signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
@@ -71,7 +71,8 @@ class termination_request {
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 
-  /// Whether the signal came; it stays so. The process will not end of one that was told here.
+  /// Whether the signal arrived; once true, it stays true. The process will not end because of a signal
+  /// reported here.
   [[nodiscard]] bool is_there() const noexcept {
     signalfd_siginfo told{};
     while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told))
@@ -82,7 +83,7 @@ class termination_request {
  private:
   [[noreturn]] static void refuse(int signal, int error) {
     throw system_error("termination_request: signal " + std::to_string(signal) +
-                       " cannot be held back: " + std::generic_category().message(error));
+                       " cannot be blocked: " + std::generic_category().message(error));
   }
 
   sigset_t before_{};

@@ -1,5 +1,5 @@
 /// @file
-/// `load_into`: tensors of a checkpoint into tensors of a `tiered_buffer`, whatever chunks they lie in.
+/// `load_into`: loads tensors of a checkpoint into tensors of a `tiered_buffer`, whatever chunks they lie in.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -26,8 +26,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What `map_to_chunks` must know of tensors that are described for a checkpoint: the bytes of each, or of
-/// the part of it that is kept here.
+/// Returns the input of `map_to_chunks` for tensors described for a checkpoint: the bytes of each, or of the
+/// part kept here.
 /// @throws argument_error, length_error  as `bytes_of`.
 [[nodiscard]] inline std::vector<tensor_size> sizes_of(std::span<const state_tensor> described) {
   std::vector<tensor_size> sizes;
@@ -39,17 +39,17 @@ inline namespace v0 {
   return sizes;
 }
 
-/// How tensors are loaded into chunks.
+/// The options for loading tensors into chunks.
 struct tensor_load_options {
   verification how = verification::checksums;
   std::uint32_t readers = 4;  ///< threads that read and check
-  /// Of parts that are written at once, if tier 0 has as much: the more, the less is read twice.
+  /// Bytes of parts written at once, if tier 0 has as many: more bytes mean fewer repeated reads.
   std::uint64_t window_bytes = std::uint64_t{64} << 20;
 };
 
 namespace detail {
 
-/// Loads parts of tensors, as many at once as tier 0 gives.
+/// Loads parts of tensors, as many at once as tier 0 allows.
 template <class Tensors>
 class tensor_loading {
  public:
@@ -80,7 +80,7 @@ class tensor_loading {
     const std::size_t parts = tensors_->mapping().parts(tensor).size();
     for (std::uint32_t part = 0; part < parts; ++part) {
       auto taken = tensors_->write(tensor, part, tiering::wait_complete);
-      if (!taken && !leases_.empty()) {  // those that are held may be in its way
+      if (!taken && !leases_.empty()) {  // held leases may prevent it
         load();
         taken = tensors_->write(tensor, part, tiering::wait_complete);
       }
@@ -121,7 +121,7 @@ class tensor_loading {
     places_.clear();
     bytes_ = 0;
   }
-  /// What was leased has no contents, and so has none of a tensor that was loaded in part.
+  /// Marks leased chunks, and the tensors loaded in part, as having no contents.
   void give_up() noexcept {
     forget();
     for (const tensor_id each : touched_)
@@ -140,10 +140,10 @@ class tensor_loading {
   load_report report_{};
 };
 
-/// Numbers of tensors as they lie in files, as far as a manifest tells: what lies together is read once.
+/// Returns the numbers of tensors in file order, as far as a manifest shows it: adjacent data is read once.
 [[nodiscard]] inline std::vector<std::uint32_t> in_file_order(const found_checkpoint& from,
                                                               std::span<const state_tensor> described) {
-  std::vector<std::pair<std::string_view, std::uint32_t>> files;  // of a tensor's first piece
+  std::vector<std::pair<std::string_view, std::uint32_t>> files;  // of each tensor's first piece
   files.reserve(from.manifest.tensors.size());
   for (const checkpoint_tensor& each : from.manifest.tensors)
     files.emplace_back(each.name, each.pieces.empty() ? 0 : each.pieces.front().file);
@@ -165,23 +165,23 @@ class tensor_loading {
 
 }  // namespace detail
 
-/// Loads each tensor of a checkpoint into the tensor of its number, whatever chunks both lie in, and whatever
-/// parts they were saved in.
+/// Loads each tensor of a checkpoint into the tensor of the same number, whatever chunks both lie in, and
+/// whatever parts they were saved in.
 ///
 ///     const checkpoint_search search = find_checkpoint(storage);
 ///     load_into(storage, *search.found, described, tensors);
 ///
-/// Bytes go from the files to leases of tier 0, as many at once as it gives; what is beyond it goes down the
-/// tiers meanwhile, as with any write.
+/// Bytes go from the files to leases of tier 0, as many at once as it allows; the rest moves down the tiers
+/// during the load, as with any write.
 ///
 /// @param described  the tensors' names, types, shapes and parts, as a checkpointer takes them, by number.
 /// @param tensors    a `tiered_tensors` or `persistent_tensors`, on a buffer whose tier 0 the host may touch.
 /// @par Complexity      the bytes, and O(n log n) for n tensors and parts. A chunk of the checkpoint is read
-///                      again by each window that wants any of it.
-/// @par Thread safety   the buffer's thread; no other writes the buffer.
-/// @throws argument_error  for tensors in another number or of other sizes than described, and as
-///      `load_checkpoint`. @throws format_error, storage_error  likewise; and what a write lease refuses. The
-///      tensors that were being loaded have no contents then, those before them have theirs.
+///   again by each window that needs any of it.
+/// @par Thread safety   the buffer's thread; no other thread writes the buffer.
+/// @throws argument_error  for tensors whose number or sizes differ from the description, and as
+///   `load_checkpoint`. @throws format_error, storage_error  likewise; and the errors of a write lease. The
+///   tensors being loaded then have no contents; those before them are complete.
 template <class Tensors>
 load_report load_into(storage_ref storage, const found_checkpoint& from,
                       std::span<const state_tensor> described, Tensors& tensors,
@@ -189,7 +189,7 @@ load_report load_into(storage_ref storage, const found_checkpoint& from,
   const chunk_mapping& mapping = tensors.mapping();
   if (described.size() != mapping.tensors()) {
     throw argument_error("load_into: " + std::to_string(described.size()) +
-                         " tensors are described, there are " + std::to_string(mapping.tensors()));
+                         " tensors are described, but the buffer has " + std::to_string(mapping.tensors()));
   }
   for (std::uint32_t i = 0; i < described.size(); ++i) {
     const state_tensor& each = described[i];
@@ -198,7 +198,7 @@ load_report load_into(storage_ref storage, const found_checkpoint& from,
     const std::uint64_t bytes = bytes_of(each.type, elements, "load_into: tensor " + each.name);
     if (bytes == mapping.bytes(tensor_id{i})) continue;
     throw argument_error("load_into: tensor " + each.name + " is described with " + std::to_string(bytes) +
-                         " bytes, tensor " + std::to_string(i) + " has " +
+                         " bytes, but tensor " + std::to_string(i) + " has " +
                          std::to_string(mapping.bytes(tensor_id{i})));
   }
   const std::vector<std::uint32_t> order = detail::in_file_order(from, described);

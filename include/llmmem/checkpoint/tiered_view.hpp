@@ -1,5 +1,5 @@
 /// @file
-/// `tiered_state_view`: a checkpoint of state in a `tiered_buffer`, which changes while it is being saved.
+/// `tiered_state_view`: a checkpoint of state in a `tiered_buffer` that changes while it is being saved.
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
@@ -26,7 +26,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The buffer that tensors stand on, itself or below a schedule.
+/// The buffer of the tensors, directly or below a schedule.
 template <class Store>
 [[nodiscard]] decltype(auto) buffer_beneath(Store& store) noexcept {
   if constexpr (requires { store.buffer(); }) {
@@ -38,56 +38,55 @@ template <class Store>
 
 }  // namespace detail
 
-/// The bytes that tensors had at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on
-/// write in every tier.
+/// The bytes of tensors at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on write
+/// in every tier.
 ///
 ///     const snapshot_guard guard = saves.begin_snapshot(step, tiered_state_view(buffer, chunks, places));
 ///     for (layer : layers) {
-///       update(buffer, chunks[layer]);            // parts from its clone first
+///       update(buffer, chunks[layer]);            // separates from its clone first
 ///       saves.stage_for(2'000'000);               // copies for 2 ms, without leases held
 ///     }
 ///
-/// A buffer is one thread's, and so is the view: that thread copies, in `stage_for` or when it waits, and the
-/// clones go in it. A chunk that comes up to be copied may displace another, as any lease.
+/// A buffer belongs to one thread, and so does the view: that thread copies, in `stage_for` or when it waits,
+/// and releases the clones in it. A chunk that is brought up to be copied may displace another, as with any
+/// lease.
 ///
-/// A chunk that is updated while its clone lives takes a second place in the last tier, and for a while in
-/// tier 0. Where there is none the update is refused (`errc::out_of_bytes`, and nothing has changed): then
-/// `guard.wait_staged()`, and once more. With steps that update all chunks, each snapshot that has not been
-/// read yet keeps a state of its own: the last tier needs 1 + `max_pending` times the state (three with the
-/// default of 2; two where each guard is waited for before the next snapshot), and `max_chunks` as many
-/// times the chunks. A lease that is refused while copying ends the checkpoint:
-/// hold none of those that fill tier 0.
+/// A chunk updated while its clone lives takes a second place in the last tier, and for a while in tier 0. If
+/// there is no place, the update is refused (`errc::out_of_bytes`, and nothing has changed): then call
+/// `guard.wait_staged()` and try again. With steps that update all chunks, each unread snapshot keeps a state
+/// of its own: the last tier needs 1 + `max_pending` times the state (three with the default of 2; two if
+/// each guard is waited for before the next snapshot), and `max_chunks` as many times the chunks. A refused
+/// lease during copying ends the checkpoint: hold no leases that fill tier 0.
 ///
 /// **Tensors of a `tiered_tensors`**, of any sizes and in any number of chunks, are the tensors of the
-/// checkpoint, in the order of their numbers; a large one is one tensor there, as a small one is:
+/// checkpoint, in the order of their numbers; each is one tensor there, large or small:
 ///
 ///     const auto described = ...;                             // state_tensors: names, types, shapes
 ///     tiered_tensors tensors(buffer, map_to_chunks(sizes_of(described)));   // sizes_of: tiered_load.hpp
 ///     async_checkpointer<traits> saves(coordinator, described);
 ///     const snapshot_guard guard = saves.begin_snapshot(step, tensors);
 ///
-/// `load_into` (tiered_load.hpp) puts them back, whatever chunks they lie in then.
+/// `load_into` (tiered_load.hpp) restores them, whatever chunks they lie in then.
 ///
-/// A chunk that no lease has written since another view tells so (`change_tracking_view`): an incremental
-/// save neither brings it up nor writes it.
+/// The view reports chunks that no lease has written since another view (`change_tracking_view`): an
+/// incremental save neither brings them up nor writes them.
 ///
-/// Copies of a view share its clones. They are removed when the last copy goes.
+/// Copies of a view share its clones, which the last copy removes.
 ///
-/// @par Complexity      to take it O(chunks + places), and no byte moves. `is_unchanged_since` O(1).
+/// @par Complexity      O(chunks + places) to take, and no byte moves. `is_unchanged_since` O(1).
 /// @par Thread safety   the buffer's thread. The buffer outlives it: see `snapshot_guard`.
-/// @par Errors          the constructor throws `argument_error` for tensors without contents, what `clone`
-/// refuses: `out_of_memory` where the table of
-///                      chunks is full, `argument_error` for one that is being written or has no contents,
-///                      `handle_error` for one that is none.
+/// @par Errors          the constructor throws `argument_error` for tensors without contents, and the errors
+///   of `clone`: `out_of_memory` if the table of chunks is full, `argument_error` for a chunk that is being
+///   written or has no contents, `handle_error` for an invalid handle.
 template <class Buffer>
 class tiered_state_view {
  public:
   static constexpr bool is_concurrent = false;
   static constexpr bool is_stable = true;
   static_assert(Buffer::template space_type<0>::is_host_accessible,
-                "the host copies out of tier 0: it must be able to touch it");
+                "the host copies from tier 0, so tier 0 must be host-accessible");
 
-  /// @param places  of each tensor, in the order in which they were described: chunks are its sources.
+  /// @param places  of each tensor, in the order of their descriptions: chunks are its sources.
   tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks,
                     const view_list<state_place>& places)
       : places_(places), clones_(std::in_place, buffer) {
@@ -121,7 +120,7 @@ class tiered_state_view {
       const tensor_id tensor{i};
       if (!tensors.has_contents(tensor).value()) {
         throw argument_error("tiered_state_view: tensor " + std::to_string(i) +
-                             " was never written, or not all of it; write it, or leave it out");
+                             " was never written completely; write it, or leave it out");
       }
       clones_->first_part.push_back(static_cast<std::uint32_t>(clones_->parts.size()));
       std::uint32_t number = 0;
@@ -143,8 +142,8 @@ class tiered_state_view {
     number_ = beneath.changes() + 1;
   }
 
-  /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;
-  ///                         and what a lease fails with.
+  /// @throws argument_error  if a tensor has fewer bytes than described, or does not lie in a chunk; and the
+  ///   errors of a lease.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     if (is_of_tensors_) {
       each_part(tensor, offset, into.size(),
@@ -163,13 +162,14 @@ class tiered_state_view {
     std::memcpy(into.data(), lease.span().data() + (place.offset + offset), into.size());
   }
 
-  /// See `change_tracking_view`. Views of other chunks or other places do not know it.
+  /// See `change_tracking_view`. Views of other chunks or places do not know this version.
   [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(number_); }
-  /// The same, by chunks. `version` is that of a view of the same chunks, which may be gone.
+  /// By chunks. `version` is that of a view of the same chunks, which may have been destroyed.
   /// @throws argument_error  as `copy_out`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
-    const std::uint64_t number = history_.number(version);  // of another history: no number that there was
+    const std::uint64_t number = history_.number(version);  // for another history: a number that does not
+                                                            // occur
     const auto is_unchanged = [&](std::uint32_t chunk) {
       return number != 0 && number <= number_ && clones_->changes[chunk] < number;
     };
@@ -192,7 +192,7 @@ class tiered_state_view {
   /// Bytes of a tensor in a chunk.
   struct tensor_place {
     std::uint32_t chunk = 0;
-    std::uint64_t offset = 0;  // there
+    std::uint64_t offset = 0;  // in the chunk
     std::uint64_t begin = 0;   // in the tensor
     std::uint64_t bytes = 0;
   };
@@ -207,14 +207,14 @@ class tiered_state_view {
 
     Buffer* buffer;
     std::vector<chunk_handle> handles{};
-    std::vector<std::uint64_t> changes{};  // the last of each, when the view was taken
-    // Of a view of tensors.
+    std::vector<std::uint64_t> changes{};  // last change of each chunk when the view was taken
+    // For a view of tensors.
     std::vector<tensor_place> parts{};
-    std::vector<std::uint32_t> first_part{};  // by tensor, and one more
+    std::vector<std::uint32_t> first_part{};  // by tensor, plus one entry
   };
 
-  /// Calls `visit(part, offset from the bytes asked for, offset in the part, bytes)` for parts of
-  /// `[offset, offset + bytes)`.
+  /// Calls `visit(part, offset from the requested bytes, offset in the part, bytes)` for parts of `[offset,
+  /// offset + bytes)`.
   template <class Visit>
   void each_part(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes, Visit visit) const {
     detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
@@ -228,10 +228,10 @@ class tiered_state_view {
     if (offset > there || bytes > there - offset) {
       throw argument_error("tiered_state_view: bytes " + std::to_string(offset) + " to " +
                            std::to_string(offset + bytes) + " of tensor " + std::to_string(tensor) +
-                           " are described, it has " + std::to_string(there) +
-                           ": describe the tensors in the order of their numbers, and as long as they are");
+                           " are described, but it has " + std::to_string(there) +
+                           ": describe the tensors in the order of their numbers, with their lengths");
     }
-    std::size_t next = 0;  // the last that begins at or before `offset`
+    std::size_t next = 0;  // the last part that begins at or before `offset`
     for (std::size_t behind = parts.size(); behind - next > 1;) {
       const std::size_t middle = next + (behind - next) / 2;
       (parts[middle].begin <= offset ? next : behind) = middle;
@@ -250,14 +250,14 @@ class tiered_state_view {
     detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
     if (place.source < clones_->handles.size()) return;
     throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
-                         std::to_string(place.source) + ", there are " +
+                         std::to_string(place.source) + ", but the number of chunks is " +
                          std::to_string(clones_->handles.size()));
   }
 
   view_list<state_place> places_;
   detail::shared_part<clones> clones_;
   detail::history_tag history_{};
-  std::uint64_t number_ = 0;  // one more than the buffer's changes were
+  std::uint64_t number_ = 0;  // one more than the buffer's number of changes
   bool is_of_tensors_ = false;
 };
 

@@ -23,8 +23,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// At about the speed of memory. Built against accidents, not against somebody who chooses the state's bytes
-/// so that two chunks have one digest.
+/// Runs at about memory speed. It protects against accidents, not against an attacker who chooses the state's
+/// bytes so that two chunks have one digest.
 struct xxh3_chunk_digest {
   static constexpr bool tells = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// `agreement`: how members of an epoch come to the same answer though some of them die. No I/O: messages in,
+/// `agreement`: how members of an epoch reach the same answer although some of them die. No I/O: messages in,
 /// messages out.
 #pragma once
 
@@ -16,11 +16,11 @@ inline namespace v0 {
 
 namespace comm {
 
-/// What members have agreed on.
+/// The outcome of an agreement.
 struct agreed {
-  std::uint64_t bits = ~std::uint64_t{0};  ///< set where all had set it who were heard
+  std::uint64_t bits = ~std::uint64_t{0};  ///< set where all heard members had set it
   seat_set failed{};                       ///< members that are out: the same for all
-  seat_set joining{};                      ///< seats that everybody heard of knew to wait for admission
+  seat_set joining{};                      ///< seats that every heard member knew to wait for admission
 
   friend constexpr bool operator==(const agreed&, const agreed&) noexcept = default;
 };
@@ -29,31 +29,33 @@ struct agreed {
 
 using agreed [[deprecated("its name is comm::agreed")]] = comm::agreed;
 
-/// What is said to agree.
+/// The kinds of messages in an agreement.
 enum class agree_kind : std::uint16_t {
-  report,   ///< to the coordinator: what I say, or what I have accepted, and who I know to be dead
-  query,    ///< of a coordinator: report to me
-  propose,  ///< of a coordinator: accept this
+  report,   ///< to the coordinator: this member's value or the accepted one, and the members it knows to be
+            ///< dead
+  query,    ///< from a coordinator: report to me
+  propose,  ///< from a coordinator: accept this value
   accept,
-  decide,     ///< this it is
-  estranged,  ///< to one that is not heard any more: so that it does not count on who says it
-  ask,        ///< to the coordinator: whom do you wait for?
-  waits       ///< of a coordinator: for those in `value.failed`, who have not failed for all it knows
+  decide,     ///< the decided value
+  estranged,  ///< to a member that is no longer heard: it must not count on the sender
+  ask,        ///< to the coordinator: which members do you wait for?
+  waits       ///< from a coordinator: the members in `value.failed`, which have not failed as far as it knows
 };
 
 /// One message of an agreement.
 struct agree_message {
   agree_kind kind = agree_kind::report;
   std::uint64_t instance = 0;
-  seat_id accepted_by = no_seat;  ///< of a report: whose proposal `value` is, or none's: then it is a say
+  seat_id accepted_by = no_seat;  ///< in a report: the proposer of `value`; no seat: it is the member's own
+                                  ///< value
   comm::agreed value{};
   seat_set certain{};    ///< known to be dead
-  seat_set suspected{};  ///< not heard, and maybe alive; without those that only say the same of the sender
+  seat_set suspected{};  ///< unreachable, possibly alive; without those that only say the same of the sender
 
   friend constexpr bool operator==(const agree_message&, const agree_message&) noexcept = default;
 };
 
-/// What carries its messages.
+/// A function that sends its messages.
 template <class P>
 concept agree_post = requires(const P& post, seat_id to, const agree_message& message) {
   { post(to, message) } noexcept;
@@ -62,34 +64,34 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 /// One member's part in the agreements of an epoch, one after the other: instance 0, 1 and so on.
 ///
 ///     agreement part(self, members);
-///     part.begin(bits, joining, post);            // what I say
-///     part.hear(from, message, post);             // for each that comes
-///     part.died(seat, comm::death::certain, post);      // for each that is noticed
-///     if (auto outcome = part.take_outcome()) ... // the same for all that get one
+///     part.begin(bits, joining, post);            // this member's value
+///     part.hear(from, message, post);             // for each incoming message
+///     part.died(seat, comm::death::certain, post);      // for each detected death
+///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
-/// The lowest member that is not known to have failed coordinates. Members report to it; when it has heard
-/// all that it does not know to have failed, it proposes the AND of what they said, and decides once all of
-/// these have accepted. A coordinator that dies is followed by the next: as members report what they had
-/// accepted, it finds what may have been decided, and proposes that. Without failures: four messages one
-/// after another, 4 (n - 1) in all.
+/// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has
+/// heard from all members that it does not know to have failed, it proposes the AND of their values, and
+/// decides once all of these have accepted. If a coordinator dies, the next one takes over: because members
+/// report what they had accepted, it finds what may have been decided, and proposes that. Without failures:
+/// four messages one after another, 4 (n - 1) in all.
 ///
-/// - **Failures** are for good within an epoch, and catching: who hears that another member has failed holds
-///   it for failed, too. A member that is told that itself has failed hears no more from him who says so, but
-///   tells nobody: it may be wrong about itself alone, and must not take others with it.
-/// - **Who may decide.** When all others are dead for certain, whoever is left. When some are or were
-///   suspected, and may therefore have agreed on something else, whether they live now or not, more than
-///   half of the epoch's members, the dead ones counted; of two equal halves the one with the lowest member.
-///   So two halves that cannot hear each other do not both go on: `has_quorum`.
-/// - **Who is out** gets no outcome: of a decision that counts this member among the failed it learns that it
-///   has no quorum any more.
-/// - What was decided is the same for all that live and get an outcome. One that died may have got another,
-///   when all that knew it died with it.
+/// - **Failures** are permanent within an epoch, and spread: a member that hears of another member's failure
+///   treats it as failed, too. A member that is told that it has failed itself stops listening to the sender,
+///   but tells no other member: it may be wrong only about itself, and must not take others with it.
+/// - **Who may decide.** If all others are certainly dead, the remaining member. If some are or were
+///   suspected, and may therefore have agreed on something else, alive or not: more than half of the epoch's
+///   members, dead ones counted; of two equal halves the one with the lowest member. So two halves that
+///   cannot hear each other never both continue: `has_quorum`.
+/// - **Excluded members** get no outcome: from a decision that counts this member as failed, it learns that
+///   it no longer has a quorum.
+/// - The decision is the same for all living members that get an outcome. A dead member may have got another
+///   one, if all that knew of it died too.
 ///
-/// @par Complexity      O(1) a message, and O(n) where a coordinator sends to all.
+/// @par Complexity      O(1) per message, and O(n) where a coordinator sends to all.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          none. Messages of who is no member are ignored.
+/// @par Errors          none. Messages from non-members are ignored.
 /// @par Source          the synod of Lamport, "The Part-Time Parliament", TOCS 1998, with coordinators for
-///      ballots; the use: Bland et al., "Post-failure recovery of MPI communication capability", IJHPCA 2013.
+///   ballots; the use: Bland et al., "Post-failure recovery of MPI communication capability", IJHPCA 2013.
 class agreement {
  public:
   agreement() = default;
@@ -98,43 +100,43 @@ class agreement {
 
   [[nodiscard]] seat_id self() const noexcept { return self_; }
   [[nodiscard]] const seat_set& members() const noexcept { return members_; }
-  /// Members known to be dead, or not heard any more.
+  /// Members known to be dead, or unreachable.
   [[nodiscard]] seat_set failed() const noexcept { return certain_ | suspected_ | estranged_; }
   [[nodiscard]] const seat_set& certain() const noexcept { return certain_; }
   [[nodiscard]] const seat_set& suspected() const noexcept { return suspected_; }
-  /// The member that coordinates, for what this one knows.
+  /// The coordinator, as far as this member knows.
   [[nodiscard]] seat_id coordinator() const noexcept {
     return (members_ - failed()).lowest().value_or(no_seat);
   }
-  /// The member that this one waits for, be it by way of the coordinator: the lowest of them, for all that
-  /// is known since it last did `ask`.
+  /// The member that this one waits for, directly or through the coordinator: the lowest of them, as far as
+  /// is known since the last `ask`.
   [[nodiscard]] seat_id waits_for() const noexcept;
-  /// Agreements that are over.
+  /// The number of completed agreements.
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
-  /// Whether one was begun that is not over.
+  /// Whether an agreement has begun and is not complete.
   [[nodiscard]] bool is_begun() const noexcept { return begun_; }
-  /// Members that must be heard, those that are suspected being as many as they are.
+  /// The number of members that must be heard, given the number of suspected ones.
   [[nodiscard]] std::uint32_t quorum() const noexcept;
-  /// Whether those that are heard may decide, this member among them.
+  /// Whether the heard members, including this one, may decide.
   [[nodiscard]] bool has_quorum() const noexcept;
 
-  /// Says what this member has to say in the agreement that is next. @pre not `is_begun()`
+  /// Submits this member's value to the next agreement. @pre not `is_begun()`
   template <agree_post Post>
   void begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept;
-  /// A member has failed. One that was suspected may still die for certain.
+  /// Reports the failure of a member. A suspected member may still die for certain.
   template <agree_post Post>
   void died(seat_id seat, comm::death how, const Post& post) noexcept;
   template <agree_post Post>
   void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
-  /// Asks the coordinator for whom it waits, where this is another one. For `waits_for`, and nothing else.
+  /// Asks the coordinator, if it is another member, which members it waits for. Only for `waits_for`.
   template <agree_post Post>
   void ask(const Post& post) const noexcept;
 
-  /// The outcome of the agreement that is just over; once.
+  /// Returns the outcome of the agreement just completed; once.
   [[nodiscard]] std::optional<comm::agreed> take_outcome() noexcept;
 
  private:
-  // What was said to this member as the coordinator of an instance.
+  // What this member received as the coordinator of an instance.
   struct gathered {
     seat_set heard{};
     comm::agreed said{.joining = seat_set::first(rank_count{max_seats})};
@@ -163,26 +165,26 @@ class agreement {
   seat_set members_{};
   seat_set certain_{};
   seat_set suspected_{};
-  seat_set estranged_{};  // say that this one has failed
+  seat_set estranged_{};  // they say that this member has failed
   seat_set told_estranged_{};
 
   std::uint64_t instance_ = 0;
   comm::agreed last_{};
   std::optional<comm::agreed> outcome_{};
 
-  bool is_out_ = false;  // it was decided that this member has failed
+  bool is_out_ = false;  // the decision says that this member has failed
   bool begun_ = false;
   comm::agreed say_{};
   seat_id accepted_by_ = no_seat;
   comm::agreed accepted_{};
   seat_id reported_to_ = no_seat;
-  seat_set awaited_there_{};  // by the coordinator, as it said
+  seat_set awaited_there_{};  // by the coordinator, as it reported
 
   gathered now_{};
-  gathered next_{};  // of members that are one agreement ahead
+  gathered next_{};  // from members that are one agreement ahead
   bool asked_ = false;
   bool proposed_ = false;
-  seat_set agreeing_{};  // have accepted what this coordinator proposes
+  seat_set agreeing_{};  // accepted this coordinator's proposal
 };
 
 }  // namespace v0

@@ -1,6 +1,6 @@
 /// @file
-/// `endpoint`: ordered frames between the processes of a job, and word of those that have died. What a
-/// `communicator` stands on.
+/// `endpoint`: ordered frames between the processes of a job, and reports of deaths. The basis of a
+/// `communicator`.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -16,52 +16,53 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A time on an endpoint's clock, in nanoseconds: nothing waits beyond it.
+/// A time on an endpoint's clock, in nanoseconds: the limit of a wait.
 struct deadline {
   std::uint64_t ns = 0;
 
   friend constexpr bool operator==(const deadline&, const deadline&) noexcept = default;
 };
 
-/// The time that is never reached. For tests, and for what something else ends for certain.
+/// The time that is never reached. For tests, and for waits that something else is certain to end.
 inline constexpr deadline no_deadline{~std::uint64_t{0}};
 
-/// What goes before a frame's bytes. An endpoint carries it, and sets and looks at `bytes` alone.
+/// The header of a frame. An endpoint carries it, and sets and reads only `bytes`.
 struct frame_header {
-  std::uint64_t epoch = 0;    ///< in which it was sent
-  std::uint64_t message = 0;  ///< bytes of the message that the frame is a part of
+  std::uint64_t epoch = 0;    ///< of the sender
+  std::uint64_t message = 0;  ///< bytes of the whole message
   std::uint64_t offset = 0;   ///< of the frame's bytes in the message
-  std::uint32_t bytes = 0;    ///< of this frame
+  std::uint32_t bytes = 0;    ///< in this frame
   std::uint32_t tag = 0;
-  std::uint32_t crc = 0;  ///< CRC-32C of the frame's bytes, where `is_checked`
+  std::uint32_t crc = 0;  ///< CRC-32C of the frame's bytes, if `is_checked`
   std::uint16_t kind = 0;
   std::uint16_t is_checked = 0;
 
   friend constexpr bool operator==(const frame_header&, const frame_header&) noexcept = default;
 };
 
-/// The most bytes `tell` takes at once. A frame of data may have `frame_bytes()`.
+/// The most bytes that `tell` takes at once. A frame of data may have `frame_bytes()`.
 inline constexpr std::uint32_t max_told_bytes = 4096;
 
 namespace comm {
 
-/// How sure a death is.
+/// How certain a death is.
 enum class death : std::uint8_t {
-  certain,    ///< its process is gone: nothing of it will come any more
-  suspected,  ///< silent beyond the limit, or its connection broke while it lives: it may come back, unheard
+  certain,    ///< its process has ended: nothing more will arrive from it
+  suspected,  ///< silent beyond the limit, or its connection broke while it lives: it may return, but is
+              ///< ignored
 };
 
 }  // namespace comm
 
 using death [[deprecated("its name is comm::death")]] = comm::death;
 
-/// Where the bytes of a frame are to go.
+/// Where the bytes of a frame go.
 struct frame_buffer {
-  /// What becomes of it.
+  /// What happens to the frame.
   enum class answer : std::uint8_t {
-    take,   ///< into `bytes`, of which there are as many as the frame has
-    drop,   ///< nowhere: they are read and forgotten
-    later,  ///< nowhere as yet: nothing more is read from that seat, and the next `poll` or `send` asks again
+    take,   ///< into `bytes`, which has exactly the frame's length
+    drop,   ///< nowhere: they are read and discarded
+    later,  ///< not yet: nothing more is read from that seat, and the next `poll` or `send` asks again
   };
 
   answer what = answer::drop;
@@ -70,19 +71,19 @@ struct frame_buffer {
 
 using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 
-/// Who is told what comes. An endpoint calls it within `send` and `poll`, in the thread that called these.
+/// The receiver of incoming frames. An endpoint calls it within `send` and `poll`, in the thread that called
+/// these.
 ///
-/// - `buffer_for(from, header)`  where a frame of data is to go. Asked again, for the same frame, after
-///                             `later`; when its sender dies, once more within the call that tells of it,
-///                             before that: what is then still for `later` is dropped.
+/// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
+///   `later`; when its sender dies, once more within the call that reports the death, before that: frames
+///   still for `later` are then dropped.
 /// - `arrived(from, header)`   all of its bytes are in the buffer.
-/// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
-/// - `died(seat, how)`         nothing is heard from there any more, and what was under way is not finished:
-///                             buffers given are free again. Told of a seat once, and once more when one that
-///                             was suspected died for certain. One that is suspected is told so by the
-///                             endpoint, or can still be told.
+/// - `told(from, header, bytes)`  a frame of `tell`. The bytes are valid until this returns.
+/// - `died(seat, how)`         nothing more is received from there, and unfinished frames stay unfinished:
+///   their buffers are free again. Called once per seat, and once more when a suspected process died for
+///   certain. The endpoint tells a suspected process so, or the process can still be told.
 /// - `came(seat)`              a process that has not been heard before is connected there.
-/// - `goes_on()`               whether `send` is to go on waiting. Asked after anything was told.
+/// - `goes_on()`               whether `send` continues to wait. Asked after each report.
 ///
 /// They may call `tell`, and nothing else of the endpoint.
 template <class H>
@@ -109,19 +110,19 @@ struct any_frame_handler {
 };
 static_assert(frame_handler<any_frame_handler>);
 
-/// An endpoint that knows why a seat is missing.
+/// An endpoint that can say why a seat is missing.
 template <class E>
 concept tells_absence = requires(const E& seen, seat_id seat) {
   { seen.why_missing(seat) } noexcept -> std::same_as<seat_absence>;
 };
 
-/// An endpoint that knows why a seat's process failed.
+/// An endpoint that can say why a seat's process failed.
 template <class E>
 concept tells_failure = requires(const E& seen, seat_id seat) {
   { seen.why_failed(seat) } noexcept -> std::same_as<error_code>;
 };
 
-/// The header of a frame with as many bytes as it has.
+/// Returns the header with the number of bytes set.
 [[nodiscard]] constexpr frame_header with_bytes(frame_header header,
                                                 std::span<const std::byte> bytes) noexcept {
   header.bytes = static_cast<std::uint32_t>(bytes.size());
@@ -132,46 +133,42 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 
 /// One process of a job, which exchanges frames with the others.
 ///
-/// There are two lanes between any two seats. What is *sent* is data: it may wait for whoever does not take
-/// it. What is *told* is small, never waits, and is heard though data are stuck. Within a lane, frames from
-/// one seat to another come in the order in which they were sent, each once, whole, or, when one of both
-/// dies, not at all; the lanes overtake each other.
+/// There are two lanes between any two seats. *Sent* frames are data: they may wait for a receiver that does
+/// not take them. *Told* frames are small control messages: they never wait, and arrive even while data is
+/// stuck. Within a lane, frames from one seat to another arrive in the order in which they were sent, each
+/// once and whole or, if either process dies, not at all; the lanes overtake each other.
 ///
-/// - `self()`, `seats()`   its own seat, and how many there are: 2 to `max_seats`, or 1.
-/// - `nonce()`             a number that no other process of this job has or had, and not 0.
-/// - `now_ns()`            the clock that deadlines are of. Never goes back.
-/// - `frame_bytes()`       the most bytes that a frame of data may have; at least `max_told_bytes`.
-/// - `is_connected(seat)`  whether somebody is there who can be sent to, for all that is known: between
-///                         `came` and `died`.
-/// - `send(to, header, bytes, by, handler)`
-///                         a frame of data. Returns once the bytes may be written again, which does not mean
-///                         that they have come. Meanwhile it takes what comes, so that two who send to each
-///                         other do not wait for ever. What ends it otherwise: `errc::peer_failed`, nobody is
-///                         connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not
-///                         go on.
-///                         A frame that was begun is then finished by itself, from a copy, with later calls:
-///                         who receives never sees half of one. It sets `header.bytes` to `bytes.size()`; a
-///                         frame of more than `frame_bytes()` is refused with `errc::out_of_range`. Nobody
-///                         sits in a seat that there is not, nor, to itself, in its own.
-/// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`: a longer one is dropped. Never waits. It
-///                         sets `header.bytes`. What cannot go at once goes with later calls; who takes none
-///                         of it for long is suspected. To nobody: dropped.
-/// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has: no is
-///                         the answer also when it was only woken, before its time.
-/// - `withdraw(from)`      takes back a buffer that was given and not yet told as arrived: the rest of that
-///                         frame is dropped.
-/// - `give_up(seat)`       hears and sends no more there, until a fresh process comes. What was told before
-///                         still goes, as far as it does without waiting. Whoever sits there must not take it
-///                         for a death: it is told, or the connection stays.
-/// - `wake()`              ends a `poll` of this endpoint, this or the next, by any thread.
-/// - `why_missing(seat)`   may be left out: the `seat_absence` of one where nobody is connected, as far as it
-///                         knows. What `communicator::join` says of it.
-/// - `why_failed(seat)`    may be left out: the error of what concerns a process that has died or is
-/// suspected,
-///                         where `errc::peer_failed` does not say enough.
+/// - `self()`, `seats()`   its own seat, and the number of seats: 2 to `max_seats`, or 1.
+/// - `nonce()`             a number, not 0, that no other process of this job has or had.
+/// - `now_ns()`            the clock of deadlines. Never goes back.
+/// - `frame_bytes()`       the most bytes in a frame of data; at least `max_told_bytes`.
+/// - `is_connected(seat)`  whether a process is there that can be sent to, as far as is known: between `came`
+///   and `died`.
+/// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
+///   overwritten, which does not mean that they have arrived. It receives during the wait, so that two
+///   processes that send to each other do not deadlock. Other endings: `errc::peer_failed`, no process is
+///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not go on. A frame that was
+///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
+///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
+///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
+/// - `tell(to, header, bytes)`  sends a frame of at most `max_told_bytes`: a longer one is dropped. Never
+///   waits. It sets `header.bytes`. Frames that cannot go at once go with later calls; a receiver that takes
+///   none of them for long is suspected. To an empty seat: dropped.
+/// - `poll(by, handler)`   receives until something has arrived, or until that time. Returns whether
+///   something has; false also when it was only woken before its time.
+/// - `withdraw(from)`      takes back a buffer that was given and not yet reported as arrived: the rest of
+///   that frame is dropped.
+/// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
+///   told frames still go, as far as possible without waiting. The process there must not take it for a
+///   death: it is told, or the connection stays.
+/// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
+/// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;
+///   reported by `communicator::join`.
+/// - `why_failed(seat)`    optional: the error for operations with a dead or suspected process, if
+///   `errc::peer_failed` does not say enough.
 ///
-/// @par Thread safety   one thread at a time, but `wake`.
-/// @par Errors          without memory `send` and `poll` throw `std::bad_alloc`.
+/// @par Thread safety   one thread at a time, except `wake`.
+/// @par Errors          without memory, `send` and `poll` throw `std::bad_alloc`.
 template <class E>
 concept endpoint =
     requires(E& end, const E& seen, seat_id seat, const frame_header& header,

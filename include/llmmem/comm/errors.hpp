@@ -1,6 +1,6 @@
 /// @file
-/// Why something is refused, of ranks and the messages between them: the codes, what their three numbers are,
-/// and their texts.
+/// The errors of ranks and the messages between them: their codes, the meaning of their three numbers, and
+/// their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,80 +14,87 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Why a seat is missing, as far as the process knows that waits for it: `wanted` of `errc::seat_missing`.
+/// Why a seat is missing, as far as the waiting process knows: `wanted` of `errc::seat_missing`.
 enum class seat_absence : std::uint32_t {
-  unheard,         ///< nothing has come from there
-  nobody_listens,  ///< at its address
-  unreachable,     ///< its address is
-  no_answer,       ///< its process is there, and says nothing
-  other_secret,    ///< who is there does not know this one's
-  other_version,   ///< of the protocol
+  unheard,         ///< nothing has arrived from it
+  nobody_listens,  ///< no process listens at its address
+  unreachable,     ///< its address cannot be reached
+  no_answer,       ///< its process is connected but silent
+  other_secret,    ///< the process there has another secret
+  other_version,   ///< the process there has another version of the protocol
   other_options,   ///< another number of seats, or other frames
-  other_seat,      ///< its address is that of another seat's process, or this one's is in its eyes
-  foreign,         ///< who is there is of another user, or speaks no such protocol
-  seat_taken,      ///< it holds this seat for taken by a process before this one
-  given_up,        ///< it has given this very process up
-  ended,           ///< its process has come, and is gone again
-  in_epoch,        ///< its process is a member of an epoch that has begun without this one
-  crowded          ///< so many callers said nothing that the oldest of them were closed
+  other_seat,      ///< its address belongs to another seat's process, or this one's does as far as that
+                   ///< process knows
+  foreign,         ///< the process there belongs to another user, or speaks another protocol
+  seat_taken,      ///< it considers this seat taken by an earlier process
+  given_up,        ///< it has given up this very process
+  ended,           ///< its process came, and has ended
+  in_epoch,        ///< its process is a member of an epoch that began without this one
+  crowded          ///< so many callers stayed silent that the oldest were closed
 };
 
 namespace detail {
 
-/// Bytes may have been on their way, or not.
+/// Some of the bytes may have been transferred.
 [[nodiscard]] LLMMEM_COLD constexpr const char* timed_out_sentence(const failure& why) noexcept {
-  return why.wanted == 0 ? "rank {index} was waited for beyond the deadline; call again with more time, or "
+  return why.wanted == 0 ? "rank {index} did not respond before the deadline; call again with more time, or "
                            "revoke() and agree()"
-                         : "{found} of {wanted} bytes moved, then rank {index} was waited for beyond the "
+                         : "{found} of {wanted} bytes moved, then rank {index} did not respond before the "
                            "deadline; give it more time, or revoke() and agree()";
 }
 
-/// Why a seat is missing, and what helps.
+/// Why a seat is missing, and how to mend it.
 [[nodiscard]] LLMMEM_COLD constexpr const char* absence_sentence(seat_absence why) noexcept {
   switch (why) {
     case seat_absence::unheard:
-      return "nothing has come from there; start its process, and give all the same folder or addresses";
+      return "nothing has arrived from it; start its process, and give all processes the same folder or "
+             "addresses";
     case seat_absence::nobody_listens:
-      return "nobody listens at its address; start its process, and give all the same folder or addresses";
+      return "no process listens at its address; start its process, and give all processes the same folder "
+             "or addresses";
     case seat_absence::unreachable:
-      return "its address cannot be reached; look at the network, and give all the right addresses";
+      return "its address cannot be reached; check the network, and give all processes the right addresses";
     case seat_absence::no_answer:
-      return "its process is there and says nothing; have it call join(), or look at why it stands still";
+      return "its process is connected but silent; let it call join(), or check why it is stopped";
     case seat_absence::other_secret:
-      return "the process there has another secret; give all processes the same";
+      return "the process there has another secret; give all processes the same secret";
     case seat_absence::other_version:
       return "the process there speaks another version of the protocol; build all processes with the same "
              "llmmem";
     case seat_absence::other_options:
-      return "its process has another number of seats or other frame_bytes; give all the same";
+      return "its process has another number of seats or other frame_bytes; give all processes the same "
+             "values";
     case seat_absence::other_seat:
-      return "its address is another seat's, or this one's is; give all the same addresses, in one order";
+      return "its address or this one's belongs to another seat; give all processes the same addresses, in "
+             "the same order";
     case seat_absence::foreign:
-      return "only strangers are there; run all processes as one user, and give all the right addresses";
+      return "only foreign processes are there; run all processes as one user, and give them the right "
+             "addresses";
     case seat_absence::seat_taken:
-      return "it holds this seat for taken by a process before; end that, or wait until it is dead or "
+      return "it considers this seat taken by an earlier process; end that process, or wait until it is dead "
+             "or "
              "suspected";
     case seat_absence::given_up:
-      return "it has given this process up; end this one, and start a fresh one";
+      return "it has given this process up; end this process, and start a fresh one";
     case seat_absence::ended:
-      return "its process has come and is gone again; start a fresh one";
+      return "its process came and has ended; start a fresh one";
     case seat_absence::in_epoch:
-      return "its process is in an epoch that has begun without this one; have its members agree() and "
+      return "its process is in an epoch that began without this one; let its members agree() and "
              "admit()";
     case seat_absence::crowded:
-      return "nothing has come from there, but a crowd of connections that say nothing; look which processes "
+      return "nothing has arrived from it, but many silent connections exist; find the processes that "
              "make them, or raise most_half_open";
   }
   return absence_sentence(seat_absence::unheard);
 }
 
-/// One seat may be missing, or several.
+/// One or several seats may be missing.
 [[nodiscard]] LLMMEM_COLD constexpr const char* seat_missing_sentence(const failure& why) noexcept {
-  return why.found > 1 ? "seat {index} is missing at the deadline, and {others} more: {absence}"
+  return why.found > 1 ? "seat {index} and {others} more are missing at the deadline: {absence}"
                        : "seat {index} is missing at the deadline: {absence}";
 }
 
-/// What stands for a name in braces, beyond the three numbers.
+/// Returns the text for a name in braces, in addition to the three numbers.
 [[nodiscard]] LLMMEM_COLD inline std::string comm_term(const failure& why, std::string_view name) {
   if (name == "others") return std::to_string(why.found - 1);
   return absence_sentence(static_cast<seat_absence>(why.wanted));
@@ -97,8 +104,8 @@ inline constexpr std::array comm_errors{
     error_info{.number = 76,
                .name = "peer_failed",
                .raises = error_kind::comm,
-               .index = "the rank, or below a communicator the seat",
-               .sentence = "rank {index} has died; revoke(), agree() and go on without it"},
+               .index = "the rank, or for an endpoint the seat",
+               .sentence = "rank {index} has died; revoke(), agree() and continue without it"},
     error_info{.number = 77,
                .name = "epoch_revoked",
                .raises = error_kind::comm,
@@ -109,9 +116,9 @@ inline constexpr std::array comm_errors{
                .raises = error_kind::comm,
                .wanted = "members that must be heard",
                .found = "members that are heard",
-               .sentence =
-                   "{found} members are heard, {wanted} are needed: the others may live and go on; end here, "
-                   "and join anew"},
+               .sentence = "{found} members are heard, but {wanted} are needed: the others may live and "
+                           "continue; end this process, "
+                           "and join again"},
     error_info{.number = 79,
                .name = "peer_timed_out",
                .raises = error_kind::comm,
@@ -119,38 +126,37 @@ inline constexpr std::array comm_errors{
                .wanted = "bytes to move",
                .found = "bytes moved",
                .sentence_for = timed_out_sentence},
-    error_info{
-        .number = 80,
-        .name = "message_damaged",
-        .raises = error_kind::comm,
-        .index = "rank that sent it",
-        .wanted = "its checksum",
-        .found = "the checksum of what came",
-        .sentence =
-            "a message of rank {index} has checksum {found} and left with {wanted}; it is dropped: have "
-            "it sent again"},
+    error_info{.number = 80,
+               .name = "message_damaged",
+               .raises = error_kind::comm,
+               .index = "rank that sent it",
+               .wanted = "its checksum",
+               .found = "the checksum received",
+               .sentence = "a message of rank {index} was sent with checksum {wanted} but arrived with "
+                           "{found}; it is dropped: let "
+                           "the rank send it again"},
     error_info{
         .number = 81,
         .name = "state_lost",
         .raises = error_kind::comm,
         .index = "the lowest rank whose state is lost",
         .wanted = "ranks whose state is lost",
-        .found = "ranks that are gone, or whose own state is damaged",
+        .found = "ranks that are lost, or whose own state is damaged",
         .sentence =
-            "{found} ranks are gone or hold their state damaged, and nobody else has that of {wanted} of "
-            "them, rank {index} the lowest; forget() on all ranks and go back to a checkpoint, or take a "
+            "{found} ranks are lost or have damaged state, and no other rank has the state of {wanted} of "
+            "them (rank {index} is the lowest); call forget() on all ranks and return to a checkpoint, or "
+            "use a "
             "stronger scheme"},
-    error_info{
-        .number = 82,
-        .name = "library_failed",
-        .raises = error_kind::comm,
-        .index = "the library's status",
-        .sentence =
-            "the library beneath failed with its status {index}; revoke(), agree() and go on with who is "
-            "left"},
+    error_info{.number = 82,
+               .name = "library_failed",
+               .raises = error_kind::comm,
+               .index = "the library's status",
+               .sentence = "the underlying library failed with its status {index}; revoke(), agree() and "
+                           "continue with the ranks that are "
+                           "left"},
     error_info{.number = 83,
                .name = "not_joined",
-               .sentence = "it has not joined the others; call join() first, and look at what it returns"},
+               .sentence = "it has not joined the others; call join() first, and check its result"},
     error_info{.number = 84,
                .name = "seat_missing",
                .raises = error_kind::comm,
@@ -163,10 +169,11 @@ inline constexpr std::array comm_errors{
         .number = 99,
         .name = "frame_forged",
         .raises = error_kind::comm,
-        .index = "the rank, or below a communicator the seat",
+        .index = "the rank, or for an endpoint the seat",
         .sentence =
-            "the connection to rank {index} carried a frame that its process did not send, or not then, and "
-            "was given up; look which machine writes into the network, then revoke(), agree() and go on "
+            "the connection to rank {index} carried a frame that its process did not send, or not at that "
+            "time, and "
+            "was closed; find the machine that writes into the network, then revoke(), agree() and continue "
             "without the rank"},
 };
 
@@ -174,30 +181,29 @@ inline constexpr std::array comm_errors{
 
 namespace errc {
 
-/// A rank has died: index = the rank, or below a communicator the seat.
+/// A rank has died: index = the rank, or for an endpoint the seat.
 inline constexpr error_code peer_failed = detail::code_of<76>(detail::comm_errors);
-/// Somebody has ended the epoch: found = the epoch.
+/// A rank has ended the epoch: found = the epoch.
 inline constexpr error_code epoch_revoked = detail::code_of<77>(detail::comm_errors);
 /// Too few members are heard: wanted = members that must be heard, found = members that are heard.
 inline constexpr error_code no_quorum = detail::code_of<78>(detail::comm_errors);
-/// A rank was waited for in vain: index = rank or seat waited for, wanted = bytes to move, found = bytes
-/// moved.
+/// A rank did not respond before the deadline: index = rank or seat waited for, wanted = bytes to move, found
+/// = bytes moved.
 inline constexpr error_code peer_timed_out = detail::code_of<79>(detail::comm_errors);
-/// A message came damaged: index = rank that sent it, wanted = its checksum, found = the checksum of what
-/// came.
+/// A message arrived damaged: index = rank that sent it, wanted = its checksum, found = the checksum
+/// received.
 inline constexpr error_code message_damaged = detail::code_of<80>(detail::comm_errors);
-/// Nobody has the state of some ranks any more: index = the lowest rank whose state is lost, wanted = ranks
-/// whose state is lost, found = ranks that are gone, or whose own state is damaged.
+/// No rank has the state of some ranks: index = the lowest rank whose state is lost, wanted = ranks whose
+/// state is lost, found = ranks that are lost, or whose own state is damaged.
 inline constexpr error_code state_lost = detail::code_of<81>(detail::comm_errors);
-/// A library beneath failed; `where` says which call and why: index = the library's status.
+/// An underlying library failed; `where` says which call and why: index = the library's status.
 inline constexpr error_code library_failed = detail::code_of<82>(detail::comm_errors);
-/// Asked of a communicator that is no member of an epoch as yet.
+/// A call to a communicator that is not yet a member of an epoch.
 inline constexpr error_code not_joined = detail::code_of<83>(detail::comm_errors);
 /// Seats were missing at the deadline: index = the lowest seat that is missing, wanted = why
 /// (`seat_absence`), found = seats that are missing.
 inline constexpr error_code seat_missing = detail::code_of<84>(detail::comm_errors);
-/// The connection to a rank carried a frame that its seal does not fit: index = the rank, or below a
-/// communicator the seat.
+/// The connection to a rank carried a frame with a wrong seal: index = the rank, or for an endpoint the seat.
 inline constexpr error_code frame_forged = detail::code_of<99>(detail::comm_errors);
 
 }  // namespace errc

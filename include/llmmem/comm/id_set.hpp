@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What texts call one of them.
+/// The noun for one of them in texts.
 template <class Id>
 inline constexpr const char* id_noun = "id";
 template <>
@@ -25,22 +25,22 @@ inline constexpr const char* id_noun<rank_id> = "rank";
 template <>
 inline constexpr const char* id_noun<seat_id> = "seat";
 
-/// Numbers 0 to 1023, a bit each. Trivially copyable: it can be sent as its `words`, the lowest number in the
-/// lowest bit of the first.
+/// A set of numbers 0 to 1023, one bit each. Trivially copyable: it can be sent as its `words`, with the
+/// lowest number in the lowest bit of the first.
 ///
 ///     rank_set failed{rank_id{1}, rank_id{5}};
 ///     for (const rank_id rank : rank_set::first(world) - failed) ...
 ///
-/// @par Complexity      O(1) for one of them, 16 words for a whole set; nothing allocates but `to_text`.
+/// @par Complexity      O(1) for one number, 16 words for a whole set; only `to_text` allocates.
 /// @par Thread safety   as a plain value.
-/// @par Errors          `argument_error` where a number or a count is past `capacity`; nothing else throws.
+/// @par Errors          `argument_error` for a number or a count past `capacity`; nothing else throws.
 template <class Id>
 class id_set {
  public:
   static constexpr std::uint32_t capacity = 1024;
   using word_array = std::array<std::uint64_t, capacity / 64>;
 
-  /// Walks upwards; valid as long as its set is not changed.
+  /// Iterates in ascending order; valid while its set is not changed.
   class iterator {
    public:
     using value_type = Id;
@@ -73,7 +73,7 @@ class id_set {
       insert(id);
   }
 
-  /// 0 to `count` - 1: all of a world.
+  /// Returns the set of 0 to `count` - 1: all ranks of a world.
   [[nodiscard]] static constexpr id_set first(rank_count count) {
     if (to_number(count) > capacity) {
       throw argument_error(std::string(id_noun<Id>) + "_set: the first " + std::to_string(to_number(count)) +
@@ -99,7 +99,7 @@ class id_set {
   [[nodiscard]] constexpr bool contains(Id id) const noexcept {
     return to_index(id) < capacity && (words_[to_index(id) / 64] >> (to_index(id) % 64) & 1U) != 0;
   }
-  /// Whether all here are in `other` too.
+  /// Whether all its members are in `other` too.
   [[nodiscard]] constexpr bool is_subset_of(const id_set& other) const noexcept {
     return (*this - other).empty();
   }
@@ -110,7 +110,7 @@ class id_set {
     return count;
   }
   [[nodiscard]] constexpr bool empty() const noexcept { return *this == id_set{}; }
-  /// The lowest, or nothing.
+  /// Returns the lowest member, or nothing.
   [[nodiscard]] constexpr std::optional<Id> lowest() const noexcept {
     const std::uint32_t at = next(0);
     return at == capacity ? std::nullopt : std::optional(Id{at});
@@ -119,7 +119,7 @@ class id_set {
   [[nodiscard]] constexpr iterator begin() const noexcept { return {this, next(0)}; }
   [[nodiscard]] constexpr iterator end() const noexcept { return {this, capacity}; }
 
-  /// The bits, to send or to store.
+  /// Returns the bits, to send or store.
   [[nodiscard]] constexpr const word_array& words() const noexcept { return words_; }
   [[nodiscard]] static constexpr id_set from_words(const word_array& words) noexcept {
     id_set set;
@@ -148,7 +148,7 @@ class id_set {
   friend constexpr bool operator==(const id_set&, const id_set&) noexcept = default;
 
  private:
-  /// The lowest from `at` on, or `capacity`.
+  /// Returns the lowest member not below `at`, or `capacity`.
   [[nodiscard]] constexpr std::uint32_t next(std::uint32_t at) const noexcept {
     while (at < capacity) {
       const std::uint64_t rest = words_[at / 64] >> (at % 64);
@@ -166,7 +166,7 @@ using rank_set = id_set<rank_id>;
 /// Seats of a job.
 using seat_set = id_set<seat_id>;
 
-/// "no rank", "rank 3", "ranks 1, 2 and 5".
+/// Returns "no rank", "rank 3", "ranks 1, 2 and 5".
 template <class Id>
 [[nodiscard]] std::string to_text(const id_set<Id>& ids) {
   const std::string noun = id_noun<Id>;

@@ -22,26 +22,26 @@ namespace llmmem {
 inline namespace v0 {
 
 /// The owner of memory from NCCL's own allocator, which maps it so that other devices, and switches, can
-/// reach it: what `nccl_transport::register_window` takes. NCCL rounds its size up to its own granularity (2
-/// MiB and more), so take one for many tensors.
+/// reach it: `nccl_transport::register_window` takes it. NCCL rounds its size up to its own granularity (2
+/// MiB and more), so use one for many tensors.
 ///
 ///     nccl_memory<> gradients(bytes);
-///     ranks.register_window(gradients.bytes(), ranks.after(...)).value();      // in each epoch anew
+///     ranks.register_window(gradients.bytes(), ranks.after(...)).value();      // again in each epoch
 ///     ranks.all_reduce(gradients.bytes(), gradients.bytes(), ncclBfloat16, ncclSum, ranks.after(...));
 ///
-/// It outlives the windows on it: end them with `deregister_window`, or let the transport leave, or end,
-/// first. Where a call has failed the next epoch ends them. NCCL before 2.29.7 does not free the memory of a
-/// window that ended with an aborted communicator until the process ends (its source, `ncclDevrFinalize`): so
-/// keep memory over epochs and register it anew, rather than take other memory for each.
+/// It outlives the windows on it: end them with `deregister_window`, or let the transport leave or end first.
+/// After a failed call the next epoch ends them. NCCL before 2.29.7 does not free the memory of a window that
+/// ended with an aborted communicator until the process ends (its source, `ncclDevrFinalize`): so keep the
+/// memory across epochs and register it again, rather than allocate other memory for each.
 ///
-/// @par Waits           both ends wait for the device.
+/// @par Waits           construction and destruction wait for the device.
 /// @par Thread safety   as a plain value.
-/// @par Errors          the constructor throws `length_error` for 0 bytes, and `system_error` for want of a
-///      device and for what NCCL refuses, with its text; a refusal to take memory back is not told.
+/// @par Errors          the constructor throws `length_error` for 0 bytes, and `system_error` if there is no
+///   device and for refusals by NCCL, with its text; a refusal to release memory is not reported.
 template <class Api = nccl_library>
 class nccl_memory {
  public:
-  /// Owns nothing.
+  /// Constructs an empty owner.
   nccl_memory() noexcept = default;
   explicit nccl_memory(std::uint64_t bytes, Api api = {}) : api_(std::move(api)), size_(bytes) {
     if (bytes == 0) throw length_error("nccl_memory: 0 bytes; at least 1 is needed");

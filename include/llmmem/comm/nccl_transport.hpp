@@ -32,10 +32,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Moves data between the device memory of ranks by NCCL, on one stream. The side channel notices which ranks
-/// have died, agrees on it, and ends the calls that wait for them. A `transport`: `broadcast`, `all_gather`
-/// and `barrier` of collectives.hpp run over it with device pointers. The other collectives there copy or add
-/// up on the host: use the members below instead, which NCCL does natively.
+/// Moves data between the device memory of ranks by NCCL, on one stream. The side channel detects dead ranks,
+/// agrees on them, and ends the calls that wait for them. A `transport`: `broadcast`, `all_gather` and
+/// `barrier` of collectives.hpp run over it with device pointers. The other collectives there copy or add on
+/// the host: use the members below instead, which NCCL does natively.
 ///
 ///     communicator side(endpoint);                                     // over the host
 ///     side.join(side.after(10'000'000'000)).value();
@@ -49,42 +49,41 @@ inline namespace v0 {
 ///     }
 ///     ranks.leave(ranks.after(1'000'000'000)).value();
 ///
-/// - **Calls** wait until the stream has done their work, their deadline has come, or the epoch is over:
-/// every
-///   `look_ns` they ask NCCL for errors and the side channel for news. They also wait for the earlier work of
-///   the stream. The stream must not be captured into a graph.
+/// - **Calls** wait until the stream has done their work, their deadline has passed, or the epoch has ended:
+///   every `look_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
+///   work of the stream. The stream must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. The
 ///   call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
-///   aborted where NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has
-///   failed, or when the revoke takes longer than `stop_ns`.
+///   aborted if NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has failed,
+///   or when the revoke takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,
 ///   with the sizes that they were sent with; a tag is not checked. Otherwise both wait, or NCCL fails. A
-///   rank sends to itself by `exchange` alone. A message without bytes is sent as one byte.
+///   rank sends to itself only by `exchange`. A message without bytes is sent as one byte.
 /// - **Agreement**: call `agree` of the transport, not of the side channel, so that a `join` or `shrink` that
 ///   was cut short ends first. While the side channel has a transport over it, use it for messages only.
-/// - **Epochs**: `shrink` lets NCCL shrink its communicator (NCCL_SHRINK_ABORT), and aborts the one before:
-/// it
-///   is never destroyed. It makes a fresh one when any rank had to abort its own, or when no rank is
-///   excluded, which NCCL refuses. `admit` grows the communicator where NCCL can (2.29), no rank has failed,
-///   and all joining ranks have higher seats, because NCCL numbers them last; else it makes a fresh one.
+/// - **Epochs**: `shrink` lets NCCL shrink its communicator (NCCL_SHRINK_ABORT), and aborts the previous one:
+///   it is never destroyed. It makes a fresh one when any rank had to abort its own, or when no rank is
+///   excluded, which NCCL refuses. `admit` grows the communicator if NCCL can (2.29), no rank has failed, and
+///   all joining ranks have higher seats, because NCCL numbers them last; otherwise it makes a fresh one.
 /// - **Several transports** may share a device: NCCL allows it. Each is used by one thread.
 ///
-/// @par Complexity      a call some microseconds above NCCL's, and up to `look_ns` late. A new epoch takes
-///      two agreements and NCCL's set-up: seconds for many ranks.
+/// @par Complexity      a call takes some microseconds more than NCCL's, and returns up to `look_ns` late. A
+/// new
+///      epoch takes two agreements and NCCL's set-up: seconds for many ranks.
 /// @par Thread safety   one thread at a time, which also is the side channel's.
 /// @par Errors          the constructor throws `system_error` without a device; calls return the failures of
-///      the side channel, and `errc::library_failed` with the text of NCCL or CUDA.
-///      `std::bad_alloc` of the side channel leaves a call when its operation has stopped.
+///      the side channel, and `errc::library_failed` with the text of NCCL or CUDA. A `std::bad_alloc` of the
+///      side channel leaves a call when its operation has stopped.
 /// @par Source          rules of use: NCCL's user guide, "Fault tolerance" and "Creating a communicator".
 template <nccl_side Side, class Api = nccl_library>
 class nccl_transport {
  public:
-  /// Side channel and stream outlive it. It reaches no other rank before `join`.
-  /// @throws system_error  for no device, an NCCL that is too old, and what CUDA refuses.
+  /// Side channel and stream must outlive it. It reaches no other rank before `join`.
+  /// @throws system_error  if there is no device, NCCL is too old, or CUDA refuses.
   nccl_transport(Side& side, cudaStream_t stream, const nccl_options& options = {}, Api api = {});
   nccl_transport(const nccl_transport&) = delete;
   nccl_transport& operator=(const nccl_transport&) = delete;
-  /// Aborts the communicator, if it has not left, and waits for no other rank.
+  /// Aborts the communicator if it has not left; does not wait for other ranks.
   ~nccl_transport() = default;
 
   [[nodiscard]] Side& side() noexcept { return channel_.side(); }
@@ -92,25 +91,24 @@ class nccl_transport {
   [[nodiscard]] rank_count world() const noexcept { return channel_.side().world(); }
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return channel_.side().after(ns); }
   [[nodiscard]] const nccl_stats& stats() const noexcept { return stats_; }
-  /// Whether there is a communicator of this epoch, which calls can use.
+  /// Whether there is a communicator of this epoch that calls can use.
   [[nodiscard]] bool is_ready() const noexcept {
     return comm_.is_there() && !comm_.is_stopped() && !channel_.side().is_revoked();
   }
 
-  /// Makes NCCL's communicator of the side channel's members: all of them call it, but for those that were
+  /// Makes NCCL's communicator of the side channel's members: all of them call it, except those that were
   /// members before and call `admit`. @pre the side channel has joined
   result<void> join(deadline by) { return epochs_.join(by); }
-  /// As the side channel's.
+  /// As in the side channel.
   result<comm::agreed> agree(std::uint64_t bits, deadline by) { return channel_.agree(bits, by); }
-  /// Begins the next epoch of both channels, without the members that have failed. All members that got
-  /// `outcome` must call it. Where it fails, the epoch of the side channel has begun all the same: `revoke`,
-  /// `agree` and `shrink` again.
+  /// Begins the next epoch of both channels, without the failed members. All members that got `outcome` must
+  /// call it. If it fails, the epoch of the side channel has begun nevertheless: `revoke`, `agree` and
+  /// `shrink` again.
   result<void> shrink(const comm::agreed& outcome, deadline by) { return epochs_.shrink(outcome, by); }
-  /// Begins the next epoch of both, without the members that have failed and with the joining ones, which
-  /// call `join`.
+  /// Begins the next epoch of both, without the failed members and with the joining ones, which call `join`.
   result<void> admit(const comm::agreed& outcome, deadline by) { return epochs_.admit(outcome, by); }
-  /// Ends NCCL's communicator in good order, when all ranks are done. A failure when another rank does not
-  /// leave by the deadline; the communicator is then aborted.
+  /// Ends NCCL's communicator in order, when all ranks are done. Fails when another rank does not leave by
+  /// the deadline; the communicator is then aborted.
   result<void> leave(deadline by) { return epochs_.leave(by); }
 
   result<void> send(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag, deadline by);
@@ -120,15 +118,15 @@ class nccl_transport {
   void revoke() noexcept { channel_.side().revoke(); }
 
   /// NCCL's own collectives; all ranks call the same one with the same sizes. `errc::size_mismatch`, before
-  /// anything is sent, for sizes that do not fit each other, or that are no whole number of elements. The
-  /// order of a sum is NCCL's. `from` may be `into`; for the scatter and gather, the smaller one may be the
-  /// rank's own block of the larger.
+  /// anything is sent, for sizes that do not match, or are not a whole number of elements. NCCL determines
+  /// the order of a sum. `from` may be `into`; for the scatter and gather, the smaller one may be the rank's
+  /// own block of the larger.
   result<void> all_reduce(std::span<const std::byte> from, std::span<std::byte> into, ncclDataType_t type,
                           ncclRedOp_t op, deadline by);
-  /// `from` has a block as large as `into` for each rank.
+  /// `from` has a block of `into`'s size for each rank.
   result<void> reduce_scatter(std::span<const std::byte> from, std::span<std::byte> into, ncclDataType_t type,
                               ncclRedOp_t op, deadline by);
-  /// `into` gets a block as large as `from` of each rank.
+  /// `into` gets a block of `from`'s size from each rank.
   result<void> all_gather(std::span<const std::byte> from, std::span<std::byte> into, deadline by);
   result<void> broadcast(std::span<std::byte> bytes, rank_id root, deadline by);
 
@@ -136,19 +134,18 @@ class nccl_transport {
   /// order, with the same number of bytes. A window ends with the epoch's communicator: register it again
   /// after `shrink`, `admit` and a `join`. NCCL can register `nccl_memory`.
   ///
-  /// @return whether NCCL made a window. Where the devices cannot reach each other newer versions make none,
-  /// and
-  ///      2.28 makes one for this rank alone: collectives work as without a window.
-  ///      `errc::overlapping_ranges` for bytes of another window, which NCCL would not notice;
-  ///      `errc::bad_granularity` for an address that is no multiple of 4 KiB; `errc::size_mismatch` for no
-  ///      bytes; else as a collective.
+  /// @return whether NCCL made a window. If the devices cannot reach each other, newer versions make none,
+  ///   and 2.28 makes one for this rank alone: collectives work as without a window.
+  ///   `errc::overlapping_ranges` for bytes of another window, which NCCL would not detect;
+  ///   `errc::bad_granularity` for an address that is not a multiple of 4 KiB; `errc::size_mismatch` for no
+  ///   bytes; otherwise as a collective.
   result<bool> register_window(std::span<std::byte> memory, deadline by,
                                nccl_window how = nccl_window::symmetric)
     requires(Api::has_windows);
-  /// Ends the window of this rank that begins where `memory` does: call it before the memory is given back,
-  /// and while nothing is on its way there. No change where there is no such window. `errc::epoch_revoked`
-  /// once the epoch is over: the window then ends with the communicator, in the next epoch or by `leave`;
-  /// keep the memory until then.
+  /// Ends the window of this rank that begins where `memory` does: call it before the memory is released, and
+  /// while no transfer uses it. No effect if there is no such window. `errc::epoch_revoked` once the epoch
+  /// has ended: the window then ends with the communicator, in the next epoch or by `leave`; keep the memory
+  /// until then.
   result<void> deregister_window(std::span<const std::byte> memory)
     requires(Api::has_windows);
   [[nodiscard]] std::size_t windows() const noexcept { return comm_.windows().size(); }

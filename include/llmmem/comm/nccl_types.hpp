@@ -1,6 +1,5 @@
 /// @file
-/// What an `nccl_transport` is told, and what it tells: its side channel, options and counters. Needs no
-/// NCCL.
+/// The side channel, options and counters of an `nccl_transport`. Needs no NCCL.
 #pragma once
 
 #include <llmmem/comm/agreement.hpp>
@@ -19,8 +18,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The channel beside NCCL's, over the host: a `communicator` of any endpoint, or a type with the same calls.
-/// It knows which ranks live, tells when an epoch is over, and carries NCCL's unique ids.
+/// The channel next to NCCL's, over the host: a `communicator` of any endpoint, or a type with the same
+/// calls. It knows which ranks live, reports the end of an epoch, and carries NCCL's unique ids.
 template <class S>
 concept nccl_side = transport<S> && requires(S& side, const S& seen, rank_id rank, seat_id seat,
                                              const comm::agreed& outcome, std::uint64_t bits, deadline by) {
@@ -36,25 +35,25 @@ concept nccl_side = transport<S> && requires(S& side, const S& seen, rank_id ran
   side.admit(outcome);
 };
 
-/// How a transport over NCCL is set up.
+/// The construction parameters of a transport over NCCL.
 struct nccl_options {
-  const char* name = "nccl_transport";    ///< for error texts; outlives the transport
-  std::uint64_t look_ns = 20'000;         ///< between two looks at NCCL and at the side channel
+  const char* name = "nccl_transport";    ///< the name in error texts; outlives the transport
+  std::uint64_t look_ns = 20'000;         ///< between two checks of NCCL and the side channel
   std::uint64_t stop_ns = 2'000'000'000;  ///< for NCCL to stop its work, before it is aborted
   std::uint32_t side_tag = 0xFFFF'FF00;   ///< of messages over the side channel
 };
 
 /// How NCCL may use a window.
 enum class nccl_window : std::uint8_t {
-  any_offset,  ///< ranks may name other offsets of theirs in one call
-  symmetric,   ///< all ranks name the same offset in a call, which NCCL can be quickest with
+  any_offset,  ///< ranks may use different offsets in one call
+  symmetric,   ///< all ranks use the same offset in a call, which may be faster
 };
 
 /// Counters of a transport over NCCL.
 struct nccl_stats {
   std::uint64_t fresh = 0;    ///< NCCL communicators made by a unique id
-  std::uint64_t shrunk = 0;   ///< made of the one before, without the ranks that have failed
-  std::uint64_t grown = 0;    ///< made of the one before, with the ranks that have joined
+  std::uint64_t shrunk = 0;   ///< made from the previous one, without the failed ranks
+  std::uint64_t grown = 0;    ///< made from the previous one, with the joining ranks
   std::uint64_t revoked = 0;  ///< stopped, and fit to be shrunk
   std::uint64_t aborted = 0;
   std::uint64_t failed_calls = 0;

@@ -1,6 +1,6 @@
 /// @file
-/// `operation_queue`: a thread that talks with the other ranks, so that what it gathers and sums goes on
-/// beside the computing.
+/// `operation_queue`: a thread that communicates with the other ranks, so that gathers and sums overlap with
+/// computing.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,27 +16,27 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Runs operations one after the other, in the order in which they were put in, on one thread of its own. A
-/// transport is for one thread at a time: from its first operation on it is this one's, and who wants
-/// anything of it puts it in here. Collectives match among ranks by their order: put them in in the same
-/// order on all.
+/// Runs operations one after the other, in the order in which they were put, on its own thread. A transport
+/// is for one thread at a time: from the first operation on it belongs to this thread, and other threads use
+/// it through this queue. Collectives match among ranks by their order: put them in the same order on all
+/// ranks.
 ///
 ///     operation_queue queue;
 ///     comm::operation gather([&] { return gather_next(); });
 ///     queue.put(gather);
 ///     compute();
 ///     queue.wait(gather).value();
-///     queue.run([&] { return gradients.reduce_scatter(sums, sum_f32); }).value();   // put, and wait
+///     queue.run([&] { return gradients.reduce_scatter(sums, sum_f32); }).value();   // put and wait
 ///
-/// A failure comes out of the wait for its operation; what an operation throws is thrown there. Those behind
-/// it are run all the same: on a transport that was revoked they fail at once.
+/// The wait for an operation returns its failure and rethrows its exception. The operations behind it still
+/// run: on a revoked transport they fail at once.
 ///
 /// @par Complexity      one lock to put, to begin, to end and to wait; nothing is allocated.
 /// @par Thread safety   any thread may put and wait; each operation one at a time.
-/// @par Errors          the constructor throws `std::system_error` where there is no thread to be had.
+/// @par Errors          the constructor throws `std::system_error` if no thread can be started.
 class operation_queue {
  public:
-  /// An operation as the queue sees it: see `operation`.
+  /// The queue's view of an operation: see `operation`.
   class entry {
    public:
     entry(const entry&) = delete;
@@ -59,7 +59,7 @@ class operation_queue {
   operation_queue() : thread_([this] { serve(); }) {}
   operation_queue(const operation_queue&) = delete;
   operation_queue& operator=(const operation_queue&) = delete;
-  /// Runs what was put in, as the other ranks do, and ends.
+  /// Runs the remaining operations, as the other ranks do, and ends.
   ~operation_queue() {
     {
       const std::lock_guard held(mutex_);
@@ -69,7 +69,8 @@ class operation_queue {
     thread_.join();
   }
 
-  /// Has it run once all before it have. It stays where it is until then. @pre it is not in the queue
+  /// Queues an operation behind all earlier ones. It must stay in place until it is done. @pre it is not in
+  /// the queue
   void put(entry& one) noexcept {
     {
       const std::lock_guard held(mutex_);
@@ -80,20 +81,20 @@ class operation_queue {
     }
     changed_.notify_all();
   }
-  /// How it ended, once it has; of one that was never put, that all is well.
+  /// Waits for an operation and returns its result; success for one that was never put.
   result<void> wait(entry& one) {
     std::unique_lock held(mutex_);
     changed_.wait(held, [&] { return !one.is_in_queue_; });
     if (one.thrown_) std::rethrow_exception(std::exchange(one.thrown_, nullptr));
     return one.outcome_;
   }
-  /// Whether `wait` would not.
+  /// Whether `wait` would return at once.
   [[nodiscard]] bool is_done(const entry& one) const noexcept {
     const std::lock_guard held(mutex_);
     return !one.is_in_queue_;
   }
 
-  /// Runs `work`, a function that returns `result<void>`, behind all that was put before, and waits for it.
+  /// Runs `work`, a function that returns `result<void>`, behind all earlier operations, and waits for it.
   template <class Work>
   result<void> run(Work&& work);
 
@@ -127,12 +128,12 @@ class operation_queue {
   entry* first_ = nullptr;
   entry* last_ = nullptr;
   bool is_over_ = false;
-  std::thread thread_;  // the last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 namespace comm {
 
-/// A function that returns `result<void>`, as the queue runs it. Wait for it before it goes.
+/// A function that returns `result<void>`, for the queue to run. Wait for it before it is destroyed.
 template <class Work>
 class operation : public operation_queue::entry {
  public:

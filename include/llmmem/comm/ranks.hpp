@@ -1,5 +1,5 @@
 /// @file
-/// `rank_id`, `rank_count` and `seat_id`: who takes part.
+/// `rank_id`, `rank_count` and `seat_id`: the participants of a job.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -9,31 +9,31 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// One of the processes that share a model, from 0: its place in a communicator.
+/// One of the processes that share a model, from 0: its number in a communicator.
 enum class rank_id : std::uint32_t {};
 
-/// How many ranks there are: the world.
+/// The number of ranks: the world.
 enum class rank_count : std::uint32_t {};
 
-/// A place in a job, from 0. Whoever sits there may die, and a fresh process take it; a rank is a place among
-/// those who live, and changes when one of them dies: a seat stays what it is.
+/// A place in a job, from 0. The process in it may die, and a fresh one take it. A rank numbers the living
+/// processes and changes when one of them dies; a seat stays the same.
 enum class seat_id : std::uint32_t {};
 
-/// The most seats a job may have: all are connected with all.
+/// The most seats in a job, all of which are connected with each other.
 inline constexpr std::uint32_t max_seats = 256;
 
-/// A seat that is none.
+/// No seat.
 inline constexpr seat_id no_seat{0xFFFF'FFFF};
 
-/// The number in a strong type, to index or compute with.
+/// Returns the number of a strong type, to index or compute with.
 [[nodiscard]] constexpr std::uint32_t to_index(rank_id rank) noexcept {
   return static_cast<std::uint32_t>(rank);
 }
-/// The number in it, to index with.
+/// Returns its number, as an index.
 [[nodiscard]] constexpr std::uint32_t to_index(seat_id seat) noexcept {
   return static_cast<std::uint32_t>(seat);
 }
-/// The number in it.
+/// Returns its number.
 [[nodiscard]] constexpr std::uint32_t to_number(rank_count count) noexcept {
   return static_cast<std::uint32_t>(count);
 }

@@ -1,5 +1,5 @@
 /// @file
-/// `reduce_op`: how two buffers become one, element by element.
+/// `reduce_op`: combines two buffers element by element.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,11 +14,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Combines elements; known at run time, so that collectives are compiled once a transport and not once a
-/// type as well.
+/// Combines elements; chosen at run time, so that collectives are compiled once per transport and not once
+/// per type as well.
 struct reduce_op {
-  /// `into[i] = into[i] op from[i]` for so many bytes, a multiple of `element_bytes`. Any alignment; the two
-  /// do not overlap.
+  /// Computes `into[i] = into[i] op from[i]` for that many bytes, a multiple of `element_bytes`. Any
+  /// alignment; the two do not overlap.
   using function = void (*)(std::byte* into, const std::byte* from, std::size_t bytes) noexcept;
 
   function combine = nullptr;
@@ -27,8 +27,7 @@ struct reduce_op {
 
 namespace detail {
 
-/// In tiles of a known length, through arrays of its own: so written, compilers vectorise it, whatever the
-/// alignment.
+/// In tiles of known length, through local arrays: compilers vectorise this for any alignment.
 template <class Element, class Combine>
 void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes, Combine one) noexcept {
   constexpr std::size_t tile = 64;
@@ -46,7 +45,7 @@ void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes,
   const std::size_t count = bytes / sizeof(Element);
   for (std::size_t tiles = count / tile; tiles != 0; --tiles)
     some(tile);
-  if (count % tile != 0) some(count % tile);  // of nothing there may be no memory at all
+  if (count % tile != 0) some(count % tile);  // with nothing left there may be no memory at all
 }
 
 }  // namespace detail
@@ -59,7 +58,7 @@ inline constexpr reduce_op sum_f32{
         },
     .element_bytes = 4};
 
-/// The sum of bfloat16s, each sum rounded to nearest even: of many ranks, better widened before.
+/// The sum of bfloat16s, each sum rounded to nearest even: for many ranks, better widened first.
 inline constexpr reduce_op sum_bf16{
     .combine =
         [](std::byte* into, const std::byte* from, std::size_t bytes) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// `reduction_buckets`: many small tensors summed over all ranks in few large pieces, as they become ready.
+/// `reduction_buckets`: sums many small tensors over all ranks in few large pieces, as they become ready.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -19,13 +19,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How tensors are put together.
+/// How tensors are grouped.
 struct bucket_options {
-  /// A bucket takes tensors until it has that many. One that is larger has a bucket of its own.
+  /// A bucket takes tensors until it has this many bytes. A larger tensor has a bucket of its own.
   std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
   std::uint32_t tag = 0x6275'0000;  ///< of its messages: nothing else uses it at the same time
   reduce_way way = reduce_way::direct;
-  const char* name = "reduction_buckets";  ///< for error texts; outlives it
+  const char* name = "reduction_buckets";  ///< the name in error texts; outlives it
 };
 
 /// Sums tensors over the ranks. An all-reduce costs a latency however little it carries, and a model has
@@ -35,26 +35,26 @@ struct bucket_options {
 ///     reduction_buckets sums(ranks, bytes_of_gradients, sum_f32);     // in the order of the backward pass
 ///     for (layer = last; ...) {
 ///       ... backward ...
-///       sums.ready(tensor, gradient, by).value();   // copied; may sum what is full by now
+///       sums.ready(tensor, gradient, by).value();   // copied; may sum full buckets
 ///     }
 ///     sums.finish([&](std::uint32_t tensor, std::span<const std::byte> sum) { ... }).value();
 ///
-/// Buckets are summed in their order, on all ranks, in whichever order tensors become ready on each: ranks
-/// that disagree about the order would wait for each other for ever. A bucket whose turn has not come waits.
-/// With `reduce_way::direct` the bits are those of tensors summed one by one.
+/// Buckets are summed in their order on all ranks, whatever the order in which tensors become ready on each,
+/// because ranks that disagree about the order would deadlock. A bucket waits for its turn. With
+/// `reduce_way::direct` the bits equal those of tensors summed one by one.
 ///
-/// @par Complexity      each byte is copied once, and given out where it lies; memory: all tensors once.
-/// @par Thread safety   one thread at a time, which owns the transport meanwhile: an `operation_queue`'s, to
-///      sum beside the computing.
-/// @par Errors          what the transport returns: the sums are of no use then; `begin_again` in the next
-///      epoch. `errc::out_of_range` for a tensor there is not, `errc::size_mismatch` for one of another size
-///      or that comes twice, or that is missing at the end.
+/// @par Complexity      each byte is copied once, and returned in place; memory: all tensors once.
+/// @par Thread safety   one thread at a time, which owns the transport: that of an `operation_queue`, to sum
+///   while computing.
+/// @par Errors          those of the transport: the sums are then undefined; call `begin_again` in the next
+///   epoch. `errc::out_of_range` for a tensor that does not exist, `errc::size_mismatch` for one with another
+///   size, a duplicate, or one missing at the end.
 /// @par Source          Li et al., "PyTorch Distributed", VLDB 2020: buckets, 25 MB, one order for all.
 template <transport T>
 class reduction_buckets {
  public:
   /// @param tensors  bytes of each, the same on all ranks, in the order in which most become ready.
-  /// @throws argument_error  for a tensor that cuts an element in two.
+  /// @throws argument_error  for a tensor that splits an element.
   reduction_buckets(T& ranks, std::span<const std::uint64_t> tensors, const reduce_op& op,
                     const bucket_options& options = {})
       : ranks_(&ranks), op_(op), options_(options) {
@@ -62,7 +62,7 @@ class reduction_buckets {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i] % op.element_bytes != 0) {
         throw argument_error(std::string(options.name) + ": tensor " + std::to_string(i) + " has " +
-                             std::to_string(tensors[i]) + " bytes, which is no multiple of an element's " +
+                             std::to_string(tensors[i]) + " bytes, which is not a multiple of an element's " +
                              std::to_string(op.element_bytes));
       }
       const bool is_full = buckets_.empty() || at + tensors[i] - buckets_.back().first > options.bucket_bytes;
@@ -77,11 +77,11 @@ class reduction_buckets {
   }
 
   [[nodiscard]] std::uint32_t buckets() const noexcept { return static_cast<std::uint32_t>(buckets_.size()); }
-  /// Those that are summed.
+  /// The number of summed buckets.
   [[nodiscard]] std::uint32_t summed() const noexcept { return static_cast<std::uint32_t>(next_); }
 
-  /// What this rank adds to `tensor`. Copied: it may be changed when this returns. Sums the buckets that are
-  /// complete and whose turn it is.
+  /// Adds this rank's values of `tensor`. They are copied, so they may change when this returns. Sums the
+  /// buckets that are complete and next in order.
   result<void> ready(std::uint32_t tensor, std::span<const std::byte> gradient, deadline by) {
     if (tensor >= places_.size()) return refuse(errc::out_of_range, tensor, places_.size(), tensor);
     place& at = places_[tensor];
@@ -93,8 +93,8 @@ class reduction_buckets {
     return sum_complete(by);
   }
 
-  /// Gives out the sums of all tensors, as `each(std::uint32_t tensor, std::span<const std::byte> sum)`, and
-  /// begins again. The spans hold until the next `ready`.
+  /// Passes the sums of all tensors to `each(std::uint32_t tensor, std::span<const std::byte> sum)`, and
+  /// begins again. The spans are valid until the next `ready`.
   template <class Each>
   result<void> finish(Each each) {
     if (next_ != buckets_.size()) {
@@ -110,7 +110,7 @@ class reduction_buckets {
     return {};
   }
 
-  /// Nothing is ready.
+  /// Resets all tensors to not ready.
   void begin_again() noexcept {
     for (place& each : places_)
       each.is_ready = false;
@@ -153,9 +153,9 @@ class reduction_buckets {
   reduce_op op_;
   bucket_options options_;
   std::vector<place> places_{};    // by tensor
-  std::vector<bucket> buckets_{};  // tensors of one lie side by side
+  std::vector<bucket> buckets_{};  // the tensors of one bucket are adjacent
   std::vector<std::byte> values_{};
-  std::size_t next_ = 0;  // the bucket whose turn it is
+  std::size_t next_ = 0;  // the next bucket in order
   collective_call call_{};
 };
 

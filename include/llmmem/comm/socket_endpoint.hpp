@@ -32,53 +32,50 @@ inline namespace v0 {
 ///     socket_endpoint end({.seat = seat_id{rank}, .seats = 4, .folder = "/run/job-7"});
 ///
 /// Each pair of seats has two connections, one for data and one for control messages (`tell`), so that
-/// control messages arrive while data are stuck. The higher seat makes them, and tries again until they are
-/// there, within `poll` and `send`. Nothing is delivered before both sides have proved that they know the
-/// secret.
+/// control messages arrive while data is stuck. The higher seat makes them, and retries until they exist,
+/// within `poll` and `send`. Nothing is delivered before both sides have proved that they know the secret.
 ///
-/// **Deaths.** A process of this machine is certainly dead when the kernel says that it has exited (a pidfd:
-/// children that it forked may hold its sockets open). A process of another machine is certainly dead when
-/// its connection ends. What it sent before is delivered first, but for a frame whose handler still says
-/// `later`. An endpoint that is destroyed says that it leaves, which is a certain death.
+/// **Deaths.** A process on this machine is certainly dead when the kernel reports that it has exited (a
+/// pidfd: children that it forked may hold its sockets open). A process on another machine is certainly dead
+/// when its connection ends. What it sent before is delivered first, except a frame whose handler still
+/// answers `later`. An endpoint that is destroyed announces that it leaves, which is a certain death. A small
+/// thread sends heartbeats. A process that sends none is suspected after `hard_silence_ns` in which this
+/// endpoint has listened, that is, was within `poll` or `send`: time in which its caller computes in between
+/// does not count. A process is also suspected when it sends bytes that are not a frame, when it reads none
+/// of its control messages, or when its connection breaks while it lives. A process that is suspected or
+/// given up is told so, and then reports this seat as suspected itself. A certain death of a seat that was
+/// given up is still reported.
 ///
-/// A small thread sends heartbeats. A process that sends none is suspected after `hard_silence_ns` in which
-/// this endpoint has listened, that is, was within `poll` or `send`: time that its caller computes in between
-/// does not count. A process is suspected too when it sends bytes that are no frame, when it reads none of
-/// its control messages, or when its connection breaks while it lives. A process that is suspected or given
-/// up is told so, and then reports this seat as suspected itself. A certain death of a seat that was given up
-/// is still reported.
+/// **Fresh processes.** A process may take a seat when its predecessor is dead, suspected or given up. Until
+/// then it is refused, and retries. The same process never returns to a seat.
 ///
-/// **Fresh processes.** A process may take a seat when the process before it is dead, suspected or given up.
-/// Until then it is refused, and tries again. The same process never returns to a seat.
-///
-/// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep.
-///      About 24 KiB for each seat that was ever connected, and address space of `frame_bytes` +
-///      `told_bytes`.
-/// @par Thread safety   one thread at a time, but `wake`. Not to be used in a forked child.
-/// @par Errors          the constructor: `argument_error`, `system_error`. `send`: as `endpoint` says, and
-///      `errc::out_of_range` for a frame longer than `frame_bytes()`. `send` and `poll` throw
-///      `std::bad_alloc` when there is no memory for a seat that connects: it is then tried again.
-/// @par Source          heartbeats with certain knowledge where there is some: Gupta, Chandra and Goldszmidt,
-///      "On scalable and efficient distributed failure detectors", PODC 2001, for the terms;
-///      `pidfd_open(2)`.
+/// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep. About 24
+///   KiB for each seat that was ever connected, and address space of `frame_bytes` + `told_bytes`.
+/// @par Thread safety   one thread at a time, except `wake`. Not for use in a forked child.
+/// @par Errors          the constructor: `argument_error`, `system_error`. `send`: as in `endpoint`, and
+///   `errc::out_of_range` for a frame longer than `frame_bytes()`. `send` and `poll` throw `std::bad_alloc`
+///   when there is no memory for a seat that connects: it is then retried.
+/// @par Source          heartbeats combined with certain knowledge where available: Gupta, Chandra and
+///   Goldszmidt, "On scalable and efficient distributed failure detectors", PODC 2001, for the terms;
+///   `pidfd_open(2)`.
 class socket_endpoint {
  public:
   explicit socket_endpoint(socket_options options);
   socket_endpoint(const socket_endpoint&) = delete;
   socket_endpoint& operator=(const socket_endpoint&) = delete;
-  /// Tells the others that this process leaves, and closes everything; waits for nobody.
+  /// Tells the others that this process leaves, and closes everything; does not wait.
   ~socket_endpoint();
 
   [[nodiscard]] seat_id self() const noexcept { return setup_.options.seat; }
   [[nodiscard]] std::uint32_t seats() const noexcept { return setup_.options.seats; }
-  /// Of 64 random bits.
+  /// A number of 64 random bits.
   [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
   /// The machine's monotonic clock.
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return detail::monotonic_ns(); }
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return setup_.options.frame_bytes; }
   [[nodiscard]] bool is_connected(seat_id seat) const noexcept { return peers_.is_up(seat); }
 
-  /// See `endpoint`. What waits of an earlier frame goes first.
+  /// See `endpoint`. The rest of an earlier frame goes first.
   template <frame_handler H>
   [[nodiscard]] result<void> send(seat_id to, const frame_header& header, std::span<const std::byte> bytes,
                                   deadline by, H& handler) {
@@ -88,7 +85,7 @@ class socket_endpoint {
   void tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     peers_.tell(to, header, bytes);
   }
-  /// See `endpoint`. False when `wake` ended it.
+  /// See `endpoint`. Returns false when `wake` ended it.
   template <frame_handler H>
   [[nodiscard]] bool poll(deadline by, H& handler) {
     return poll_until(by, detail::refer_to(handler));
@@ -104,11 +101,12 @@ class socket_endpoint {
     if (joining_) joining_->add_to(all);
     return all;
   }
-  /// See `endpoint`. It may repeat what a stranger says of itself: show it to people, decide nothing by it.
+  /// See `endpoint`. It may repeat the claims of a foreign process: show it to people, but base no decision
+  /// on it.
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept {
     return joining_ ? joining_->why_missing(seat) : seat_absence::unheard;
   }
-  /// Why a process there failed: `errc::frame_forged`, or `errc::peer_failed`.
+  /// Returns why a process there failed: `errc::frame_forged`, or `errc::peer_failed`.
   [[nodiscard]] error_code why_failed(seat_id seat) const noexcept { return peers_.why_failed(seat); }
 
  private:
@@ -117,7 +115,7 @@ class socket_endpoint {
   result<void> send_frame(seat_id to, const frame_header& header, std::span<const std::byte> bytes,
                           deadline by, const detail::frame_handler_ref& handler);
   bool poll_until(deadline by, const detail::frame_handler_ref& handler);
-  /// Whether nothing but spinning is to be done until then.
+  /// Whether only spinning is left until then.
   [[nodiscard]] bool may_spin(deadline by) const noexcept {
     return poller_.clock().may_spin(by.ns) && !peers_.has_held();
   }

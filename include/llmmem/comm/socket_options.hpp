@@ -1,5 +1,5 @@
 /// @file
-/// `socket_options`, `socket_stats`: how a `socket_endpoint` is set up, and what it counts.
+/// `socket_options`, `socket_stats`: the construction parameters and counters of a `socket_endpoint`.
 #pragma once
 
 #include <llmmem/comm/detail/socket_lanes.hpp>
@@ -13,24 +13,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which connections carry sealed frames: those that only the two processes at its ends can make, each in its
-/// turn. Frames are sealed where either of the two asks for it.
+/// Which connections carry sealed frames: only the two processes at its ends can make those, each in its
+/// turn. Frames are sealed if either of the two requests it.
 enum class socket_seal : std::uint8_t {
-  off_machine,  ///< asks for it where an address of the job is not a loopback address
-  always,       ///< asks for it
-  never,        ///< does not: a machine that can write into the network speaks for any process
+  off_machine,  ///< requests it if an address of the job is not a loopback address
+  always,       ///< requests it
+  never,        ///< does not: a machine that can write into the network can impersonate any process
 };
 
-/// From where a TCP endpoint may be reached. Frames are not encrypted: anybody on the network can read them.
+/// From where a TCP endpoint may be reached. Frames are not encrypted: everyone on the network can read them.
 enum class socket_reach : std::uint8_t {
   this_machine,  ///< addresses must be loopback addresses
-  any_machine,   ///< only in a network that you trust
+  any_machine,   ///< only in a trusted network
 };
 
-/// What an endpoint does about a process that is silent beyond the limit.
+/// How an endpoint responds to a process that is silent beyond the limit.
 enum class on_silence : std::uint8_t {
-  suspect,     ///< it reports the process as suspected; the process may live, and is not heard again
-  kill_local,  ///< it kills a process that the kernel says holds the connection, and suspects others
+  suspect,     ///< it reports the process as suspected; the process may live, but is ignored
+  kill_local,  ///< it kills a process that the kernel reports as holding the connection, and suspects others
 };
 
 /// What an endpoint reports when the connection to a process of another machine ends without notice.
@@ -46,8 +46,8 @@ struct socket_options {
   std::uint32_t seats = 1;
   std::string folder{};                  ///< an existing folder for Unix sockets, `seat-<n>.sock` each; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
-  /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there,
-  /// and the folder be that user's, and not to be written to by others.
+  /// What every process must prove to know. It may be empty over Unix sockets: there, all must belong to one
+  /// user, and only that user may own and write the folder.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
   socket_seal seal = socket_seal::off_machine;
@@ -56,20 +56,21 @@ struct socket_options {
   std::uint32_t frame_bytes = 1U << 20;   ///< the most bytes of a frame of data
   std::uint32_t told_bytes = 256U << 10;  ///< the most control bytes that wait for one seat
   std::uint32_t socket_bytes = 0;         ///< a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
+                                          ///< default
   std::uint32_t most_half_open = 0;       ///< callers not yet identified; 0: twice the seats, and 16
-  /// How long a `poll` or `send` that must wait spins before it sleeps. It yields the core in between. Where
-  /// spinning finds nothing, or other threads take the core, at worst 1 of 1024 waits spins. 0: none does.
+  /// How long a waiting `poll` or `send` spins before it sleeps. It yields the core in between. If spinning
+  /// finds nothing, or other threads take the core, in the worst case 1 of 1024 waits spins. 0: never.
   std::uint64_t spin_ns = 20'000;
   std::uint64_t beat_ns = 100'000'000;            ///< between two heartbeats; 0: no heartbeats
-  std::uint64_t soft_silence_ns = 1'000'000'000;  ///< `stats` counts a seat as silent from then on
-  /// A silent process is suspected, or killed, from then on; 0: never. This is the longest that a process may
-  /// stand still (swap, a debugger, a machine that is moved) and stay in the job. It must be less than the
+  std::uint64_t soft_silence_ns = 1'000'000'000;  ///< `stats` counts a seat as silent after this time
+  /// A silent process is suspected, or killed, after this time; 0: never. This is the longest that a process
+  /// may be stopped (swap, a debugger, a machine being moved) and stay in the job. It must be less than the
   /// deadlines of `agree`: a deadline that passes first ends with `errc::peer_timed_out`, and the silence
-  /// counts on in the next call. Of a process that the kernel says holds the connection,
-  /// time in which its heartbeats wait for a core does not count: one that starves on a busy machine is
+  /// continues to count in the next call. For a process that the kernel reports as holding the connection,
+  /// time in which its heartbeats wait for a core does not count: a process that starves on a busy machine is
   /// healthy.
   std::uint64_t hard_silence_ns = 5'000'000'000;
-  /// The most time for a handshake, and for another process that begins to listen in the folder.
+  /// The most time for a handshake, and for another process that starts to listen in the folder.
   std::uint64_t handshake_ns = 2'000'000'000;
   /// The most time from the end of a local process's connections to its exit, and from a notice to the end of
   /// the data before it.
@@ -79,7 +80,7 @@ struct socket_options {
   std::string name = "socket_endpoint";
 };
 
-/// What an endpoint has counted. A plain value.
+/// The counters of an endpoint. A plain value.
 struct socket_stats {
   detail::lane_count data_sent{};  ///< frames and their bytes, without headers
   detail::lane_count data_received{};
@@ -87,23 +88,23 @@ struct socket_stats {
   detail::lane_count told_received{};
   std::uint64_t beats_sent = 0;
   std::uint64_t connected = 0;      ///< seats that are connected now
-  std::uint64_t silent = 0;         ///< seats that are silent beyond the soft limit now
+  std::uint64_t silent = 0;         ///< seats silent beyond the soft limit now
   std::uint64_t came = 0;           ///< processes that connected
   std::uint64_t died = 0;           ///< processes that certainly died
   std::uint64_t suspected = 0;      ///< processes that were suspected, each counted once
-  std::uint64_t killed = 0;         ///< processes that were killed for their silence
+  std::uint64_t killed = 0;         ///< processes killed for their silence
   std::uint64_t called = 0;         ///< connections that any process made to this endpoint
   std::uint64_t strangers = 0;      ///< connections with another user, without a hello, or with a wrong proof
   std::uint64_t other_version = 0;  ///< of these, endpoints with another version of the protocol
-  std::uint64_t crowded_out = 0;    ///< callers closed for a later one, because `most_half_open` were there
+  std::uint64_t crowded_out = 0;    ///< callers closed for a later one, because there were `most_half_open`
   std::uint64_t too_slow = 0;       ///< handshakes that took too long
   std::uint64_t busy = 0;           ///< callers for a seat whose process is not known to be dead
   std::uint64_t unwanted = 0;       ///< processes that were given up, and called again
-  std::uint64_t mismatched = 0;     ///< processes with the secret and other seats or frames
-  std::uint64_t malformed = 0;      ///< connections that carried bytes that are no frame
-  std::uint64_t forged = 0;         ///< connections that carried a frame that its seal does not fit
+  std::uint64_t mismatched = 0;     ///< processes with the secret but other seats or frames
+  std::uint64_t malformed = 0;      ///< connections with bytes that are not a frame
+  std::uint64_t forged = 0;         ///< connections with a frame that has a wrong seal
   std::uint64_t overflowed = 0;     ///< seats that read too little of their control messages
-  std::uint64_t dropped = 0;        ///< control messages to a seat where nobody is connected
+  std::uint64_t dropped = 0;        ///< control messages to a seat without a connection
 };
 
 }  // namespace v0

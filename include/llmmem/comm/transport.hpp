@@ -1,5 +1,5 @@
 /// @file
-/// `transport`: what collectives, sharded state and replicas ask of the ranks they work between.
+/// `transport`: what collectives, sharded state and replicas require of the ranks they work between.
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
@@ -16,15 +16,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Ranks that pass messages. See `communicator` for what each call promises; memory is of the kind that the
-/// transport moves: of the host, or of a device.
+/// Ranks that exchange messages. See `communicator` for what each call guarantees; the transport determines
+/// the kind of memory: host or device.
 ///
-///     rank(), world()                              who this is, and of how many
+///     rank(), world()                              this rank, and the number of ranks
 ///     after(ns)                                    the time that long from now
 ///     send(bytes, to, tag, by)                     by `by`, or a failure
 ///     recv(bytes, from, tag, by)
 ///     exchange(out, to, into, from, tag, by)       both at once
-///     revoke()                                     nobody waits for this rank any more
+///     revoke()                                     ends all waits for this rank
 template <class T>
 concept transport =
     requires(T& ranks, const T& seen, std::span<const std::byte> out, std::span<std::byte> into, rank_id rank,
@@ -38,15 +38,16 @@ concept transport =
       { ranks.revoke() } noexcept;
     };
 
-/// Some of a transport's ranks, numbered anew from 0: those of a node, of a row of a grid, of a stage. A
-/// `transport`. Groups that share two ranks must not talk between these at the same time with the same tags.
+/// Some of a transport's ranks, renumbered from 0: those of a node, of a row of a grid, of a stage. A
+/// `transport`. Groups that share two ranks must not communicate between these at the same time with the same
+/// tags.
 ///
-/// @par Thread safety   as of the transport beneath.
-/// @par Errors          those of the transport beneath; ranks in them are its ranks.
+/// @par Thread safety   that of the underlying transport.
+/// @par Errors          those of the underlying transport; ranks in them are its ranks.
 template <transport T>
 class rank_group {
  public:
-  /// @param members  ranks of `beneath` in the order of their new numbers, among them its own; each once.
+  /// @param members  ranks of `beneath` in the order of their new numbers, including its own; each once.
   /// @throws argument_error  otherwise.
   rank_group(T& beneath, std::span<const rank_id> members);
 
@@ -55,7 +56,7 @@ class rank_group {
     return rank_count{static_cast<std::uint32_t>(members_.size())};
   }
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return beneath_->after(ns); }
-  /// The rank beneath.
+  /// Returns the rank in the underlying transport.
   [[nodiscard]] rank_id beneath(rank_id rank) const noexcept { return members_[to_index(rank)]; }
 
   result<void> send(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag, deadline by) {
@@ -72,7 +73,7 @@ class rank_group {
     if (to_index(from) >= members_.size()) return no_such(from);
     return beneath_->exchange(out, beneath(to), into, beneath(from), tag, by);
   }
-  /// All ranks beneath, not only the group's.
+  /// Revokes for all underlying ranks, not only the group's.
   void revoke() noexcept { beneath_->revoke(); }
 
  private:
@@ -99,7 +100,7 @@ rank_group<T>::rank_group(T& beneath, std::span<const rank_id> members)
     const std::uint32_t each = to_index(members[i]);
     if (each >= world) {
       throw argument_error("rank_group: rank " + std::to_string(each) + " of " + std::to_string(world) +
-                           ", which count from 0");
+                           "; ranks are numbered from 0");
     }
     if (is_in[each]) throw argument_error("rank_group: rank " + std::to_string(each) + " is listed twice");
     is_in[each] = true;
@@ -109,7 +110,7 @@ rank_group<T>::rank_group(T& beneath, std::span<const rank_id> members)
   }
   if (!has_self) {
     throw argument_error("rank_group: rank " + std::to_string(to_index(beneath.rank())) +
-                         " is not in it; only members make one");
+                         " is not in it; only members may construct one");
   }
 }
 

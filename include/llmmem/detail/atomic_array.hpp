@@ -1,5 +1,5 @@
 /// @file
-/// A table of numbers that several threads read and write at once.
+/// A table of numbers that several threads read and write concurrently.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,14 +13,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `fixed_array` whose elements are only reached atomically. Constness is that of the table, not of what
-/// stands in it.
+/// A `fixed_array` whose elements are accessed only atomically. Constness applies to the table, not to its
+/// elements.
 template <class T>
 class atomic_array {
  public:
   static_assert(std::atomic_ref<T>::is_always_lock_free);
 
-  /// Every element is `value`; a thread that is handed the table sees that.
+  /// Sets every element to `value`; a thread that receives the table sees that.
   atomic_array(std::uint64_t count, T value, const metadata_source& source, const char* what)
       : values_(count, value, source, what) {}
 

@@ -1,5 +1,5 @@
 /// @file
-/// The texts of failures, and the exceptions that they call for.
+/// The texts of failures, and the exceptions that they raise.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,26 +17,26 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The system's error of a file's failure.
+/// Returns the system's error text for a file's failure.
 [[nodiscard]] LLMMEM_COLD inline std::string failed_because(std::uint32_t error_number) {
-  if (error_number == 0) return " failed: the system moved nothing, and called it a success";
+  if (error_number == 0) return " failed: the system moved no bytes but reported success";
   return " failed: " + std::generic_category().message(static_cast<int>(error_number)) + " (errno " +
          std::to_string(error_number) + ")";
 }
 
-/// Where in a file something failed.
+/// Returns where in a file something failed.
 [[nodiscard]] LLMMEM_COLD inline std::string place_text(const failure& why) {
   return std::to_string(why.wanted) + " bytes at offset " + std::to_string(why.found);
 }
 
-/// What a failure says behind who it is.
+/// Returns the text of a failure behind the name of the object.
 [[nodiscard]] LLMMEM_COLD inline const char* sentence_of(const failure& why) noexcept {
   const error_info* const info = why.code.info();
   if (info == nullptr) return "no failure";
   return info->sentence_for == nullptr ? info->sentence : info->sentence_for(why);
 }
 
-/// What stands for a name in braces.
+/// Returns the text for a name in braces.
 [[nodiscard]] LLMMEM_COLD inline std::string failure_term(const failure& why, std::string_view name) {
   if (name == "wanted") return std::to_string(why.wanted);
   if (name == "found") return std::to_string(why.found);

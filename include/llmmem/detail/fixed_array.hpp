@@ -20,8 +20,8 @@ namespace detail {
 
 /// `count` elements of trivial type `T` from a `metadata_source`; movable, never resized.
 ///
-/// Elements are left unwritten by the first constructor, so that the pages of a large table are committed as
-/// they are used, and set to a value by the second.
+/// The first constructor leaves the elements unwritten, so that the pages of a large table are committed as
+/// they are used; the second sets them to a value.
 template <class T>
 class fixed_array {
  public:
@@ -30,7 +30,7 @@ class fixed_array {
   fixed_array() noexcept = default;
 
   /// @param what  names the table in the error text: `"block_pool: records"`.
-  /// @throws length_error when the bytes pass 2^63 - 1; out_of_memory when the source has none.
+  /// @throws length_error when the bytes exceed 2^63 - 1; out_of_memory when the source has none.
   fixed_array(std::uint64_t count, const metadata_source& source, const char* what) : source_(source) {
     const std::uint64_t bytes = checked_multiply(count, sizeof(T), what);
     static_assert(std::numeric_limits<std::size_t>::max() >= max_bytes, "a 64-bit platform");

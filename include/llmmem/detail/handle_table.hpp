@@ -1,5 +1,5 @@
 /// @file
-/// Records of a fixed capacity, named by handles that know when they are stale.
+/// Records of a fixed capacity, named by handles that detect when they are stale.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,20 +16,20 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Slots with a `Record` each. A slot's generation is odd while it is live, so that a handle of an earlier
-/// life, or one that was never given out, is told from the slot's present owner.
+/// Slots with a `Record` each. A slot's generation is odd while it is live, so a handle from an earlier
+/// generation, or one that was never handed out, differs from the slot's present owner.
 ///
 /// `Handle` is an aggregate of `slot`, `generation` and `owner`.
 ///
 /// @par Complexity   every operation O(1).
-/// @par Errors   the constructor's; nothing else fails or allocates.
+/// @par Errors   those of the constructor; nothing else fails or allocates.
 template <class Handle, class Record>
 class handle_table {
  public:
   handle_table(std::uint64_t capacity, const metadata_source& source, const char* what)
       : entries_(capacity, source, what), owner_(owner_tag(entries_.data())) {}
 
-  /// A slot with a fresh record, or `no_index` when all are live.
+  /// Returns a slot with a fresh record, or `no_index` when all are live.
   [[nodiscard]] std::uint32_t acquire(const Record& record) noexcept {
     std::uint32_t slot = free_;
     if (slot != no_index) {
@@ -62,7 +62,7 @@ class handle_table {
     return {.slot = slot, .generation = entries_[slot].generation, .owner = owner_};
   }
 
-  /// What is wrong with `handle`; its code is `errc::ok` when nothing is.
+  /// Returns what is wrong with `handle`; the code is `errc::ok` if nothing is.
   [[nodiscard]] failure check(const Handle& handle, const char* where) const noexcept {
     if (handle.owner == owner_ && handle.slot < touched_ &&
         entries_[handle.slot].generation == handle.generation) {
@@ -74,7 +74,7 @@ class handle_table {
   [[nodiscard]] Record& operator[](std::uint32_t slot) noexcept { return entries_[slot].record; }
   [[nodiscard]] const Record& operator[](std::uint32_t slot) const noexcept { return entries_[slot].record; }
 
-  /// Slots below this have been live once; `is_live` tells which are now.
+  /// Slots below this have been live at some time; `is_live` says which are now.
   [[nodiscard]] std::uint32_t touched() const noexcept { return static_cast<std::uint32_t>(touched_); }
   [[nodiscard]] bool is_live(std::uint32_t slot) const noexcept {
     return (entries_[slot].generation & 1U) != 0;

@@ -1,6 +1,6 @@
 /// @file
-/// Which object version numbers are of: numbers begin anew in each, and a new one may lie where an old one
-/// did.
+/// Identifies the object to which version numbers belong: numbers restart in each object, and a new object
+/// may lie where an old one did.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ namespace detail {
   return x ^ (x >> 31);
 }
 
-/// A number of an object's own, among all of a process: no two lie in one place at one time.
+/// Returns a number that is unique in the process: no two objects occupy one place at one time.
 [[nodiscard]] inline std::uint64_t number_of_its_own(const void* object) noexcept {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -30,15 +30,15 @@ namespace detail {
   return mixed(mixed(at) ^ reinterpret_cast<std::uintptr_t>(object));
 }
 
-/// What the numbers of a view's tags are counted from: another number for each history, by the identities of
-/// what its bytes lie in and where. Tags are not 0, and those of two histories do not meet, but for a chance
-/// of versions / 2^62.
+/// The base of the numbers in a view's tags: a different number for each history, computed from the
+/// identities of the bytes' container and their place in it. Tags are not 0, and those of two histories do
+/// not collide, except with a chance of versions / 2^62.
 class history_tag {
  public:
   constexpr void add(std::uint64_t fact) noexcept { mixed_ = mixed(mixed_ ^ fact); }
 
   [[nodiscard]] constexpr std::uint64_t tag(std::uint64_t number) const noexcept { return first() + number; }
-  /// The number of a tag of this history; of another one's tag a number that there was not.
+  /// Returns the number of a tag of this history; for a tag of another history, a number that does not occur.
   [[nodiscard]] constexpr std::uint64_t number(std::uint64_t tag) const noexcept { return tag - first(); }
 
  private:

@@ -1,5 +1,5 @@
 /// @file
-/// A reader of JSON that nobody vouches for: one pass, bounded depth, and an error that names the byte.
+/// A JSON reader for untrusted input: one pass, bounded depth, and an error that names the byte.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,8 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Length of the UTF-8 sequence at the beginning of `text`, 0 where it begins none: overlong forms,
-/// surrogates and what is past U+10FFFF are none (RFC 3629).
+/// Returns the length of the UTF-8 sequence at the beginning of `text`, or 0 if it is not one: overlong
+/// forms, surrogates and code points past U+10FFFF are not valid (RFC 3629).
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
   const auto byte = [&](std::size_t i) -> unsigned {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -48,16 +48,16 @@ namespace detail {
   return true;
 }
 
-/// Takes one value after the other, as its caller expects them; whatever else is there is refused.
+/// Reads one value after the other, as its caller expects them; refuses anything else.
 ///
-/// @par Errors   everything throws `format_error`: what is read, the byte, what is wrong with it.
+/// @par Errors   everything throws `format_error`: the name of the input, the byte, what is wrong with it.
 class json_reader {
  public:
-  /// @param begin  of `text` in the file, for error texts.
+  /// @param begin  offset of `text` in the file, for error texts.
   json_reader(std::string_view text, std::uint64_t begin, std::string what) noexcept
       : text_(text), begin_(begin), what_(std::move(what)) {}
 
-  /// The next character that is no white space; '\0' at the end.
+  /// Returns the next character that is not white space; '\0' at the end.
   [[nodiscard]] char next() noexcept {
     while (at_ < text_.size() && is_space(text_[at_]))
       ++at_;
@@ -71,12 +71,12 @@ class json_reader {
   void expect(char wanted) {
     if (!take(wanted)) refuse(std::string("'") + wanted + "' must be here");
   }
-  /// Nothing but white space is left.
+  /// Requires that only white space is left.
   void expect_end() {
     if (next() != '\0' || at_ != text_.size()) refuse("the JSON must end here");
   }
 
-  /// A string, its escapes resolved.
+  /// Reads a string and resolves its escapes.
   [[nodiscard]] std::string string() {
     expect('"');
     std::string made;
@@ -84,13 +84,13 @@ class json_reader {
       if (at_ == text_.size()) refuse("a string has no end");
       const char c = text_[at_];
       if (c == '"') break;
-      if (static_cast<unsigned char>(c) < 0x20) refuse("a control character in a string");
+      if (static_cast<unsigned char>(c) < 0x20) refuse("a string contains a control character");
       if (c == '\\') {
         append_escape(made);
         continue;
       }
       const std::size_t length = utf8_length(text_.substr(at_));
-      if (length == 0) refuse("not UTF-8");
+      if (length == 0) refuse("a string is not UTF-8");
       made.append(text_.substr(at_, length));
       at_ += length;
     }
@@ -98,9 +98,9 @@ class json_reader {
     return made;
   }
 
-  /// A whole number that is not negative, without sign, fraction, exponent or leading zeros.
+  /// Reads a whole number that is not negative, without sign, fraction, exponent or leading zeros.
   [[nodiscard]] std::uint64_t number() {
-    if (!is_digit(next())) refuse("a whole number, not negative, must be here");
+    if (!is_digit(next())) refuse("a whole number that is not negative is expected here");
     const std::size_t first = at_;
     std::uint64_t value = 0;
     for (; at_ < text_.size() && is_digit(text_[at_]); ++at_) {
@@ -110,11 +110,11 @@ class json_reader {
     }
     if (text_[first] == '0' && at_ - first > 1) refuse("a number with leading zeros");
     if (at_ < text_.size() && (text_[at_] == '.' || text_[at_] == 'e' || text_[at_] == 'E'))
-      refuse("a whole number must be here");
+      refuse("a whole number is expected here");
     return value;
   }
 
-  /// Calls `each(key)` for every key of an object, which takes the value.
+  /// Calls `each(key)` for every key of an object; it reads the value.
   template <class Each>
   void object(Each each) {
     expect('{');
@@ -126,7 +126,7 @@ class json_reader {
     } while (take(','));
     expect('}');
   }
-  /// Calls `each()` for every element of an array, which takes it.
+  /// Calls `each()` for every element of an array; it reads the element.
   template <class Each>
   void array(Each each) {
     expect('[');
@@ -137,9 +137,9 @@ class json_reader {
     expect(']');
   }
 
-  /// Any value, at most `depth` deep.
+  /// Skips any value at most `depth` deep.
   void skip(unsigned depth) {
-    if (depth == 0) refuse("nested too deep");
+    if (depth == 0) refuse("the JSON is nested too deep");
     switch (next()) {
       case '{':
         return object([&](const std::string&) { skip(depth - 1); });
@@ -170,11 +170,11 @@ class json_reader {
   [[nodiscard]] static constexpr bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
   void skip_word(std::string_view word) {
-    if (text_.substr(at_, word.size()) != word) refuse("no JSON value");
+    if (text_.substr(at_, word.size()) != word) refuse("not a JSON value");
     at_ += word.size();
   }
   void skip_digits() {
-    if (at_ == text_.size() || !is_digit(text_[at_])) refuse("no JSON value");
+    if (at_ == text_.size() || !is_digit(text_[at_])) refuse("not a JSON value");
     while (at_ < text_.size() && is_digit(text_[at_]))
       ++at_;
   }
@@ -194,7 +194,7 @@ class json_reader {
     }
   }
 
-  /// Four hexadecimal digits.
+  /// Reads four hexadecimal digits.
   [[nodiscard]] std::uint32_t code_unit() {
     std::uint32_t unit = 0;
     for (int i = 0; i < 4; ++i) {
@@ -215,7 +215,7 @@ class json_reader {
     constexpr std::string_view meant = "\"\\/\b\f\n\r\t";
     if (c != 'u') {
       const std::size_t found = from.find(c);
-      if (c == '\0' || found == std::string_view::npos) refuse("no such escape");
+      if (c == '\0' || found == std::string_view::npos) refuse("an unknown escape");
       to += meant[found];
       ++at_;
       return;
@@ -257,7 +257,7 @@ class json_reader {
   std::size_t at_ = 0;
 };
 
-/// A string as JSON has it: what must be escaped is, and nothing else. @pre it is UTF-8.
+/// Appends a JSON string; escapes only what must be escaped. @pre it is UTF-8.
 inline void append_json_string(std::string& to, std::string_view text) {
   constexpr std::string_view digits = "0123456789abcdef";
   constexpr std::string_view special = "\"\\\b\f\n\r\t";
@@ -278,7 +278,7 @@ inline void append_json_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
-/// A name for an error text, as JSON would have it; long ones cut.
+/// Returns a name for an error text, quoted as in JSON; long names are truncated.
 [[nodiscard]] inline std::string json_quoted(std::string_view name) {
   if (!is_utf8(name)) return "(a name that is not UTF-8)";
   constexpr std::size_t most = 200;

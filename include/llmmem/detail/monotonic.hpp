@@ -1,5 +1,6 @@
 /// @file
-/// The machine's monotonic clock in nanoseconds. Not <chrono>, which is 13,000 lines to whoever includes it.
+/// The machine's monotonic clock in nanoseconds. Not <chrono>, which costs 13,000 lines wherever it is
+/// included.
 #pragma once
 
 #include <llmmem/config.hpp>

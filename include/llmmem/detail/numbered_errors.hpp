@@ -1,5 +1,5 @@
 /// @file
-/// Codes by number alone: what a reader of stored ones makes of one whose room it does not include.
+/// Codes by number alone: how a reader of stored codes represents one whose room it does not include.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,7 +25,7 @@ template <std::size_t... Number>
 /// By number.
 inline constexpr std::array numbered_errors = number_errors(std::make_index_sequence<256>());
 
-/// The code of that number in one of the tables, or one that is equal to it and has no text of its own.
+/// Returns the code with that number from one of the tables, or an equal code without a text of its own.
 template <class... Table>
 [[nodiscard]] constexpr error_code code_numbered(std::uint8_t number, const Table&... tables) noexcept {
   if (number == 0) return {};

@@ -1,5 +1,5 @@
 /// @file
-/// Slots of a fixed capacity in the order of their keys.
+/// Slots of a fixed capacity, ordered by their keys.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,17 +13,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// No slot: the end of an order, or of a list.
+/// No slot: the end of an order or of a list.
 inline constexpr std::uint32_t no_index = 0xFFFF'FFFF;
 
-/// A search tree over slots, each at most once, by a `Key` with `<`. Equal keys may not stand in it together:
-/// make the slot or an address part of the key.
+/// A search tree over slots, each at most once, by a `Key` with `<`. Keys must be unique: make the slot or an
+/// address part of the key.
 ///
 /// A treap (Seidel and Aragon, 1996) whose priorities are a bijective mix of the slot numbers, so that its
-/// shape depends on what it holds and on nothing else.
+/// shape depends only on its contents.
 ///
 /// @par Complexity   `insert`, `erase`, `at_least`: O(log n) expected; `next`: O(1) amortised over a walk.
-/// @par Errors   the constructor's; nothing else fails or allocates.
+/// @par Errors   those of the constructor; nothing else fails or allocates.
 template <class Key>
 class ordered_slots {
  public:
@@ -63,7 +63,7 @@ class ordered_slots {
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return nodes_.bytes(); }
 
-  /// The slot with the least key that is not below `key`, or `no_index`.
+  /// Returns the slot with the least key that is not below `key`, or `no_index`.
   [[nodiscard]] std::uint32_t at_least(const Key& key) const noexcept {
     std::uint32_t found = no_index;
     for (std::uint32_t at = root_; at != no_index;) {
@@ -77,7 +77,7 @@ class ordered_slots {
     return found;
   }
 
-  /// The slot with the greatest key below `key`, or `no_index`.
+  /// Returns the slot with the greatest key below `key`, or `no_index`.
   [[nodiscard]] std::uint32_t below(const Key& key) const noexcept {
     std::uint32_t found = no_index;
     for (std::uint32_t at = root_; at != no_index;) {
@@ -94,7 +94,7 @@ class ordered_slots {
   [[nodiscard]] std::uint32_t first() const noexcept { return end_of(root_, &node::left); }
   [[nodiscard]] std::uint32_t last() const noexcept { return end_of(root_, &node::right); }
 
-  /// The slot behind `slot` in the order, or before it; `no_index` at the end.
+  /// Returns the slot behind `slot` in the order, or before it; `no_index` at the end.
   [[nodiscard]] std::uint32_t next(std::uint32_t slot) const noexcept {
     return neighbour(slot, &node::right, &node::left);
   }
@@ -112,7 +112,7 @@ class ordered_slots {
   };
   using link = std::uint32_t node::*;
 
-  /// Different for different slots, as each step can be undone.
+  /// Different for different slots, because each step can be undone.
   [[nodiscard]] static constexpr std::uint32_t priority(std::uint32_t slot) noexcept {
     std::uint32_t bits = slot + 0x9E37'79B9U;
     bits = (bits ^ (bits >> 16)) * 0x85EB'CA6BU;

@@ -1,5 +1,5 @@
 /// @file
-/// A number that tells the handles of one object from those of another.
+/// A number that distinguishes the handles of one object from those of another.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,7 +10,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A tag for handles, never 0, that differs between objects alive at the same time.
+/// Returns a tag for handles, never 0, that differs between objects alive at the same time.
 [[nodiscard]] inline std::uint32_t owner_tag(const void* address) noexcept {
   // The finaliser of MurmurHash3: neighbouring addresses get unrelated tags.
   auto bits = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(address));

@@ -1,5 +1,5 @@
 /// @file
-/// What the floating-point formats of 16 bits and fewer share.
+/// The common parts of floating-point formats of 16 bits and fewer.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,8 +10,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The digits of a float whose value the smaller format has below its least normal one, shifted to the
-/// nearest of that format's steps; of two equally near, to the even one.
+/// Returns the digits of a float that is below the smaller format's least normal value, rounded to the
+/// nearest step of that format; of two equally near, to the even one.
 /// @param size   the float's bits without its sign
 /// @param shift  1 to 31
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t subnormal_of(std::uint32_t size,
@@ -23,9 +23,9 @@ namespace detail {
   return down + (rest > half || (rest == half && (down & 1U) != 0) ? 1U : 0U);
 }
 
-/// The bits, without a sign, of the float that equals a finite value of a smaller format.
+/// Returns the bits, without a sign, of the float that equals a finite value of a smaller format.
 /// @tparam Digits  bits of the format's fraction
-/// @tparam Lift    a float's exponent bias, less the format's
+/// @tparam Lift    a float's exponent bias, minus the format's
 template <std::uint32_t Digits, std::uint32_t Lift>
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t f32_of_parts(std::uint32_t exponent,
                                                              std::uint32_t digits) noexcept {
@@ -35,7 +35,7 @@ template <std::uint32_t Digits, std::uint32_t Lift>
     exponent = 1;
     while ((digits & one) == 0) {
       digits <<= 1;
-      --exponent;  // past zero it wraps, and comes back with the bias below
+      --exponent;  // below zero it wraps, and the bias below restores it
     }
     digits &= one - 1U;
   }

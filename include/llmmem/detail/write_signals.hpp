@@ -1,6 +1,6 @@
 /// @file
-/// The signals that writing can raise, and that would end the process: SIGXFSZ (past `ulimit -f`) and
-/// SIGPIPE. A write that they are held back from fails with EFBIG or EPIPE, which is an error like others.
+/// The signals that a write can raise and that would end the process: SIGXFSZ (past `ulimit -f`) and SIGPIPE.
+/// While they are blocked, the write fails with EFBIG or EPIPE, an ordinary error.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,16 +23,16 @@ namespace detail {
   return set;
 }
 
-/// For a thread of the library's own: it never gets them.
+/// Blocks them permanently, for a thread that the library owns.
 inline void block_write_signals() noexcept {
   const sigset_t set = write_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-/// For a caller's thread: while this lives it does not get them, and what was raised meanwhile is gone
-/// afterwards, provided that `raised` was told. The thread's mask is as it was then, and so is `errno`.
+/// Blocks them for a caller's thread while this object lives. It discards signals raised in that time at the
+/// end, if they were reported by `raised`. It restores the thread's mask and `errno`.
 ///
-/// @par Complexity   two system calls; some more where a signal was raised.
+/// @par Complexity   two system calls; some more if a signal was raised.
 class write_signals_held {
  public:
   write_signals_held() noexcept {
@@ -48,7 +48,7 @@ class write_signals_held {
     errno = error;
   }
 
-  /// A call may have raised one: told its error number, of which two come with a signal.
+  /// Reports that a call may have raised a signal: takes its error number, of which two come with a signal.
   void raised(int error = EFBIG) noexcept { is_raised_ = is_raised_ || error == EFBIG || error == EPIPE; }
 
  private:
@@ -56,7 +56,7 @@ class write_signals_held {
     sigset_t pending;
     ::sigpending(&pending);
     for (const int each : {SIGXFSZ, SIGPIPE}) {
-      // What the thread holds back itself is its own.
+      // Signals that the thread itself had blocked are left alone.
       if (::sigismember(&pending, each) != 1 || ::sigismember(&before_, each) == 1) continue;
       sigset_t one;
       ::sigemptyset(&one);
@@ -71,8 +71,8 @@ class write_signals_held {
   bool is_raised_ = false;
 };
 
-/// What `call` gives, with these signals held back. @param call  gives less than 0 when it fails, with
-/// `errno`.
+/// Returns the result of `call` with these signals blocked. @param call  returns less than 0 when it fails,
+/// with `errno`.
 template <class Call>
 [[nodiscard]] auto without_write_signals(Call call) noexcept {
   write_signals_held held;

@@ -1,5 +1,5 @@
 /// @file
-/// Which requests run in the next step, when nobody knows how long their answers will be: admission,
+/// Chooses the requests that run in the next step while the lengths of their answers are unknown: admission,
 /// preemption and resumption over a paged KV cache.
 #pragma once
 
@@ -30,31 +30,31 @@ struct request_ticket {
   friend constexpr bool operator==(const request_ticket&, const request_ticket&) noexcept = default;
 };
 
-/// How a `batch_scheduler` is built.
+/// The construction parameters of a `batch_scheduler`.
 struct scheduler_options {
   std::uint32_t max_running = 64;         ///< requests in one step, at most the cache's `max_sequences`
-  std::uint32_t max_requests = 1'024;     ///< running and waiting ones together
-  std::uint64_t max_step_tokens = 8'192;  ///< tokens computed in one step; longer prompts go in parts
-  std::uint64_t watermark = 0;            ///< blocks that admission leaves to those who run
-  std::string name = "batch_scheduler";   ///< what error texts call it
-  metadata_source metadata{};             ///< where its tables come from
+  std::uint32_t max_requests = 1'024;     ///< running and waiting together
+  std::uint64_t max_step_tokens = 8'192;  ///< tokens computed in one step; longer prompts are split
+  std::uint64_t watermark = 0;            ///< blocks that admission leaves to running requests
+  std::string name = "batch_scheduler";   ///< the name in error texts
+  metadata_source metadata{};             ///< source of memory for its tables
 };
 
-/// What one request does in a step: compute the KV of its tokens `first` to `first + count`.
+/// The work of one request in a step: compute the KV of its tokens `first` to `first + count`.
 struct scheduled_work {
   request_ticket ticket{};
-  std::uint64_t user = 0;  ///< what `submit` was given
+  std::uint64_t user = 0;  ///< the value given to `submit`
   sequence_id sequence{};
   std::uint64_t first = 0;
   std::uint64_t count = 0;
 };
 
-/// A step: the work, and what stands in the way of more.
+/// A step: the work, and what prevents more.
 struct scheduled_step {
   std::span<const scheduled_work> work{};  ///< valid until the next step
-  /// Set when there is no work although somebody waits for it: what the next one needs. Blocks are held by
-  /// others, or by running requests that have nothing to compute; if no more are needed than available, what
-  /// lacks is a sequence of the cache or a place among those who run.
+  /// Set if there is no work although a request waits: what the next request needs. Other sequences hold the
+  /// blocks, or running requests that have nothing to compute. If no more blocks are needed than available, a
+  /// sequence of the cache or a running slot is missing.
   block_shortage blocked{};
 };
 
@@ -75,19 +75,21 @@ struct scheduler_stats {
   std::size_t metadata_bytes = 0;
 };
 
-/// What a `batch_scheduler` asks of the engine.
+/// What a `batch_scheduler` requires of the engine.
 ///
-///     tokens(user)           all tokens of the request so far: the prompt and what it has generated; the
-///                            span must live until the call of the scheduler that asked returns. Never fewer
-///                            than were computed: who takes tokens back finishes the request and submits it
-///                            anew; one that shrinks all the same ends as `exhausted`
-///     copy(what)             a copy on write: told in the order in which copies and swaps take effect,
-///                            all before anything of the step is written
-///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket
-///                            is stale
+///     tokens(user)           returns all tokens of the request so far: the prompt and the generated ones.
+///     The
+///                            span must stay valid until the scheduler call that asked returns. Never fewer
+///                            than were computed: to take tokens back, finish the request and submit it
+///                            again.
+///                            A request that shrinks nevertheless ends as `exhausted`
+///     copy(what)             carries out a copy on write; called in the order in which copies and swaps take
+///                            effect, all before anything of the step is written
+///     exhausted(user, why)   reports that the request cannot continue, not even alone; it has been ended and
+///                            its ticket is stale
 ///
-/// None of them may call the scheduler, nor may the cache's callbacks: it answers `errc::reentered`. Only
-/// `exhausted` may `submit` and `finish`.
+/// None of them may call the scheduler, and neither may the cache's callbacks: it answers `errc::reentered`.
+/// Only `exhausted` may call `submit` and `finish`.
 template <class C>
 concept batch_client = requires(C& client, std::uint64_t user, const block_copy& what, const failure& why) {
   { client.tokens(user) } noexcept -> std::same_as<std::span<const token_id>>;
@@ -97,12 +99,13 @@ concept batch_client = requires(C& client, std::uint64_t user, const block_copy&
 
 /// A client that can keep the KV of preempted requests elsewhere.
 ///
-/// `swap_out(user, sequence, written)` saves the KV of the first `written` tokens, or says false: they are
-/// computed again on resumption. The blocks are gone afterwards.
+/// `swap_out(user, sequence, written)` saves the KV of the first `written` tokens, or returns false: they are
+/// computed again on resumption. The blocks are released afterwards.
 ///
-/// `swap_in(user, sequence, first, end)` is said once on resumption after a true `swap_out`: it writes the KV
-/// of tokens `first` to `end`, then forgets what it has saved; also if `first` is `end`, when all that was
-/// saved is cached. False: the copy is lost, they are computed again.
+/// `swap_in(user, sequence, first, end)` is called once on resumption after `swap_out` returned true. It
+/// writes the KV of tokens `first` to `end`, then discards what it saved; it is also called if `first` is
+/// `end`, when all that was saved is cached. If it returns false, the copy is lost and the tokens are
+/// computed again.
 template <class C>
 concept swapping_client =
     batch_client<C> && requires(C& client, std::uint64_t user, sequence_id sequence, std::uint64_t tokens) {
@@ -110,66 +113,66 @@ concept swapping_client =
       { client.swap_in(user, sequence, tokens, tokens) } noexcept -> std::same_as<bool>;
     };
 
-/// Runs as many requests as the cache holds, first come first served, without knowing how long they become.
+/// Runs as many requests as the cache holds, first come first served, without knowing their final lengths.
 ///
 ///     batch_scheduler scheduler(cache, engine, {.max_running = 32});
 ///     scheduler.submit(7).value();                     // engine.tokens(7) is its prompt
 ///     for (;;) {
 ///       const auto step = scheduler.step().value();
-///       ...                                            // compute step.work; who has reached its last token
-///                                                      // gets one more in engine.tokens(user)
+///       ...                                            // compute step.work; a request that has reached its
+///                                                      // last token gets one more in engine.tokens(user)
 ///       scheduler.completed().value();                 // all kernels are done, the KV is written
-///       ...                                            // scheduler.finish(ticket) for those at their end
+///       ...                                            // scheduler.finish(ticket) for completed requests
 ///     }
 ///
-/// A running request that needs a block when there is none takes it from whoever came last: that one is
-/// preempted, its blocks are released (what is cached of them stays, evictable), and it waits at the head of
-/// the queue. It resumes with all its tokens, prompt and answer, of which only those are computed again that
-/// neither the cache nor the client has.
+/// A running request that needs a block when none is available takes it from the request that arrived last.
+/// That request is preempted: its blocks are released (its cached blocks stay, evictable), and it waits at
+/// the head of the queue. It resumes with all its tokens, prompt and answer; only those that neither the
+/// cache nor the client has are computed again.
 ///
-/// *No deadlock*: whoever came first is never preempted and always gets the blocks it needs; if it cannot
-/// have them although it is alone, it has outgrown the cache and is ended as `exhausted`. So each step with
-/// work brings the first request forward, and by induction everyone. *No token lost*: tokens belong to the
-/// client; the scheduler only counts them.
+/// *No deadlock*: the request that arrived first is never preempted and always gets the blocks it needs; if
+/// it cannot have them although it runs alone, it has outgrown the cache and is ended as `exhausted`. So each
+/// step with work advances the first request and, by induction, every request. *No token lost*: tokens belong
+/// to the client; the scheduler only counts them.
 ///
 /// @tparam Cache   a `paged_allocator`.
 /// @tparam Client  a `batch_client`, perhaps a `swapping_client`.
 ///
 /// @par Complexity   a step is O(running requests + their new blocks), admission O(prompt). No allocation
-///      after construction.
+///   after construction.
 /// @par Thread safety   one caller at a time.
-/// @par Waits   never. Between `completed` and the next `step` no kernel may read the cache's blocks: what is
-///      preempted is released at once.
+/// @par Waits   never. Between `completed` and the next `step` no kernel may read the cache's blocks:
+///   preempted blocks are released at once.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else returns a `result`.
 /// @par Source   continuous batching as in Orca (Yu et al., OSDI 2022), recompute and swap preemption as in
-///      vLLM (Kwon et al., SOSP 2023); the progress argument is ours.
+///   vLLM (Kwon et al., SOSP 2023); the progress argument is our own.
 template <class Cache, class Client>
 class batch_scheduler {
  public:
   batch_scheduler(Cache& cache, Client& client, scheduler_options options);
 
-  /// Queues a request; the client's `tokens(user)` must be its prompt from now on.
+  /// Queues a request; from now on the client's `tokens(user)` must return its prompt.
   /// @return `errc::out_of_requests` when `max_requests` are known, `errc::out_of_blocks` for a prompt that
-  ///         the whole cache cannot hold with one token more, `errc::sequence_full` for one too long for a
-  ///         sequence, `errc::empty_range` for one without tokens.
+  ///   the whole cache cannot hold together with one more token, `errc::sequence_full` for a prompt too long
+  ///   for a sequence, `errc::empty_range` for one without tokens.
   result<request_ticket> submit(std::uint64_t user, const prefix_context& context = {},
                                 const request_hints& hints = {}) noexcept;
 
-  /// Grows those who run by the tokens they have got, preempting from the back where blocks run short, then
-  /// admits from the front of the queue.
+  /// Grows the running requests by their new tokens, preempting from the back if blocks run short, then
+  /// admits requests from the front of the queue.
   /// @return `errc::step_pending` before the last step was `completed`.
   result<scheduled_step> step() noexcept;
 
-  /// The KV of the last step's work is written: full blocks are cached.
+  /// Declares the KV of the last step's work written: full blocks become cached.
   result<void> completed() noexcept;
 
-  /// Ends a request, running or waiting. Within a step it takes effect when the step is completed.
+  /// Ends a request, running or waiting. During a step it takes effect when the step is completed.
   result<void> finish(request_ticket ticket) noexcept;
 
   [[nodiscard]] scheduler_stats stats() const noexcept;
 
-  /// Proves the order of both queues and that just the running requests hold sequences; one sentence for each
-  /// violation. O(requests); allocates.
+  /// Proves the order of both queues, and that exactly the running requests hold sequences. Returns one
+  /// sentence for each violation. O(requests); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -179,7 +182,7 @@ class batch_scheduler {
     prefix_context context{};
     request_hints hints{};
     sequence_id sequence{};
-    std::uint64_t computed = 0;    // tokens whose KV has ever been scheduled
+    std::uint64_t computed = 0;    // tokens whose KV was scheduled at any time
     std::uint64_t written = 0;     // tokens whose KV is in the sequence
     std::uint64_t saved = 0;       // tokens whose KV the client has
     std::uint32_t generation = 0;  // odd while the slot holds a request
@@ -189,7 +192,7 @@ class batch_scheduler {
     bool is_saved = false;
   };
 
-  /// What may be called now: callbacks come while queues are half changed.
+  /// The calls allowed now: callbacks run while the queues are half changed.
   enum class calls : std::uint8_t { all, queue, none };
 
   [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
@@ -244,13 +247,13 @@ class batch_scheduler {
   std::uint32_t growing_count_ = 0;
   std::uint32_t work_count_ = 0;
   std::uint64_t step_tokens_ = 0;  // scheduled in this step
-  bool is_pending_ = false;        // a step is out
+  bool is_pending_ = false;        // a step is out and not completed
   calls calls_ = calls::all;
   std::uint64_t arrivals_ = 0;
   scheduler_stats counters_{};
 };
 
-/// Its types are those of its arguments.
+/// Deduces its types from its arguments.
 template <class Cache, class Client>
 batch_scheduler(Cache&, Client&, scheduler_options) -> batch_scheduler<Cache, Client>;
 

@@ -1,5 +1,5 @@
 /// @file
-/// Who did what to a block last: what an audit adds to the block it blames.
+/// Records which sequence last did what to a block, so that an audit can report it with a faulty block.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,9 +17,9 @@ inline namespace v0 {
 
 /// Remembers transitions of blocks.
 ///
-///     act_for(actor)       who acts from now on: a sequence's slot, or `nobody`
-///     note(block, what)    it has just happened
-///     trail(block)         what is remembered of one block, for an audit's text; empty: nothing
+///     act_for(actor)       sets the current actor: a sequence's slot, or `nobody`
+///     note(block, what)    records that it has just happened
+///     trail(block)         returns what is remembered of one block, for an audit's text; empty: nothing
 template <class H>
 concept block_history =
     std::default_initializable<H> && std::movable<H> &&
@@ -31,10 +31,10 @@ concept block_history =
 
 namespace paging {
 
-/// The actor that stands for the allocator itself: collecting, resizing, compacting.
+/// The actor for the allocator itself: collecting, resizing, compacting.
 inline constexpr std::uint32_t nobody = 0xFFFF'FFFF;
 
-/// The default: an audit knows the last transition and no more. Costs nothing.
+/// The default: audits report only the last transition. Costs nothing.
 struct no_history {
   void act_for(std::uint32_t) const noexcept {}
   void note(block_id, transition) const noexcept {}
@@ -47,10 +47,10 @@ using no_history [[deprecated("its name is paging::no_history")]] = paging::no_h
 
 static_assert(block_history<paging::no_history>);
 
-/// The last `Entries` transitions of all blocks together, in a ring: for debug builds, to see who released a
-/// block twice and who held it before.
+/// Keeps the last `Entries` transitions of all blocks together in a ring. For debug builds: shows which
+/// sequence released a block twice and which held it before.
 ///
-/// @par Complexity   `note` O(1), 16 bytes an entry inside the object; `trail` O(Entries).
+/// @par Complexity   `note` O(1), 16 bytes per entry inside the object; `trail` O(Entries).
 template <std::size_t Entries = 1'024>
 class owner_ring {
  public:
@@ -63,7 +63,7 @@ class owner_ring {
     ++count_;
   }
 
-  /// Oldest first: "#12 allocated by sequence 3, #15 freed by sequence 3".
+  /// Returns the transitions oldest first: "#12 allocated by sequence 3, #15 freed by sequence 3".
   [[nodiscard]] std::string trail(block_id block) const {
     std::string out;
     const std::uint64_t first = count_ < Entries ? 0 : count_ - Entries;

@@ -1,6 +1,6 @@
 /// @file
-/// The block pool: which blocks are free, which are in use and by how many, which hold something worth
-/// keeping.
+/// The block pool: which blocks are free, which are in use and by how many owners, and which hold contents
+/// worth keeping.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,62 +25,64 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a block pool is built.
+/// The construction parameters of a block pool.
 struct block_pool_options {
-  std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`; the null block comes on top
-  std::uint64_t most_blocks = 0;    ///< what `resize` may raise that to; 0: no more than `blocks`
-  std::string name = "block_pool";  ///< what error texts call it
-  metadata_source metadata{};       ///< where its tables come from
+  std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`, plus the null block
+  std::uint64_t most_blocks = 0;    ///< the most blocks that `resize` may set; 0: no more than `blocks`
+  std::string name = "block_pool";  ///< the name in error texts
+  metadata_source metadata{};       ///< source of memory for its tables
 };
 
-/// Counts since construction, and how the blocks are divided now: `active + idle + free == blocks`.
+/// Counts since construction, and the present division of the blocks: `active + idle + free == blocks`.
 struct block_pool_stats {
   std::uint64_t blocks = 0;       ///< usable
   std::uint64_t active = 0;       ///< referenced
   std::uint64_t idle = 0;         ///< unreferenced, contents kept: eviction candidates
   std::uint64_t free = 0;         ///< unreferenced, contents worthless
-  std::uint64_t retiring = 0;     ///< referenced, no longer usable: they leave with their last reference
-  std::uint64_t allocations = 0;  ///< blocks handed out
-  std::uint64_t evictions = 0;    ///< idle blocks whose contents were given up
-  std::uint64_t evicting_allocations = 0;  ///< of those, blocks that an allocation gave up to have them
+  std::uint64_t retiring = 0;     ///< referenced but no longer usable: they leave with their last reference
+  std::uint64_t allocations = 0;  ///< blocks allocated
+  std::uint64_t evictions = 0;    ///< idle blocks whose contents were dropped
+  std::uint64_t evicting_allocations = 0;  ///< of those, blocks evicted by the allocation that took them
   std::size_t metadata_bytes = 0;          ///< of the pool and its eviction policy
 };
 
-/// What an allocation calls with the blocks whose contents it gives up: `noexcept`, so that it cannot stop
-/// halfway. It may take back that other blocks are cached (`unmark_cached`). If it has a member
-/// `told_alone(block)`, a block for which that says yes is the last of those it is told of in one call, so
-/// that what it takes back counts before the next block is chosen.
+/// A callback that an allocation calls with the blocks whose contents it drops: `noexcept`, so that it cannot
+/// stop the allocation halfway. It may undo the caching of other blocks (`unmark_cached`). If it has a member
+/// `told_alone(block)` that returns true for a block, that block is the last one reported in its call, so
+/// that what the callback undoes counts before the next block is chosen.
 template <class F>
 concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;
 
-/// The callback that does nothing.
+/// A callback that does nothing.
 struct ignore_eviction {
   void operator()(std::span<const block_id>) const noexcept {}
 };
 
-/// Blocks of one size, by index; the backing memory is somebody else's.
+/// Manages blocks of one size by index; it does not own the backing memory.
 ///
-/// A block is *active* while it has references. When the last one goes, a block marked cached becomes *idle*:
-/// it keeps its contents and joins the eviction order. Any other becomes *free*. Allocation takes free blocks
-/// first, the one freed last before the others, then evicts idle ones: the free list and the eviction list
-/// are one queue with the worthless blocks in front (as in vLLM's block pool). Batches are released back to
-/// front, so of a sequence's blocks the tail is evicted before the head.
+/// A block is *active* while it has references. When the last one is released, a block marked cached becomes
+/// *idle*: it keeps its contents and joins the eviction order. Any other block becomes *free*. Allocation
+/// first takes free blocks, the most recently freed one first, then evicts idle ones: the free list and the
+/// eviction list form one queue with the worthless blocks in front (as in vLLM's block pool). Batches are
+/// released back to front, so the tail of a sequence is evicted before its head.
 ///
-/// To `share` and `release`, blocks are named by `block_id`, checked for range, life and double release, or
-/// by `block_handle`, which also catches handles that are stale or from another pool. Calls that take several
-/// blocks do all or nothing. To free blocks that a kernel may still read, see `deferred_frees`.
+/// `share` and `release` accept a `block_id`, checked for range, life and double release, or a
+/// `block_handle`, which also detects handles that are stale or from another pool. Calls that take several
+/// blocks do all or nothing. To free blocks that a kernel may still read, use `deferred_frees`.
 ///
-/// A running pool can be resized. Blocks are usable from id 1 to `blocks()`; when that shrinks, those above
-/// in use retire: they stay with their holders, but nobody new gets them, and they do not come back.
+/// A running pool can be resized. Blocks are usable from id 1 to `blocks()`. When that shrinks, the active
+/// blocks above it retire: their holders keep them, but they are not allocated to new holders and do not
+/// return.
 ///
-/// @tparam Eviction  orders the idle blocks; slot i stands for block i.
-/// @tparam FreeList  orders the free ones.
-/// @tparam History  what audits tell of a block beside its last transition.
+/// @tparam Eviction  orders the idle blocks; slot i represents block i.
+/// @tparam FreeList  orders the free blocks.
+/// @tparam History  what audits report of a block in addition to its last transition.
 ///
-/// @par Complexity   allocate and release O(1) a block (plus the policy's, when it evicts); about 12 bytes of
-///      metadata a block beside the policy's, allocated once; nothing is allocated later.
-/// @par Thread safety   one writer at a time; const calls may run together.
-/// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
+/// @par Complexity   allocate and release O(1) per block (plus the policy's cost when it evicts); about 12
+///   bytes of metadata per block in addition to the policy's, allocated once; nothing is allocated later.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
+/// @par Moves   handles move with the pool; a moved-from pool may only be destroyed or assigned to.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list,
           block_history History = paging::no_history>
@@ -88,14 +90,15 @@ class block_pool {
  public:
   explicit block_pool(block_pool_options options);
 
-  /// For policies that are not built from a capacity alone: `eviction` must hold a slot for each block that
-  /// there may ever be and the null block, all unknown.
+  /// For policies that need more than a capacity. `eviction` must have a slot for the null block and for each
+  /// block that may ever exist, and must track none of them yet.
   block_pool(block_pool_options options, Eviction eviction);
 
-  /// Gives out `out.size()` blocks with one reference each, or none.
-  /// @param on_evict  called, `noexcept`, with each idle block whose contents are given up, before it is
-  /// handed out.
-  /// @param beside  the block that the first of them should lie next to, for free lists that care.
+  /// Allocates `out.size()` blocks with one reference each, or none.
+  /// @param on_evict  called, `noexcept`, with each idle block whose contents are dropped, before it is
+  ///   allocated.
+  /// @param beside  the block to which the first new block should be adjacent, for free lists that support
+  ///   it.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {},
                         block_id beside = null_block) noexcept;
@@ -103,11 +106,11 @@ class block_pool {
   result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {},
                         block_id beside = null_block) noexcept;
 
-  /// Gives out one block.
+  /// Allocates one block.
   template <eviction_callback OnEvict = ignore_eviction>
   result<block_handle> allocate(OnEvict&& on_evict = {}) noexcept;
 
-  /// Adds a reference to each block, reviving idle ones, or to none. A block that is free is refused.
+  /// Adds a reference to each block and revives idle ones, or changes nothing. A free block is refused.
   result<void> share(std::span<const block_id> blocks) noexcept { return share_all(blocks); }
   result<void> share(std::span<const block_handle> blocks) noexcept { return share_all(blocks); }
   result<void> share(block_id block) noexcept { return share_all(std::span<const block_id>(&block, 1)); }
@@ -115,7 +118,7 @@ class block_pool {
     return share_all(std::span<const block_handle>(&block, 1));
   }
 
-  /// Takes a reference from each block, the last of the span first, or from none.
+  /// Drops a reference from each block, the last of the span first, or changes nothing.
   result<void> release(std::span<const block_id> blocks) noexcept { return release_all(blocks); }
   result<void> release(std::span<const block_handle> blocks) noexcept { return release_all(blocks); }
   result<void> release(block_id block) noexcept { return release_all(std::span<const block_id>(&block, 1)); }
@@ -127,21 +130,21 @@ class block_pool {
   /// cached, not retiring.
   void mark_cached(block_id block, const access_hint& hint = {}) noexcept;
 
-  /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
+  /// Undoes `mark_cached`: an idle block becomes free at once. Has no effect on a block that is not cached.
   void unmark_cached(block_id block) noexcept;
 
   /// Declares that an active block's contents are wrong: `record(block).is_invalid()` until the block is
   /// allocated again. @pre active, not cached.
   void invalidate(block_id block) noexcept { records_[to_index(block)].invalidate(); }
 
-  /// Tells the policy of an access to a cached block.
+  /// Reports an access to a cached block to the policy.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 
-  /// Whether the policy takes anything from hints: where it does not, callers need not make them up.
+  /// Whether the policy uses hints: if not, callers need not compute them.
   [[nodiscard]] bool reads_hints() const noexcept { return detail::reads_hints(eviction_); }
 
-  /// Tells the policy what it may want to know beside accesses: when a cached block is next used, what it is
-  /// worth, what time it is. Nothing happens under a policy that has no use for it.
+  /// Gives the policy facts other than accesses: when a cached block is next used, what it is worth, the
+  /// time. Has no effect under a policy that does not use them.
   void expect(block_id block, std::uint64_t next_use) noexcept {
     detail::expect(eviction_, slot_id{to_index(block)}, next_use);
   }
@@ -150,47 +153,47 @@ class block_pool {
   }
   void advance(std::uint64_t now) noexcept { detail::advance(eviction_, now); }
 
-  /// The free blocks `destination` take the places of the active blocks `source`, references, contents' worth
-  /// and all; the sources are free. Handles to the sources become stale. @pre each source is active, each
-  /// destination free, none is named twice.
+  /// Replaces the active blocks `source` by the free blocks `destination`, which take over references and
+  /// cached state; the sources become free. Handles to the sources become stale. @pre each source is active,
+  /// each destination free, none is named twice.
   void relocate(std::span<const block_move> moves) noexcept;
 
-  /// Evicts up to `count` idle blocks into the free list; says how many.
+  /// Evicts up to `count` idle blocks into the free list; returns how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t reclaim(std::uint64_t count, OnEvict&& on_evict = {}) noexcept;
 
-  /// Evicts idle blocks until no more than `most` are left; says how many.
+  /// Evicts idle blocks until at most `most` are left; returns how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t trim_idle(std::uint64_t most, OnEvict&& on_evict = {}) noexcept {
     return evict_while([&](std::uint64_t) noexcept { return idle_count_ > most; }, on_evict);
   }
 
-  /// The current handle of an active or idle block.
+  /// Returns the current handle of an active or idle block.
   [[nodiscard]] block_handle handle(block_id block) const noexcept {
     return {block, records_[to_index(block)].generation(), owner_};
   }
 
-  /// Whether `handle` names a block of this pool in its present life, held by somebody.
+  /// Checks that `handle` names a block of this pool in its present generation, active or idle.
   [[nodiscard]] result<void> check(block_handle handle) const noexcept;
-  /// Whether `block` is a block of this pool held by somebody.
+  /// Checks that `block` is a block of this pool, active or idle.
   [[nodiscard]] result<void> check(block_id block) const noexcept;
 
-  /// What is known of one block. @pre `block` is at most `most_blocks()`.
+  /// Returns the record of one block. @pre `block` is at most `most_blocks()`.
   [[nodiscard]] const block_record& record(block_id block) const noexcept {
     return records_[to_index(block)];
   }
 
-  /// Makes `blocks` blocks usable, from now on. Growing takes effect at once; the backing memory must be
-  /// there. Shrinking gives up what the blocks above keep, idle or active, and retires the active ones.
-  /// @return how many are retiring: when none is, the memory above `blocks` is nobody's.
-  ///         `errc::bad_block_count` for 0 and for more than `most_blocks()`.
+  /// Sets the number of usable blocks to `blocks`. Growing takes effect at once; the backing memory must
+  /// exist. Shrinking drops the contents of the blocks above, idle or active, and retires the active ones.
+  /// @return how many blocks are retiring: at 0, the memory above `blocks` may be reclaimed.
+  ///   `errc::bad_block_count` for 0 and for more than `most_blocks()`.
   /// @par Complexity   O(`most_blocks()`).
   template <eviction_callback OnEvict = ignore_eviction>
   result<std::uint64_t> resize(std::uint64_t blocks, OnEvict&& on_evict = {}) noexcept;
 
   /// Usable blocks.
   [[nodiscard]] std::uint64_t blocks() const noexcept { return last_; }
-  /// What `resize` may raise them to.
+  /// The most blocks that `resize` may set.
   [[nodiscard]] std::uint64_t most_blocks() const noexcept { return records_.size() - 1; }
   /// Blocks above `blocks()` that are still referenced.
   [[nodiscard]] std::uint64_t retiring() const noexcept { return retiring_; }
@@ -202,28 +205,28 @@ class block_pool {
     free_.for_each(visit);
   }
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
-  /// Blocks that `allocate` could give out now.
+  /// Blocks that `allocate` could return now.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_.size() + idle_count_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
   [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
 
-  /// Who acts from now on, for the history.
+  /// Sets the actor that the history records from now on.
   void act_for(std::uint32_t actor) noexcept { history_.act_for(actor); }
-  /// The last transition of a block, and what the history has of it. Allocates.
+  /// Returns the last transition of a block, and what the history has of it. Allocates.
   [[nodiscard]] std::string last_of(block_id block) const;
 
-  /// Idle blocks whose contents were given up, since construction.
+  /// Idle blocks whose contents were dropped, since construction.
   [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
   [[nodiscard]] block_pool_stats stats() const noexcept;
 
-  /// Proves the pool's invariants in O(blocks): each is counted exactly once as active, idle or free, and the
-  /// policy's candidates are exactly the idle ones. Returns one sentence for each violation, naming the block
-  /// and its last transition; none means proven. Allocates.
+  /// Proves the pool's invariants in O(blocks): each block is counted exactly once as active, idle or free,
+  /// and the policy's candidates are exactly the idle ones. Returns one sentence for each violation, naming
+  /// the block and its last transition; an empty result means proven. Allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
-  friend struct testing_access;  // tests corrupt a pool on purpose, to see audit() name it
+  friend struct testing_access;  // tests corrupt a pool on purpose to check that audit() names the fault
 
   [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
@@ -239,10 +242,10 @@ class block_pool {
   result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id beside) noexcept;
   template <class More, class OnEvict>
   std::uint64_t evict_while(More&& more, OnEvict& on_evict) noexcept;
-  // Brings the free list to `count` blocks, evicting what is missing.
+  // Brings the free list to `count` blocks by evicting the rest.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
-  /// Whether a record goes by that name now; it may have no references.
+  /// Whether a record has that name now; it may have no references.
   [[nodiscard]] bool is_named_by(block_id block) const noexcept;
   [[nodiscard]] bool is_named_by(block_handle handle) const noexcept;
   template <class Name>

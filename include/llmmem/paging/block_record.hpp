@@ -1,5 +1,5 @@
 /// @file
-/// What a pool knows of one block, in eight bytes.
+/// The pool's record of one block, in eight bytes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,26 +12,26 @@ inline namespace v0 {
 
 namespace paging {
 
-/// The last thing that happened to a block: what an audit names beside a broken invariant.
+/// The last event of a block: an audit reports it with a broken invariant.
 enum class transition : std::uint8_t {
   never_used,
   allocated,
   shared,    ///< a reference was added while it had some
-  revived,   ///< a reference was added while it was idle
-  released,  ///< a reference went, others remain
+  revived,   ///< a reference was added while the block was idle
+  released,  ///< a reference was released, others remain
   cached,    ///< its contents were declared worth keeping
-  idled,     ///< its last reference went, contents kept
-  freed,     ///< its last reference went, contents not kept
+  idled,     ///< its last reference was released, contents kept
+  freed,     ///< its last reference was released, contents not kept
   uncached,  ///< its contents were declared worthless
-  evicted,   ///< its kept contents were given up for room
-  moved,     ///< a compaction took what it held elsewhere
+  evicted,   ///< its kept contents were dropped to make room
+  moved,     ///< a compaction moved its contents elsewhere
 };
 
 }  // namespace paging
 
 using transition [[deprecated("its name is paging::transition")]] = paging::transition;
 
-/// A word or two for an audit's text.
+/// Returns a word or two for an audit's text.
 [[nodiscard]] constexpr std::string_view to_string(paging::transition last) noexcept {
   switch (last) {
     case paging::transition::never_used:
@@ -70,7 +70,7 @@ class block_record {
   [[nodiscard]] constexpr bool is_active() const noexcept { return state_ >= one_reference; }
   [[nodiscard]] constexpr bool is_cached() const noexcept { return (state_ & cached_bit) != 0; }
   [[nodiscard]] constexpr bool is_idle() const noexcept { return !is_active() && is_cached(); }
-  /// Whether the contents were declared wrong since the block was allocated, see
+  /// Whether the contents were declared wrong after the block was allocated, see
   /// `paged_allocator::invalidate`.
   [[nodiscard]] constexpr bool is_invalid() const noexcept { return (state_ & invalid_bit) != 0; }
   [[nodiscard]] constexpr paging::transition last() const noexcept {
@@ -78,14 +78,14 @@ class block_record {
   }
   [[nodiscard]] constexpr std::uint32_t generation() const noexcept { return generation_; }
 
-  /// One reference, nothing kept.
+  /// Sets one reference, contents not kept.
   constexpr void allocate() noexcept { state_ = one_reference | bits(paging::transition::allocated); }
 
   constexpr void add_reference(paging::transition why) noexcept {
     state_ = with(state_ + one_reference, why);
   }
 
-  /// Removes a reference; says whether it was the last.
+  /// Removes a reference; returns whether it was the last.
   constexpr bool drop_reference() noexcept {
     state_ -= one_reference;
     if (is_active()) {
@@ -98,17 +98,18 @@ class block_record {
   constexpr void note(paging::transition why) noexcept { state_ = with(state_, why); }
   constexpr void keep() noexcept { state_ = with(state_ | cached_bit, paging::transition::cached); }
   constexpr void give_up(paging::transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
-  /// Its contents are wrong until it is allocated again.
+  /// Marks the contents wrong until the block is allocated again.
   constexpr void invalidate() noexcept { state_ |= invalid_bit; }
 
-  /// References, worth and history of `from`, whose life ends; this block keeps its own.
+  /// Takes references, cached state and history of `from`, whose life ends; this block keeps its own
+  /// generation.
   constexpr void take_over(block_record& from) noexcept {
     state_ = from.state_;
     from.state_ = bits(paging::transition::moved);
     from.end_life();
   }
 
-  /// A new life: handles to the old one become stale.
+  /// Begins a new generation: handles to the old one become stale.
   constexpr void end_life() noexcept { ++generation_; }
   constexpr void undo_end_life() noexcept { --generation_; }
 

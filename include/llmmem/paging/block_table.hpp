@@ -1,6 +1,6 @@
 /// @file
-/// Block tables as attention kernels read them: CSR (FlashInfer), padded (vLLM), and the slot mapping of new
-/// tokens.
+/// Block tables in the formats of attention kernels: CSR (FlashInfer), padded (vLLM), and the slot mapping of
+/// new tokens.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,9 +18,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Block tables of a batch, one behind the other: FlashInfer's `indptr`, `indices`, `last_page_len`.
+/// The block tables of a batch, concatenated: FlashInfer's `indptr`, `indices`, `last_page_len`.
 ///
-/// Plain pointers, to host or device memory alike, so that the view can be passed to a kernel by value.
+/// Plain pointers to host or device memory, so that the view can be passed to a kernel by value.
 struct csr_table_view {
   const std::int32_t* indptr = nullptr;   ///< [num_sequences + 1], where each table begins in `indices`
   const std::int32_t* indices = nullptr;  ///< [indptr[num_sequences]], block ids
@@ -28,17 +28,19 @@ struct csr_table_view {
       nullptr;  ///< [num_sequences], tokens in the last block; 0 without tokens
   std::int32_t num_sequences = 0;
   std::int32_t block_tokens = 0;
-  std::int64_t entry_bytes = 0;  ///< of a group: from what one entry names to the next; 0: a block
-  std::int64_t token_bytes = 0;  ///< of a group: that a token takes
+  std::int64_t entry_bytes = 0;  ///< of a group: distance between what two consecutive entries name; 0: a
+                                 ///< block
+  std::int64_t token_bytes = 0;  ///< of a group: bytes per token
 
-  /// Tokens of sequence `i`.
+  /// Returns the number of tokens of sequence `i`.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept {
     const std::int64_t blocks = std::int64_t{indptr[i + 1]} - indptr[i];
     return blocks == 0 ? 0 : (blocks - 1) * block_tokens + last_page_len[i];
   }
 
-  /// Slot of token `position` of sequence `i`: its place in an array of `physical_blocks x block_tokens`, of
-  /// a group its place in the whole memory counted in the group's tokens.
+  /// Returns the slot of token `position` of sequence `i`: its index in an array of
+  /// `physical_blocks x block_tokens`; for a group, its index in the whole memory counted in the group's
+  /// tokens.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t slot(std::int32_t i, std::int64_t position) const noexcept {
     const std::int64_t entry = indices[indptr[i] + position / block_tokens];
     const std::int64_t first = entry_bytes == 0 ? entry * block_tokens : entry * entry_bytes / token_bytes;
@@ -46,17 +48,17 @@ struct csr_table_view {
   }
 };
 
-/// Block tables of a batch in rows of equal length: vLLM's `block_table[num_seqs, max_blocks]` and
+/// The block tables of a batch in rows of equal length: vLLM's `block_table[num_seqs, max_blocks]` and
 /// `seq_lens`.
 ///
-/// Rows are filled up with the null block, which kernels may read.
+/// Rows are padded with the null block, which kernels may read.
 struct padded_table_view {
   const std::int32_t* block_table = nullptr;  ///< [num_sequences, max_blocks], row-major
   const std::int32_t* seq_lens = nullptr;     ///< [num_sequences], tokens
   std::int32_t num_sequences = 0;
   std::int32_t max_blocks = 0;
   std::int32_t block_tokens = 0;
-  std::int64_t entry_bytes = 0;  ///< as `csr_table_view` has it
+  std::int64_t entry_bytes = 0;  ///< as in `csr_table_view`
   std::int64_t token_bytes = 0;
 
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept { return seq_lens[i]; }
@@ -72,8 +74,7 @@ struct padded_table_view {
 static_assert(std::is_trivially_copyable_v<csr_table_view> &&
               std::is_trivially_copyable_v<padded_table_view>);
 
-/// What tables are written from; a `paged_allocator` is one, and so is `paging::group_tables` of a
-/// `hybrid_allocator`.
+/// The source of tables: a `paged_allocator`, or `paging::group_tables` of a `hybrid_allocator`.
 template <class C>
 concept block_table_source = requires(const C& cache, sequence_id sequence) {
   { cache.check(sequence) } noexcept -> std::same_as<result<void>>;
@@ -84,7 +85,7 @@ concept block_table_source = requires(const C& cache, sequence_id sequence) {
 
 namespace detail {
 
-/// A source whose tables hold something else than block ids: bytes in units, of a group.
+/// A source whose tables hold something other than block ids: for a group, byte offsets in units.
 template <class C>
 concept has_entries = requires(const C& cache, block_id block) {
   { cache.entry(block) } noexcept -> std::same_as<std::int32_t>;
@@ -103,7 +104,7 @@ template <block_table_source Cache>
   }
 }
 
-/// The entries' units, in a view.
+/// Sets the units of the entries in a view.
 template <block_table_source Cache, class View>
 [[nodiscard]] View in_units(const Cache& cache, View view) noexcept {
   if constexpr (has_entries<Cache>) {
@@ -115,15 +116,16 @@ template <block_table_source Cache, class View>
 
 }  // namespace detail
 
-/// How long the arrays of a batch's tables are.
+/// The lengths of the arrays of a batch's tables.
 struct table_extent {
   std::uint64_t num_sequences = 0;
   std::uint64_t indices = 0;     ///< entries of all tables together: CSR
-  std::uint64_t max_blocks = 0;  ///< entries of the longest: padded
+  std::uint64_t max_blocks = 0;  ///< entries of the longest table: padded
   std::uint64_t max_tokens = 0;  ///< of the longest sequence: padded tables hold up to 2^31 - 1
 };
 
-/// What `write_csr` and `write_padded` need for `sequences`, or why one of them cannot be read. O(sequences).
+/// Returns what `write_csr` and `write_padded` need for `sequences`, or why one of them cannot be read.
+/// O(sequences).
 template <block_table_source Cache>
 [[nodiscard]] result<table_extent> measure_tables(const Cache& cache,
                                                   std::span<const sequence_id> sequences) noexcept {
@@ -144,15 +146,15 @@ template <block_table_source Cache>
   return extent;
 }
 
-/// Host arrays that `write_csr` fills; they may be longer than needed.
+/// Host arrays for `write_csr` to fill; they may be longer than needed.
 struct csr_buffers {
   std::span<std::int32_t> indptr;         ///< at least num_sequences + 1
   std::span<std::int32_t> indices;        ///< at least `table_extent::indices`
   std::span<std::int32_t> last_page_len;  ///< at least num_sequences
 };
 
-/// Writes the block tables of `sequences` in order and returns the view of what was written. Nothing is
-/// written when a sequence is refused or a buffer is `too_short`. O(blocks).
+/// Writes the block tables of `sequences` in order and returns a view of them. Writes nothing if a sequence
+/// is refused or a buffer is `too_short`. O(blocks).
 template <block_table_source Cache>
 [[nodiscard]] result<csr_table_view> write_csr(const Cache& cache, std::span<const sequence_id> sequences,
                                                const csr_buffers& out) noexcept {
@@ -188,15 +190,15 @@ template <block_table_source Cache>
                                                 .block_tokens = static_cast<std::int32_t>(block_tokens)});
 }
 
-/// Host arrays that `write_padded` fills; they may be longer than needed.
+/// Host arrays for `write_padded` to fill; they may be longer than needed.
 struct padded_buffers {
   std::span<std::int32_t> block_table;  ///< at least num_sequences x max_blocks
   std::span<std::int32_t> seq_lens;     ///< at least num_sequences
   std::uint32_t max_blocks = 0;         ///< length of a row, at least that of the longest table
 };
 
-/// As `write_csr`, in rows of `out.max_blocks` filled up with the null block. A sequence of more than
-/// 2^31 - 1 tokens is refused, `out_of_range`. O(num_sequences x max_blocks).
+/// As `write_csr`, in rows of `out.max_blocks` padded with the null block. A sequence of more than 2^31 - 1
+/// tokens is refused, `out_of_range`. O(num_sequences x max_blocks).
 template <block_table_source Cache>
 [[nodiscard]] result<padded_table_view> write_padded(const Cache& cache,
                                                      std::span<const sequence_id> sequences,
@@ -234,13 +236,13 @@ template <block_table_source Cache>
                                             .block_tokens = static_cast<std::int32_t>(cache.block_tokens())});
 }
 
-/// What kernels skip in a slot mapping: vLLM's PAD_SLOT_ID.
+/// The slot that kernels skip in a slot mapping: vLLM's PAD_SLOT_ID.
 inline constexpr std::int64_t padding_slot = -1;
 
-/// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel puts
-/// their keys and values; `padding_slot` where the sequence holds no block for a token any more (of a group).
-/// Nothing is written when the sequence does not hold them all, `past_the_end`, or a group's tokens do not
-/// lie at multiples of their size, `no_slots`. O(out.size()).
+/// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel
+/// stores their keys and values; `padding_slot` for a token whose block the sequence (of a group) no longer
+/// holds. Writes nothing if the sequence does not hold them all (`past_the_end`) or a group's tokens do not
+/// lie at multiples of their size (`no_slots`). O(out.size()).
 template <block_table_source Cache>
 [[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
                                               std::span<std::int64_t> out) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// How long cached blocks live, lie idle and wait for their next use: histograms of an observer.
+/// An observer that measures in histograms how long cached blocks live, lie idle and wait for their next use.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Tells the time in microseconds from any beginning; never goes back.
+/// A clock that returns microseconds since any origin; never goes back.
 template <class C>
 concept microsecond_clock = std::movable<C> && requires(const C& clock) {
   { clock.now() } noexcept -> std::convertible_to<std::uint64_t>;
@@ -28,11 +28,11 @@ concept microsecond_clock = std::movable<C> && requires(const C& clock) {
 
 namespace paging {
 
-/// The clock that stands where it was set: an engine sets it once a step, a test as it likes.
+/// A clock with a time set by the caller: an engine sets it once per step, a test at will.
 class set_clock {
  public:
   [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
-  /// A time before the last one is ignored.
+  /// Ignores a time before the last one.
   void set(std::uint64_t now) noexcept { now_ = now > now_ ? now : now_; }
 
  private:
@@ -45,9 +45,9 @@ using set_clock [[deprecated("its name is paging::set_clock")]] = paging::set_cl
 
 static_assert(microsecond_clock<paging::set_clock>);
 
-/// Counts of durations by fixed bounds. Plain data: subtract two to see what lies between.
+/// Counts of durations by fixed bounds. Plain data: subtract two to get the counts between them.
 struct duration_histogram {
-  /// Upper bounds in microseconds, each in its bucket: 1, 2 and 5 of each power of ten from 1 ms to 5000 s.
+  /// Upper bounds in microseconds, inclusive: 1, 2 and 5 of each power of ten from 1 ms to 5000 s.
   static constexpr std::array<std::uint64_t, 21> bounds = [] {
     std::array<std::uint64_t, 21> all{};
     std::uint64_t power = 1000;
@@ -59,7 +59,7 @@ struct duration_histogram {
     return all;
   }();
 
-  std::array<std::uint64_t, bounds.size() + 1> counts{};  ///< by bucket; the last: above all bounds
+  std::array<std::uint64_t, bounds.size() + 1> counts{};  ///< by bucket; the last one is above all bounds
   std::uint64_t sum = 0;                                  ///< microseconds
 
   void add(std::uint64_t duration) noexcept {
@@ -78,42 +78,41 @@ struct duration_histogram {
   friend constexpr bool operator==(const duration_histogram&, const duration_histogram&) noexcept = default;
 };
 
-/// What `cache_metrics` measured, of the blocks it samples.
+/// The measurements of `cache_metrics` for the blocks it samples.
 struct cache_histograms {
-  duration_histogram lifetime;      ///< from being stored to being given up
+  duration_histogram lifetime;      ///< from being stored to being dropped
   duration_histogram residency;     ///< from being stored to the last use: lifetime = residency + idle
-  duration_histogram idle;          ///< from the last use to being given up
+  duration_histogram idle;          ///< from the last use to being dropped
   duration_histogram reuse_gap;     ///< from one use to the next
-  std::uint64_t sample_one_in = 1;  ///< of how many blocks one is measured
+  std::uint64_t sample_one_in = 1;  ///< one of so many blocks is measured
 
   friend constexpr bool operator==(const cache_histograms&, const cache_histograms&) noexcept = default;
 };
 
-/// How a `cache_metrics` is built.
+/// The construction parameters of a `cache_metrics`.
 struct cache_metrics_options {
   std::uint64_t blocks = 0;            ///< `most_blocks` of the cache it observes, 1 to `max_blocks`
   std::uint64_t sample_one_in = 1;     ///< measures the blocks whose id is a multiple of this; at least 1
-  std::string name = "cache_metrics";  ///< what error texts call it
-  metadata_source metadata{};          ///< where its table comes from
+  std::string name = "cache_metrics";  ///< the name in error texts
+  metadata_source metadata{};          ///< source of memory for its table
 };
 
-/// The observer that measures how long contents live and how they are used.
+/// An observer that measures how long contents live and how they are used.
 ///
 ///     struct measured : llmmem::paged_traits { using observer = llmmem::cache_metrics<>; };
 ///     llmmem::paged_allocator<measured> cache(options, llmmem::cache_metrics<>({.blocks = 4096}));
 ///     cache.observer().clock().set(microseconds);      // once a step
 ///     write_prometheus(cache.stats(), cache.observer().histograms(), ...);
 ///
-/// Contents are *used* when they become cached and at each `match` that shares them; a sequence that goes on
-/// holding a block uses it no further. They are *given up* by eviction or because other
-/// contents take their place. A block's id does not depend on what it holds, so every n-th id is a fair
-/// sample.
+/// Contents are *used* when they become cached and at each `match` that shares them; a sequence that merely
+/// continues to hold a block does not use it again. They are *dropped* by eviction or when other contents
+/// replace them. A block's id does not depend on its contents, so every n-th id is a fair sample.
 ///
-/// @par Complexity   O(1) an event, nothing for blocks that are not sampled; 16 bytes for each that is.
-/// @par Thread safety   one caller at a time, the cache's own calls included.
+/// @par Complexity   O(1) per event, nothing for blocks that are not sampled; 16 bytes per sampled block.
+/// @par Thread safety   one caller at a time, including the cache's own calls.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
-/// @par Source   lifetime, idle time before eviction and reuse gap: the sampled histograms of vLLM; theirs
-///      begin a lifetime at the allocation, these when contents become cached.
+/// @par Source   lifetime, idle time before eviction and reuse gap: the sampled histograms of vLLM. Theirs
+///   begin a lifetime at the allocation, these when contents become cached.
 template <microsecond_clock Clock = paging::set_clock>
 class cache_metrics {
  public:
@@ -142,7 +141,7 @@ class cache_metrics {
     histograms_.idle.add(time - now->used);
     *now = {};
   }
-  /// A life that moves to a block that is not sampled, or comes from one, is not measured.
+  /// A lifetime is not measured if it moves to or from a block that is not sampled.
   void on_moved(block_id from, block_id to) noexcept {
     life* const source = find(from);
     const life moved = source == nullptr ? life{} : std::exchange(*source, life{});
@@ -164,7 +163,7 @@ class cache_metrics {
 
   [[nodiscard]] static std::uint64_t samples(const cache_metrics_options& options) {
     if (options.blocks == 0 || options.blocks > max_blocks) {
-      throw length_error(options.name + ": " + std::to_string(options.blocks) + " blocks; allowed are 1 to " +
+      throw length_error(options.name + ": " + std::to_string(options.blocks) + " blocks; use 1 to " +
                          std::to_string(max_blocks));
     }
     if (options.sample_one_in == 0) {

@@ -1,5 +1,5 @@
 /// @file
-/// Compaction as a plan: which blocks to move where, what it costs and what it brings.
+/// Plans a compaction: which blocks to move where, the cost and the gain.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,15 +15,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a block is to a compaction.
+/// The role of a block in a compaction.
 enum class block_use : std::uint8_t {
   free,    ///< a destination
-  idle,    ///< cached, used by nobody: left where it is
-  owned,   ///< used once: may be moved, wherever its sequence wants it
-  shared,  ///< used more than once: may be moved, but several sequences have a say
+  idle,    ///< cached but not in use: left in place
+  owned,   ///< used once: may be moved wherever its sequence needs it
+  shared,  ///< used more than once: may be moved, but several sequences constrain it
 };
 
-/// Copy the contents of `source` to `destination`, whole.
+/// A move of all contents of `source` to `destination`.
 struct block_move {
   block_id source = null_block;
   block_id destination = null_block;
@@ -31,40 +31,41 @@ struct block_move {
   friend constexpr bool operator==(const block_move&, const block_move&) noexcept = default;
 };
 
-/// What a compaction is for.
+/// The purpose of a compaction.
 struct compaction_goal {
   enum class kind : std::uint8_t {
-    pack,        ///< empty the upper end, so that the pool can shrink or its pages be given back
-    straighten,  ///< lay the blocks of each sequence side by side, so that transfers of them merge
+    pack,        ///< empties the upper end, so that the pool can shrink or return its pages
+    straighten,  ///< makes the blocks of each sequence adjacent, so that transfers of them merge
   };
 
   kind what = kind::pack;
-  std::uint64_t end = 0;  ///< pack: the highest block to remain in use; 0: as low as it gets
-  std::uint64_t max_moves = ~std::uint64_t{0};  ///< what it may cost
+  std::uint64_t end = 0;  ///< pack: the highest block to remain in use; 0: as low as possible
+  std::uint64_t max_moves = ~std::uint64_t{0};  ///< the limit on the cost
 };
 
-/// What a plan is made from: plain data, as `paged_allocator::compaction_facts_now` says it.
+/// The input of a plan: plain data, as returned by `paged_allocator::compaction_facts_now`.
 struct compaction_facts {
-  std::vector<block_use> blocks;              ///< by id, the null block first (which counts as idle)
+  std::vector<block_use> blocks;              ///< by id, starting with the null block (which counts as idle)
   std::vector<std::vector<block_id>> tables;  ///< of all sequences
 };
 
 /// Moves, in any order: no block is both a source and a destination.
 struct compaction_plan {
   std::vector<block_move> moves;
-  std::uint64_t table_entries = 0;   ///< of block tables that change: to be uploaded again
+  std::uint64_t table_entries = 0;   ///< of block tables that change and must be uploaded again
   std::uint64_t highest_before = 0;  ///< highest block in use
   std::uint64_t highest_after = 0;
-  std::uint64_t runs_before = 0;  ///< runs of ascending neighbours in all tables: copies a transfer needs
+  std::uint64_t runs_before = 0;  ///< runs of ascending neighbours in all tables: the copies that a transfer
+                                  ///< needs
   std::uint64_t runs_after = 0;
 
-  /// What its copies read, and write again.
+  /// The bytes that its copies read, and as many written.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t block_bytes) const noexcept {
     return std::uint64_t{moves.size()} * block_bytes;
   }
 };
 
-/// Whether `Copy` can carry out moves: `bool copy(std::span<const block_move>) noexcept`, true once the
+/// A function that carries out moves: `bool copy(std::span<const block_move>) noexcept` returns true once the
 /// contents are at their destinations, false to stop.
 template <class Copy>
 concept move_copier = std::is_nothrow_invocable_r_v<bool, Copy&, std::span<const block_move>>;
@@ -75,7 +76,7 @@ namespace detail {
   return use == block_use::owned || use == block_use::shared;
 }
 
-/// Counts what a plan changes, from the facts before and a map of blocks.
+/// Counts what a plan changes, from the facts before it and a map of blocks.
 inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
   std::vector<block_id> now(facts.blocks.size());
   for (std::size_t i = 0; i < now.size(); ++i)
@@ -97,14 +98,14 @@ inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
   }
 }
 
-/// The highest blocks in use into the lowest holes, until they meet.
+/// Moves the highest blocks in use into the lowest holes, until they meet.
 inline void plan_packing(const compaction_facts& facts, const compaction_goal& goal, compaction_plan& plan) {
   std::size_t hole = 1;
   for (std::size_t block = facts.blocks.size() - 1; block > goal.end && block > 0; --block) {
     if (!in_use(facts.blocks[block])) continue;
     while (hole < block && facts.blocks[hole] != block_use::free)
       ++hole;
-    // A hole above the line is no better than where the block is.
+    // A hole above the line is no better than the block's present place.
     if (hole >= block || (goal.end != 0 && hole > goal.end) || plan.moves.size() >= goal.max_moves) return;
     plan.moves.push_back(
         {block_id{static_cast<std::uint32_t>(block)}, block_id{static_cast<std::uint32_t>(hole)}});
@@ -112,8 +113,8 @@ inline void plan_packing(const compaction_facts& facts, const compaction_goal& g
   }
 }
 
-/// For each sequence, the blocks that are its alone, from the end of its table, into the first run of free
-/// blocks that holds them all; not where that would join nothing.
+/// For each sequence, moves the blocks that it alone uses, from the end of its table, into the first run of
+/// free blocks that holds them all; skips sequences for which that would join nothing.
 inline void plan_straightening(const compaction_facts& facts, const compaction_goal& goal,
                                compaction_plan& plan) {
   std::vector<bool> taken(facts.blocks.size());
@@ -143,11 +144,11 @@ inline void plan_straightening(const compaction_facts& facts, const compaction_g
 
 }  // namespace detail
 
-/// Plans a compaction: a pure function, nothing is moved.
+/// Plans a compaction: a pure function that moves nothing.
 ///
-/// Packing makes the fewest moves that bring blocks in use below a line: one for each that is above it, as
-/// far as there are free blocks below. Idle blocks are none: where they fill the lower end, give them up
-/// first (`drop_idle`). Straightening is greedy, in the order of the tables; it touches no block that two
+/// Packing makes the fewest moves that bring blocks in use below a line: one for each block above it, as long
+/// as there are free blocks below. Idle blocks do not count as free: if they fill the lower end, drop them
+/// first (`drop_idle`). Straightening is greedy, in the order of the tables; it moves no block that two
 /// sequences share.
 ///
 /// @par Complexity   O(blocks + table entries) to pack, O(blocks x sequences) to straighten; allocates.

@@ -1,5 +1,5 @@
 /// @file
-/// Frees that wait for a fence: blocks a kernel may still read return to the pool only behind it.
+/// Frees that wait for a fence: a block that a kernel may still read returns to the pool only behind it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,12 +19,12 @@ inline namespace v0 {
 
 /// A bounded queue of references, in groups, each group behind a fence.
 ///
-/// Until its fence has passed a group still holds its references, so the pool counts the blocks as in use and
-/// nobody can be handed one. Groups leave in the order they came: give fences of one stream, or accept that a
-/// slow one holds back those behind it.
+/// Until its fence has passed a group holds its references, so the pool counts the blocks as in use and does
+/// not allocate them. Groups leave in order of arrival: pass fences of one stream, or accept that a slow
+/// fence delays the groups behind it.
 ///
-/// @par Complexity   O(1) a reference; 4 bytes for each of `references`, a fence and 8 bytes for each of
-/// `groups`.
+/// @par Complexity   O(1) per reference; 4 bytes for each of `references`, a fence and 8 bytes for each of
+///   `groups`.
 /// @par Thread safety   one caller at a time.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; a full queue is a `failure`.
 template <fence Fence>
@@ -37,13 +37,13 @@ class deferred_frees {
       : references_(references, source, "deferred_frees: references"),
         groups_(groups, group{}, source, "deferred_frees: groups") {}
 
-  /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none. Null
-  /// blocks are passed over.
+  /// Queues one reference to each of `blocks`, to be dropped once `after` has passed: all or none. Skips null
+  /// blocks.
   result<void> push(std::span<const block_id> blocks, const Fence& after) noexcept {
     return push_parts(std::span(&blocks, 1), after);
   }
 
-  /// The same for the blocks of several spans, as one group.
+  /// Queues the blocks of several spans as one group.
   result<void> push_parts(std::span<const std::span<const block_id>> parts, const Fence& after) noexcept {
     std::uint64_t count = 0;
     for (const auto& part : parts) {
@@ -60,8 +60,9 @@ class deferred_frees {
     return {};
   }
 
-  /// Hands the groups whose fences have passed, oldest first, to `release(block_id)`, `noexcept`, the last
-  /// block of each first; stops at the first fence that has not passed. Says how many references went.
+  /// Passes the groups whose fences have passed, oldest first, to `release(block_id)`, `noexcept`, the last
+  /// block of each group first; stops at the first fence that has not passed. Returns the number of
+  /// references dropped.
   template <class Release>
   std::uint64_t collect(Release&& release) noexcept {
     std::uint64_t gone = 0;
@@ -92,14 +93,14 @@ class deferred_frees {
       change(references_[wrap(first_ + i, references_.size())]);
   }
 
-  /// References that `push` could take now.
+  /// The number of references that `push` could accept now.
   [[nodiscard]] std::uint64_t free_entries() const noexcept {
     return group_count_ == groups_.size() ? 0 : references_.size() - held_;
   }
   [[nodiscard, deprecated("call free_entries()")]] std::uint64_t room() const noexcept {
     return free_entries();
   }
-  /// Whether `groups` pushes of `references` together could be taken now.
+  /// Whether `groups` pushes with `references` references in total could be accepted now.
   [[nodiscard]] bool fits(std::uint64_t references, std::uint64_t groups) const noexcept {
     return references <= references_.size() - held_ && groups <= groups_.size() - group_count_;
   }
@@ -117,7 +118,7 @@ class deferred_frees {
     return i < size ? i : i - size;
   }
 
-  detail::fixed_array<block_id> references_;  // rings, both
+  detail::fixed_array<block_id> references_;  // both are rings
   detail::fixed_array<group> groups_;
   std::uint64_t first_ = 0;
   std::uint64_t held_ = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// What a cache stores and gives up, as numbered events that a router can follow from outside.
+/// Numbered events of what a cache stores and drops, for a router outside to follow.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,59 +24,61 @@ inline namespace v0 {
 
 /// What happened to the contents that a key names.
 enum class cache_event_kind : std::uint8_t {
-  cleared,  ///< nothing is cached any more, and `epoch` has begun; no key
+  cleared,  ///< nothing is cached now, and `epoch` has begun; no key
   stored,   ///< cached from now on
-  removed,  ///< cached no more
-  shared,   ///< a `match` took them; only if asked for
-  moved,    ///< they lie in `to` now, not in `block`; no key; only if asked for
+  removed,  ///< no longer cached
+  shared,   ///< a `match` shared them; only if requested
+  moved,    ///< they moved from `block` to `to`; no key; only if requested
 };
 
-/// One event, plain data. Fields that a kind does not have are zero.
+/// One event, plain data. Fields that a kind lacks are zero.
 struct cache_event {
   std::uint64_t number = 0;  ///< one more than the event before
   block_key key{};
-  block_key parent{};  ///< stored: key of the contents before these; zero: there are none, or not cached
+  block_key parent{};        ///< stored: key of the contents before these; zero: none, or not cached
   prefix_context context{};  ///< stored: salt and extra keys
-  std::uint64_t first = 0;   ///< stored: position of the first token; 0 where nothing comes before
-  std::uint64_t epoch = 0;   ///< cleared: what keys are made with from now on, see `paging::root_key`
+  std::uint64_t first = 0;   ///< stored: position of the first token; 0 where nothing precedes it
+  std::uint64_t epoch = 0;   ///< cleared: epoch of keys from now on, see `paging::root_key`
   block_id block = null_block;
   block_id to = null_block;  ///< moved
-  std::uint32_t tokens = 0;  ///< stored: that the key stands for
-  std::uint32_t group = 0;   ///< as the log was told
+  std::uint32_t tokens = 0;  ///< stored: covered by the key
+  std::uint32_t group = 0;   ///< as given to the log
   cache_event_kind kind = cache_event_kind::cleared;
-  std::uint8_t medium = 0;  ///< as the log was told
+  std::uint8_t medium = 0;  ///< as given to the log
 
   friend constexpr bool operator==(const cache_event&, const cache_event&) noexcept = default;
 };
 
-/// How an `event_log` is built.
+/// The construction parameters of an `event_log`.
 struct event_log_options {
-  std::uint64_t events = 0;  ///< how many are kept for readers, 1 to 2^32
-  /// Number of the first event. A log that takes the place of another, with a cache that starts empty, goes
-  /// on at the other's `end()` and begins with a `cleared`.
+  std::uint64_t events = 0;  ///< number of events kept for readers, 1 to 2^32
+  /// Number of the first event. A log that replaces another, with a cache that starts empty, continues at the
+  /// other's `end()` and begins with a `cleared`.
   std::uint64_t first = 0;
-  std::uint32_t group = 0;         ///< which of an engine's KV cache groups this is, in every event
-  std::uint8_t medium = 0;         ///< what the blocks lie in, in the engine's own count, in every event
+  std::uint32_t group = 0;         ///< which of an engine's KV cache groups this is; recorded in every event
+  std::uint8_t medium = 0;         ///< where the blocks lie, in the engine's own numbering; recorded in every
+                                   ///< event
   bool shares = false;             ///< whether `shared` is logged
   bool moves = false;              ///< whether `moved` is logged
-  std::string name = "event_log";  ///< what error texts call it
-  metadata_source metadata{};      ///< where its ring comes from
+  std::string name = "event_log";  ///< the name in error texts
+  metadata_source metadata{};      ///< source of memory for its ring
 };
 
-/// What `event_log::read` found.
+/// The result of `event_log::read`.
 struct event_read {
   std::size_t count = 0;    ///< events written to the front of the span
   std::uint64_t first = 0;  ///< number of the first of them
-  std::uint64_t lost = 0;   ///< events before `first` that were asked for and are gone
-  std::uint64_t next = 0;   ///< what to read from next
+  std::uint64_t lost = 0;   ///< requested events before `first` that are no longer kept
+  std::uint64_t next = 0;   ///< the number to read from next
 
   friend constexpr bool operator==(const event_read&, const event_read&) noexcept = default;
 };
 
-/// The observer that keeps the last events of a cache in a ring.
+/// An observer that keeps the last events of a cache in a ring.
 ///
-/// Every event takes the next 64-bit number before it is written, so no event is missing unseen: a reader
-/// that fell behind is told exactly how many it lost, takes a snapshot and reads on from its number.
+/// Every event takes the next 64-bit number before it is written, so a reader detects every gap: a reader
+/// that falls behind learns exactly how many events it lost, takes a snapshot and reads on from the
+/// snapshot's number.
 ///
 ///     struct logged : llmmem::paged_traits { using observer = llmmem::event_log; };
 ///     llmmem::paged_allocator<logged> cache({.blocks = 4096}, llmmem::event_log({.events = 1024}));
@@ -84,15 +86,15 @@ struct event_read {
 ///     auto got = cache.observer().read(next, batch).value();
 ///     if (got.lost != 0) next = cache.observer().snapshot(cache, [&](const stored_key& each) { ... });
 ///
-/// A snapshot is the state before the event of the number it returns: what it visits, and the events from
-/// there on applied in order, are the index at any later time.
+/// A snapshot is the state before the event whose number it returns: the visited contents, with the events
+/// from that number applied in order, give the index at any later time.
 ///
-/// @par Complexity   O(1) an event, 112 bytes for each that is kept, allocated once; `snapshot` O(blocks).
-/// @par Thread safety   one caller at a time, the cache's own calls included: whoever sends events elsewhere
-///      reads them between two steps of the engine.
+/// @par Complexity   O(1) per event, 112 bytes per event kept, allocated once; `snapshot` O(blocks).
+/// @par Thread safety   one caller at a time, including the cache's own calls: the code that sends events
+///   elsewhere reads them between two steps of the engine.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
-/// @par Source   stored, removed and cleared are the KV events of vLLM, medium and group too; numbers with
-///      visible gaps and snapshots are what routers above such streams have had to add.
+/// @par Source   stored, removed and cleared are the KV events of vLLM, as are medium and group; routers
+///   above such streams have had to add numbers with visible gaps, and snapshots.
 class event_log {
  public:
   explicit event_log(const event_log_options& options)
@@ -107,7 +109,7 @@ class event_log {
     if (first_ != 0) clear();
   }
 
-  // What the cache tells
+  // Calls by the cache
 
   void on_cached(const stored_block& stored) noexcept {
     cache_event& event = reserve(cache_event_kind::stored);
@@ -137,7 +139,8 @@ class event_log {
     event.to = to;
   }
 
-  // The same of a cache with several groups: the events have the group that is told, not the options' one.
+  // The same calls from a cache with several groups: events carry the group passed in, not that of the
+  // options.
 
   void on_cached(const stored_block& stored, std::size_t group) noexcept {
     on_cached(stored);
@@ -153,21 +156,21 @@ class event_log {
     of_group(group);
   }
 
-  /// Logs that nothing is stored any more, for an engine that knows it otherwise than by `removed`.
+  /// Logs that nothing is stored now, for an engine that knows it by other means than `removed`.
   void clear() noexcept { reserve(cache_event_kind::cleared); }
 
-  // What readers ask
+  // Calls by readers
 
   /// Number of the next event.
   [[nodiscard]] std::uint64_t end() const noexcept { return next_; }
-  /// Number of the oldest event that is kept; `end()` when there is none.
+  /// Number of the oldest event kept; `end()` if there is none.
   [[nodiscard]] std::uint64_t begin() const noexcept {
     return next_ - first_ > ring_.size() ? next_ - ring_.size() : first_;
   }
 
-  /// Copies events from number `from` on, or from the oldest that is kept, in order, as many as there are and
-  /// fit. Numbers from `from` to the first that is kept are lost.
-  /// @return `errc::out_of_range` for a number past `end()`: it is from another log.
+  /// Copies events in order, from number `from` or from the oldest event kept, as many as exist and fit.
+  /// Numbers from `from` to the first event kept are lost.
+  /// @return `errc::out_of_range` for a number past `end()`: it belongs to another log.
   [[nodiscard]] result<event_read> read(std::uint64_t from, std::span<cache_event> out) const noexcept {
     if (from > next_) return failure{errc::out_of_range, 0, from, next_, name_.c_str()};
     const std::uint64_t oldest = begin();
@@ -181,8 +184,8 @@ class event_log {
     return got;
   }
 
-  /// Calls `visit(const stored_key&)` for all that is cached in `cache`, which this log observes.
-  /// @return the number of the first event that is not in it.
+  /// Calls `visit(const stored_key&)` for all contents cached in `cache`, which this log observes.
+  /// @return the number of the first event that the snapshot does not include.
   template <class Cache, class Visit>
     requires std::is_invocable_v<Visit&, const stored_key&>
   std::uint64_t snapshot(const Cache& cache, Visit&& visit) const
@@ -195,7 +198,7 @@ class event_log {
     return next_;
   }
 
-  /// The same for a cache with several groups: calls `visit(const stored_key&, std::size_t group)`.
+  /// As above for a cache with several groups: calls `visit(const stored_key&, std::size_t group)`.
   template <class Cache, class Visit>
     requires std::is_invocable_v<Visit&, const stored_key&, std::size_t>
   std::uint64_t snapshot(const Cache& cache, Visit&& visit) const
@@ -212,7 +215,7 @@ class event_log {
   [[nodiscard]] static std::uint64_t checked_events(const event_log_options& options) {
     constexpr std::uint64_t most = std::uint64_t{1} << 32;
     if (options.events == 0 || options.events > most) {
-      throw length_error(options.name + ": " + std::to_string(options.events) + " events; allowed are 1 to " +
+      throw length_error(options.name + ": " + std::to_string(options.events) + " events; use 1 to " +
                          std::to_string(most));
     }
     return options.events;

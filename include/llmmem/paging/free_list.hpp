@@ -1,5 +1,5 @@
 /// @file
-/// In what order free blocks are handed out: the last freed first, or by ascending id.
+/// The order in which free blocks are allocated: last freed first, or by ascending id.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,13 +18,13 @@ inline namespace v0 {
 
 /// The free blocks of a pool.
 ///
-///     push(block)        the block is free now
-///     take(beside)         hands one out, next to `beside` where the list cares; @pre size() is not 0
-///     undo_push(block)   takes the block pushed last out again
-///     keep_if(keep)      forgets the blocks for which `keep(block_id)` is false. O(blocks)
-///     for_each(visit)    every free block, for audits
+///     push(block)        adds a block that has become free
+///     take(beside)       removes a block, if possible adjacent to `beside`; @pre size() is not 0
+///     undo_push(block)   removes the block pushed last
+///     keep_if(keep)      removes the blocks for which `keep(block_id)` is false. O(blocks)
+///     for_each(visit)    visits every free block, for audits
 ///
-/// Everything but the constructor is `noexcept` and free of allocation.
+/// All calls except the constructor are `noexcept` and do not allocate.
 template <class F>
 concept free_list = std::constructible_from<F, std::uint64_t, const metadata_source&> && std::movable<F> &&
                     requires(F list, const F& read, block_id block, void (*visit)(block_id),
@@ -38,9 +38,10 @@ concept free_list = std::constructible_from<F, std::uint64_t, const metadata_sou
                       read.for_each(visit);
                     };
 
-/// The block freed last is handed out first: its memory may still be in a cache. The default.
+/// Allocates the most recently freed block first, because its memory may still be in a CPU cache. The
+/// default.
 ///
-/// @par Complexity   O(1); 4 bytes a block.
+/// @par Complexity   O(1); 4 bytes per block.
 class lifo_free_list {
  public:
   lifo_free_list(std::uint64_t blocks, const metadata_source& source)
@@ -76,14 +77,14 @@ class lifo_free_list {
 
 static_assert(free_list<lifo_free_list>);
 
-/// A sequence's blocks lie side by side where they can: the block behind the one named if it is free, else
-/// the free block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its upper end
-/// empty.
+/// Keeps the blocks of a sequence adjacent where possible: takes the block behind the given one if it is
+/// free, else the free block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its
+/// upper end empty.
 ///
-/// A bit for each block, and over each 64 bits a bit that says whether one of them is set, up to a single
+/// It has one bit per block, and over each 64 bits a bit that says whether any of them is set, up to a single
 /// word.
 ///
-/// @par Complexity   O(log64 blocks), at most six words read; 0.13 bytes a block.
+/// @par Complexity   O(log64 blocks), at most six words read; 0.13 bytes per block.
 class ascending_free_list {
  public:
   ascending_free_list(std::uint64_t blocks, const metadata_source& source)
@@ -130,12 +131,12 @@ class ascending_free_list {
   friend struct testing_access;
 
   struct layout {
-    std::array<std::uint64_t, 6> first{};  // word of each level, blocks first
+    std::array<std::uint64_t, 6> first{};  // first word of each level, blocks first
     std::size_t count = 0;
     std::uint64_t bits = 0;  // of the lowest level
   };
 
-  /// Says how many words all levels need.
+  /// Returns how many words all levels need.
   static std::uint64_t lay_out(std::uint64_t bits, layout& out) noexcept {
     out.bits = bits;
     std::uint64_t words = 0;

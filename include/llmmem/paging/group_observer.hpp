@@ -1,5 +1,6 @@
 /// @file
-/// Observers of caches with several groups of layers: told, with the group, what is cached and given up.
+/// Observers of caches with several groups of layers: notified, with the group, of what is cached and
+/// dropped.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,10 +21,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Told, `noexcept`, which contents of which group become cached and which are given up. One that has
-/// `on_evicted` or `on_invalidated` is told of those apart; the latter with the null block where the first
-/// wrong chunk of a sequence is told, whether the cache still has it or not. `event_log` is one; `each_group`
-/// makes one of any `cache_observer`.
+/// A type whose `noexcept` calls report which contents of which group become cached and which are dropped. An
+/// observer with `on_evicted` or `on_invalidated` receives those losses separately. `on_invalidated` receives
+/// the null block if the cache no longer holds the first wrong chunk of a sequence: that chunk is reported in
+/// either case. `event_log` is such an observer; `each_group` makes one from any `cache_observer`.
 template <class O>
 concept group_cache_observer =
     std::movable<O> && requires(O& observer, const stored_block& stored, block_id block, const block_key& key,
@@ -32,7 +33,7 @@ concept group_cache_observer =
       { observer.on_dropped(block, key, group) } noexcept;
     };
 
-/// One that is also told of each block that a `match` shares.
+/// An observer that also receives each block that a `match` shares.
 template <class O>
 concept group_sharing_observer =
     group_cache_observer<O> &&
@@ -40,7 +41,7 @@ concept group_sharing_observer =
       { observer.on_shared(block, key, group) } noexcept;
     };
 
-/// The observer that costs nothing.
+/// An observer that ignores all events, at no cost.
 struct ignore_group_cache_events {
   void on_cached(const stored_block&, std::size_t) const noexcept {}
   void on_dropped(block_id, const block_key&, std::size_t) const noexcept {}
@@ -49,7 +50,7 @@ struct ignore_group_cache_events {
 
 static_assert(group_cache_observer<ignore_group_cache_events>);
 
-/// A `cache_observer` for each group, told of that group alone: metrics group by group, say.
+/// One `cache_observer` per group, notified of that group alone: for example to keep metrics by group.
 ///
 ///     using observer = llmmem::each_group<llmmem::cache_metrics<>>;
 ///     observer by_group(groups.size(), [&](std::size_t) {
@@ -57,17 +58,17 @@ static_assert(group_cache_observer<ignore_group_cache_events>);
 ///     });
 ///
 /// @par Thread safety   that of `Observer`.
-/// @par Errors   the constructor throws `length_error`, and what `make` does.
+/// @par Errors   the constructor throws `length_error`, and what `make` throws.
 template <cache_observer Observer>
 class each_group {
  public:
-  /// @param groups  1 to `max_layer_groups`, as many as the cache has.
-  /// @param make  called with each group's number, gives its observer.
+  /// @param groups  1 to `max_layer_groups`, the number of groups of the cache.
+  /// @param make  called with each group's number, returns its observer.
   template <class Make>
   each_group(std::size_t groups, Make&& make) {
-    static_assert(std::is_invocable_r_v<Observer, Make&, std::size_t>, "make(group) must give an Observer");
+    static_assert(std::is_invocable_r_v<Observer, Make&, std::size_t>, "make(group) must return an Observer");
     if (groups == 0 || groups > max_layer_groups) {
-      throw length_error("each_group: " + std::to_string(groups) + " groups; allowed are 1 to " +
+      throw length_error("each_group: " + std::to_string(groups) + " groups; use 1 to " +
                          std::to_string(max_layer_groups));
     }
     for (std::size_t g = 0; g < groups; ++g)
@@ -83,7 +84,7 @@ class each_group {
   }
   void on_invalidated(block_id block, const block_key& key, std::size_t group) noexcept {
     if constexpr (!invalidating_observer<Observer>) {
-      if (block == null_block) return;  // of contents that the cache has no more
+      if (block == null_block) return;  // contents that the cache no longer holds
     }
     detail::tell_loss<detail::loss::invalidated>(*all_[group], block, key);
   }
@@ -99,7 +100,7 @@ class each_group {
     }
   }
 
-  /// The observer of one group. @pre there is such a group.
+  /// Returns the observer of one group. @pre the group exists.
   [[nodiscard]] Observer& of(std::size_t group) noexcept { return *all_[group]; }
   [[nodiscard]] const Observer& of(std::size_t group) const noexcept { return *all_[group]; }
 

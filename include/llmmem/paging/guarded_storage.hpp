@@ -1,6 +1,6 @@
 /// @file
-/// Blocks between guards, for debug builds: who writes past a block, or reads one before it was written, is
-/// seen.
+/// Blocks between guards, for debug builds: detects writes past a block, and reads of a block before it was
+/// written.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,11 +23,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `block_storage` of host-accessible memory with guard bytes before the first block and behind each.
+/// A `block_storage` of host-accessible memory with guard bytes before the first block and behind each block.
 ///
 /// Poison is all ones: NaN as float, bfloat16 and half, the highest value as an unsigned integer. An engine
-/// under test poisons the blocks that `append` hands out, and those it gives back, so that a kernel that
-/// reads what nobody wrote computes NaN instead of somebody's old numbers. `damaged` names the blocks whose
+/// under test poisons the blocks that `append` allocates, and those that it releases, so that a kernel that
+/// reads unwritten memory computes NaN instead of using stale numbers. `damaged` names the blocks whose
 /// guards were overwritten.
 ///
 ///     guarded_storage<host_space> memory(host, cache.most_physical_blocks(), block_bytes);
@@ -36,10 +36,10 @@ inline namespace v0 {
 ///     ...
 ///     for (const std::string& each : memory.damaged()) report(each);
 ///
-/// @par Complexity   `guard_bytes` a block more than a `block_storage`; `poison` O(bytes), `damaged`
-/// O(blocks).
-/// @par Thread safety   as the memory's.
-/// @par Errors   the constructor's are `block_storage`'s.
+/// @par Complexity   `guard_bytes` per block more than a `block_storage`; `poison` O(bytes), `damaged`
+///   O(blocks).
+/// @par Thread safety   that of the memory.
+/// @par Errors   the constructor throws what `block_storage` throws.
 template <memory_space Space>
 class guarded_storage {
  public:
@@ -70,12 +70,12 @@ class guarded_storage {
     }
   }
 
-  /// The bytes of one block. @pre `block` is less than `blocks()`.
+  /// Returns the bytes of one block. @pre `block` is less than `blocks()`.
   [[nodiscard]] range_type operator[](block_id block) const noexcept {
     return {buffer_.range().data + lead_ + to_index(block) * stride_, block_bytes_};
   }
 
-  /// The bytes of one block, or `errc::no_such_block`.
+  /// Returns the bytes of one block, or `errc::no_such_block`.
   [[nodiscard]] result<range_type> at(block_id block) const noexcept {
     if (to_index(block) >= blocks_)
       return failure{errc::no_such_block, to_index(block), to_index(block), blocks_, "guarded_storage"};
@@ -90,20 +90,20 @@ class guarded_storage {
     }
   }
 
-  /// Whether nothing was written to the block since it was poisoned.
+  /// Whether the block has not been written since it was poisoned.
   [[nodiscard]] bool is_poisoned(block_id block) const noexcept {
     return is_filled((*this)[block], poisoned);
   }
 
-  /// One sentence for each overwritten guard. Allocates.
+  /// Returns one sentence for each overwritten guard. Allocates.
   [[nodiscard]] std::vector<std::string> damaged() const {
     std::vector<std::string> found;
     if (!is_filled({buffer_.range().data, lead_}, guard))
-      found.emplace_back("guarded_storage: somebody wrote before block 0");
+      found.emplace_back("guarded_storage: the guard before block 0 was overwritten");
     for (std::uint64_t i = 0; i < blocks_; ++i) {
       const range_type block = (*this)[block_id{static_cast<std::uint32_t>(i)}];
       if (!is_filled({block.data + block_bytes_, stride_ - block_bytes_}, guard))
-        found.push_back("guarded_storage: somebody wrote past block " + std::to_string(i));
+        found.push_back("guarded_storage: the guard was overwritten behind block " + std::to_string(i));
     }
     return found;
   }

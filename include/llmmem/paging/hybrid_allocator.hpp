@@ -32,9 +32,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A paged KV cache's bookkeeping for models whose layers differ: sliding windows beside full attention,
-/// states beside attention, latents, chunks. Each group of layers has its own blocks and block table, all
-/// take them from one `super_page_pool`.
+/// The bookkeeping of a paged KV cache for models whose layers differ: sliding windows and full attention,
+/// states and attention, latents, chunks. Each group of layers has its own blocks and block table; all groups
+/// take their blocks from one `super_page_pool`.
 ///
 ///     std::array groups{full_attention({"full", 23, 8192}), sliding_window({"local", 23, 8192}, 4096)};
 ///     llmmem::hybrid_allocator<> cache({.groups = groups, .budget_bytes = budget, .page_bytes = 8 << 20});
@@ -42,33 +42,33 @@ inline namespace v0 {
 ///     auto hit = cache.match(seq, prompt).value();
 ///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();
 ///     ...                                 // carry out rest.copies, compute, with table(seq, group) for each
-///     cache.commit(seq).value();          // others may share it now; what lies behind the window goes
+///     cache.commit(seq).value();          // others may share it now; blocks behind the window are released
 ///     cache.release(seq).value();
 ///
-/// A table has an entry for every block of the sequence, the null block where its memory is gone or was never
-/// had: what a window has left behind, what chunks before the present one held, all states but the last.
-/// Kernels do not look there. Blocks are given back by `commit` and by `append`, and stay cached if they were
-/// committed; commit a step before the next append, or what leaves the window between them is not cached. The
-/// memory may be handed out again at once: kernels that still read it keep the order of the calls, on one
-/// stream, or have a fence that `read_until` is told.
+/// A table has an entry for every block of the sequence. The entry is the null block if the memory was
+/// released or never allocated: blocks behind a window, chunks before the present one, all states but the
+/// last. Kernels do not read those. `commit` and `append` release such blocks, which stay cached if they were
+/// committed; commit each step before the next append, or blocks that leave the window in between are not
+/// cached. Released memory may be allocated again at once: a kernel that still reads it must keep the order
+/// of the calls (on one stream) or be covered by a fence given to `read_until`.
 ///
-/// A hit is the longest prefix for which *every* group has what the next token looks at (`hit_scan`), and
-/// ends at a multiple of all groups' `block_tokens`. After a hit, or at the end of a block, the next state
-/// block begins as a copy of the one before it, told in `copies`.
+/// A hit is the longest prefix for which *every* group has what the next token reads (`hit_scan`); it ends at
+/// a multiple of all groups' `block_tokens`. After a hit, or at the end of a block, the next state block
+/// begins as a copy of the one before it, listed in `copies`.
 ///
-/// What names and proves prefixes is a chain of its own, see `prefix_chain`, in chunks of the greatest common
+/// A separate chain names and proves prefixes, see `prefix_chain`. Its chunks have the greatest common
 /// divisor of all groups' `block_tokens`.
 ///
-/// @par Complexity   O(1) a block and a group, and O(1) a token for hashing; no heap allocation after
-///      construction. Metadata beside the pool's and the chain's: for each of `max_sequences` 4 bytes a token
-///      it may have and 4 for each table entry, committed as used; 4 bytes for each of `max_deferred`.
-/// @par Thread safety   one writer at a time; const calls may run together.
-/// @par Waits   nothing waits; calls that run short collect what has passed.
+/// @par Complexity   O(1) per block and group, and O(1) per token for hashing; no heap allocation after
+///   construction. Metadata in addition to the pool's and the chain's: per `max_sequences` 4 bytes per token
+///   that a sequence may have and 4 per table entry, committed as used; 4 bytes per `max_deferred`.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
+/// @par Waits   never; calls that run short collect blocks whose fences have passed.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`. Every other
-///      call but `for_each_cached` and `audit` is `noexcept`; a refusal leaves sequences as they were, but
-///      that blocks no token looks at any more may have been given back, and deferred ones collected.
+///   call is `noexcept`, except `for_each_cached` and `audit`. A refused call leaves sequences unchanged,
+///   except that it may have released blocks that no later token reads, and collected deferred ones.
 /// @par Sources   managers by kind, intersected hits and placeholders: vLLM's hybrid KV cache groups,
-///      TensorRT-LLM's placeholder blocks. Pages instead of one padded block size are ours.
+///   TensorRT-LLM's placeholder blocks. Pages instead of one padded block size are our own.
 template <class Traits = hybrid_traits>
 class hybrid_allocator {
  public:
@@ -79,7 +79,7 @@ class hybrid_allocator {
         typename Traits::verification;
         typename Traits::observer;
         typename Traits::fence;
-      }, "Traits lacks a policy: inherit from llmmem::hybrid_traits, and shadow those to change");
+      }, "Traits lacks a policy: inherit from llmmem::hybrid_traits and shadow the policies to change");
   using eviction_type = typename Traits::eviction;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
@@ -97,181 +97,180 @@ class hybrid_allocator {
   static_assert(fence<fence_type>, "Traits::fence must be a fence");
 
   explicit hybrid_allocator(const hybrid_options& options, observer_type observer = {});
-  /// `make`, an `eviction_factory`, makes each group's eviction policy.
+  /// Constructs with each group's eviction policy made by `make`, an `eviction_factory`.
   template <class Make>
   hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer = {});
 
   // Sequences
 
-  /// A new sequence without tokens. Only sequences of equal `context` share blocks.
+  /// Creates a sequence without tokens. Only sequences with equal `context` share blocks.
   result<sequence_id> create(const prefix_context& context = {}) noexcept;
 
-  /// A sequence with the same tokens in the same blocks; whichever writes into a block both hold gets a copy
-  /// first. O(blocks).
+  /// Creates a sequence with the same tokens in the same blocks. When either sequence writes into a block
+  /// that both hold, it first gets a copy. O(blocks).
   result<sequence_id> fork(sequence_id parent) noexcept;
 
-  /// Ends a sequence; of each group the last block first.
-  /// @return `errc::deferred_full` when its blocks are still read (`read_until`) and cannot be queued.
+  /// Ends a sequence, the last block of each group first.
+  /// @return `errc::deferred_full` when its blocks may still be read (`read_until`) and cannot be queued.
   result<void> release(sequence_id sequence) noexcept;
 
   // Behind fences
 
-  /// Kernels may read the sequence's blocks until `after` has passed: what it gives back from now on, by
-  /// whichever call, returns to the pool behind that. The last fence told holds; give those of one stream, in
-  /// their order; a fork begins with its parent's. Where there is no room to queue what nobody looks at any
-  /// more, the sequence keeps it until there is.
+  /// Declares that kernels may read the sequence's blocks until `after` has passed: blocks that any call
+  /// releases from now on return to the pool behind that fence. The last fence given applies; pass fences of
+  /// one stream, in order; a fork starts with its parent's fence. If blocks that no later token reads cannot
+  /// be queued, the sequence keeps them until they can.
   ///
   ///     cache.append(seq, tokens).value();
   ///     launch(step, stream);
   ///     cache.read_until(seq, stream.record()).value();   // now append, commit, release as you like
   result<void> read_until(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// `read_until` and `release`. Refused, the sequence is as it was.
+  /// `read_until`, then `release`. If refused, the sequence is unchanged.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Returns the blocks whose fences have passed; says how many references that were. Calls that run short do
-  /// so themselves.
+  /// Takes back the blocks whose fences have passed. Returns the number of references dropped. Calls that run
+  /// short do this themselves.
   std::uint64_t collect() noexcept;
 
   // Contents
 
-  /// Shares the longest hit of `tokens` with a sequence that has none yet.
+  /// Shares the longest hit of `tokens` with a sequence that has no tokens yet.
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// Adds tokens with all the blocks they need in every group, or nothing.
-  /// @return `errc::out_of_group_blocks` for the first group that lacks some, `errc::sequence_full`,
-  ///         `errc::deferred_full` when what it would copy from is still read (`read_until`) and cannot be
-  ///         queued, and what `check` says of a handle.
+  /// Adds tokens with all the blocks they need in every group, or changes nothing.
+  /// @return `errc::out_of_group_blocks` for the first group that lacks blocks, `errc::sequence_full`,
+  ///   `errc::deferred_full` when the source of a copy may still be read (`read_until`) and cannot be queued,
+  ///   and the errors of `check` for a handle.
   result<hybrid_append> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
-  /// `append`, in the order of the batch; carry out all copies before anything is written. The whole is
-  /// counted before anything is changed, copies on write included, so a batch that is refused has cost no
-  /// eviction and no copy.
-  /// @param leave  blocks of each group that can be had afterwards, all together: a watermark for sequences
-  ///        that grow later; none: 0 of each.
-  /// @return `errc::out_of_group_blocks` with what the whole batch needs of the first group that lacks some
-  ///         (`leave` included), `errc::sequence_full` for the first that grows too long,
-  ///         `errc::deferred_full` as `append` has it, `errc::listed_twice`, `errc::size_mismatch` if `out`
-  ///         is not as long as `batch`, or `leave` not as long as `groups()`, and what `check` says of a
-  ///         handle.
+  /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
+  /// for `batch[i]`, in the order of the batch; carry out all copies before anything is written. The blocks
+  /// of the whole batch, copies on write included, are counted before anything changes, so a refused batch
+  /// costs no eviction and no copy.
+  /// @param leave  blocks of each group that must remain available afterwards, all together: a watermark for
+  ///   sequences that grow later; empty: 0 of each.
+  /// @return `errc::out_of_group_blocks` with what the whole batch needs (`leave` included) of the first
+  ///   group that lacks blocks, `errc::sequence_full` for the first sequence that grows too long,
+  ///   `errc::deferred_full` as in `append`, `errc::listed_twice`, `errc::size_mismatch` if `out` and
+  ///   `batch`, or `leave` and `groups()`, differ in length, and the errors of `check` for a handle.
   result<void> append_batch(std::span<const hybrid_growth> batch, std::span<hybrid_append> out,
                             std::span<const std::uint64_t> leave = {}) noexcept;
 
-  /// What a prompt of `tokens` would need of each group if it came now, appended in one piece (in several,
-  /// with commits between, windows need less). Changes nothing: for admission. What `pool().shortage` lacks
-  /// of it cannot be admitted; the rest usually can, and `append` tells: blocks that are revived may hold
-  /// pages that others counted on.
+  /// Returns what a prompt of `tokens` would need of each group if it arrived now and were appended in one
+  /// piece (in several, with commits between, windows need less). Changes nothing: for admission. A prompt
+  /// for which `pool().shortage` reports a lack cannot be admitted; the others usually can, and `append`
+  /// decides: revived blocks may hold pages that other blocks counted on.
   [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// What `append` of `count` tokens would need of each group, and whether it could be had. `out` has a place
-  /// for each group. Gives back what no token looks at any more. Of what copies come from, and where that is
-  /// still read, it says nothing: `append` may yet answer `errc::deferred_full`.
+  /// Computes what `append` of `count` tokens would need of each group, and returns whether it is available.
+  /// `out` has one entry per group. Releases blocks that no later token reads. It ignores the sources of
+  /// copies that may still be read: `append` may yet return `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
-  /// all): full blocks become cached, and what no later token looks at is given back. Says how many became
-  /// cached.
+  /// all): full blocks become cached, and blocks that no later token reads are released. Returns how many
+  /// became cached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
-  /// Keeps the first `tokens` tokens, releasing the blocks behind them: what a rejected draft is taken back
-  /// with. Possible wherever every group still has what the next token looks at:
+  /// Keeps the first `tokens` tokens and releases the blocks behind them, for example to take back a rejected
+  /// draft. Possible at any length at which every group still has what the next token reads:
   ///
-  ///   - full attention: to any length;
-  ///   - windows and chunks: to any length at which none of the blocks looked at was given back. Those go at
-  ///     `append` (a refused one too) and `shortage`, by the length before it, and at `commit`, by the tokens
-  ///     declared written: a draft that was not committed can be cut to any length from where it began;
-  ///   - states, updated in place: to the ends of blocks that were not given back, so within the last
-  ///     draft only. To take back single tokens `fork` before it, and release the twin.
+  ///   - full attention: any length;
+  ///   - windows and chunks: any length at which none of the blocks read was released. `append` (even if
+  ///     refused) and `shortage` release them by the length before the call, `commit` by the tokens declared
+  ///     written. So a draft that was not committed can be cut to any length from its start;
+  ///   - states, updated in place: the ends of blocks that were not released, so only within the last draft.
+  ///     To take back single tokens, `fork` before the draft and release the twin.
+  /// Length 0 and the present length are always possible.
   ///
-  /// To 0 it can always be cut, and to its own length.
-  ///
-  /// After a cut into a cached block its contents stay cached until the sequence writes there again (then,
-  /// whoever else holds them keeps them, and the sequence gets a copy).
-  /// @return `errc::not_kept` for the first group that lacks something, with the nearest length above that
-  ///         could be; `errc::past_the_end`; and what `check` says of a handle.
+  /// After a cut into a cached block its contents stay cached until the sequence writes there again (then
+  /// other holders keep them, and the sequence gets a copy).
+  /// @return `errc::not_kept` for the first group that lacks something, with the next larger length that is
+  ///   possible; `errc::past_the_end`; and the errors of `check` for a handle.
   /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens from there on x groups).
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// `read_until` and `truncate`: for kernels that still use the blocks behind. The last block that stays is
-  /// the sequence's to write at once; order what writes it behind those kernels. Refused, also by
-  /// `errc::deferred_full`, the sequence is as it was.
+  /// `read_until`, then `truncate`: for kernels that still use the blocks behind the cut. The sequence may
+  /// write its last remaining block at once; order such writes behind those kernels. If refused, including by
+  /// `errc::deferred_full`, the sequence is unchanged.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
-  /// Where `truncate` to `tokens`, or as near as can be, is possible now. O(tokens between them x groups).
-  /// @return `errc::past_the_end`, and what `check` says of a handle.
+  /// Returns the lengths nearest to `tokens` to which `truncate` is possible now. O(tokens between them x
+  /// groups).
+  /// @return `errc::past_the_end`, and the errors of `check` for a handle.
   [[nodiscard]] result<paging::cut_points> nearest_cuts(sequence_id sequence,
                                                         std::uint64_t tokens) const noexcept;
 
-  /// How many leading tokens `match` would find. Changes nothing.
+  /// Returns how many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
                                             const prefix_context& context = {}) const noexcept {
     return longest_hit(tokens, chain_.root(context, epoch_), context).tokens;
   }
 
-  /// Gives up the contents of all idle blocks; says how many.
+  /// Drops the contents of all idle blocks and returns how many.
   std::uint64_t drop_idle() noexcept;
 
-  // What is wrong, see `paged_allocator`
+  // Wrong contents, see `paged_allocator`
 
-  /// Begins `epoch`: the model's weights have changed. Nothing that is cached in any group is found any more,
-  /// and no sequence that holds tokens now caches anything later.
+  /// Begins `epoch`: the model's weights have changed. Contents cached in any group are no longer found, and
+  /// sequences that hold tokens now never cache anything again.
   /// @return how many blocks were cached. `errc::old_epoch` unless `epoch` is later than `epoch()`.
   result<std::uint64_t> reset(std::uint64_t epoch) noexcept;
   /// Begins the next epoch.
   std::uint64_t reset() noexcept { return reset(epoch_ + 1).value(); }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// The epoch that a sequence's contents are of; 0 for a handle that `check` refuses.
+  /// Returns the epoch of a sequence's contents; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t epoch(sequence_id sequence) const noexcept {
     return check(sequence) ? records_[sequence.slot].epoch : 0;
   }
 
-  /// Declares that the contents of `block` are wrong. The cache gives up the block and, in every group, all
-  /// that lies behind its last token, also where sequences hold it; what other prefixes have stays. Sequences
-  /// that hold it, or held it until no token looked at it, cache nothing from there on; `prefix_tokens` tells
-  /// how far they are sound. Truncate them to that, or to the length below it that `nearest_cuts` names, and
-  /// compute the rest again.
-  /// @return how many blocks were cached and are no more. `errc::no_such_block` for an id that no block has.
-  /// @par Complexity   O(prefix nodes + table entries), times the depth to which sequences share what became
-  ///      wrong through others.
+  /// Declares that the contents of `block` are wrong. The cache drops the block and, in every group,
+  /// everything behind its last token, even where sequences hold it; contents of other prefixes stay.
+  /// Sequences that hold the block, or held it until no token read it, cache nothing from there on;
+  /// `prefix_tokens` returns how many of their leading tokens are sound. To repair a sequence, truncate it to
+  /// that length, or to the shorter length that `nearest_cuts` returns, and compute the rest again.
+  /// @return how many cached blocks were dropped. `errc::no_such_block` for an id that no block has.
+  /// @par Complexity   O(prefix nodes + table entries), times the depth to which sequences share contents
+  ///   that other contents made wrong.
   result<std::uint64_t> invalidate(block_id block) noexcept;
 
-  /// The same for what a sequence holds from token `from` on, in all groups.
+  /// Invalidates what a sequence holds from token `from` on, in all groups.
   result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept;
 
-  /// How many leading tokens of a sequence hold what their prefix has: all, but for those from an invalidated
-  /// block or removed tokens on. 0 for a handle that `check` refuses. O(1).
+  /// Returns how many leading tokens of a sequence hold the contents of their prefix: all, up to the first
+  /// invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes tokens from the middle of a sequence: the tables of all groups close up, what lay behind has
-  /// lower positions, and the sequence may grow as far as before. Nothing behind the gap is cached again, see
-  /// `paged_allocator::remove`. For windows that keep their first tokens see `layer_group::sinks`.
+  /// Removes tokens from the middle of a sequence: the tables of all groups close up, the tokens behind move
+  /// to lower positions, and the sequence may grow to its former limit. Nothing behind the gap is cached
+  /// again, see `paged_allocator::remove`. For windows that keep their first tokens see `layer_group::sinks`.
   /// @param range  first and end are multiples of every group's `block_tokens`; an end at or behind the last
-  ///        token is `truncate`.
-  /// @return blocks given up. `errc::cannot_remove` for the first group of states, of chunks whose `reach`
-  /// does
-  ///         not divide the range, or of a window that would reach what was given up; `errc::empty_range`,
-  ///         `errc::past_the_end`, `errc::not_whole_blocks`, what `truncate` returns where it is one,
-  ///         `errc::deferred_full` as it has it, and what `check` says of a handle.
+  ///   token means `truncate`.
+  /// @return blocks released. `errc::cannot_remove` for the first group of states, of chunks whose `reach`
+  ///   does not divide the range, or of a window that would reach released blocks; `errc::empty_range`,
+  ///   `errc::past_the_end`, `errc::not_whole_blocks`, the errors of `truncate` where it means that,
+  ///   `errc::deferred_full` as in `truncate_after`, and the errors of `check` for a handle.
   result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
-  /// `read_until` and `remove`. Refused, the sequence is as it was.
+  /// `read_until`, then `remove`. If refused, the sequence is unchanged.
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
   // Transfers, see `paged_allocator`
 
-  /// Keeps a block as it is while a transfer reads or writes it, until `unpin` is called as often as `pin`.
+  /// Keeps a block unchanged while a transfer reads or writes it, until `unpin` has been called as often as
+  /// `pin`.
   /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
-  ///         `errc::too_many_shares`.
+  ///   `errc::too_many_shares`.
   result<void> pin(block_id block) noexcept;
-  /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
+  /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Nothing behind the first `tokens` tokens of a sequence is cached, whatever `commit` says, until the
-  /// limit is raised (`unlimited`) or the sequence is truncated to `tokens` or less: contents that are still
-  /// being loaded.
-  /// @return what `check` says of a handle.
+  /// Prevents `commit` from caching anything behind the first `tokens` tokens of a sequence, because that is
+  /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
+  /// to `tokens` or less.
+  /// @return the errors of `check` for a handle.
   result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   // What a sequence holds
@@ -281,27 +280,27 @@ class hybrid_allocator {
     return wrong.code == errc::ok ? result<void>() : result<void>(wrong);
   }
 
-  /// The context of a sequence; the default one for a handle that `check` refuses.
+  /// Returns the context of a sequence; the default context for a handle that `check` refuses.
   [[nodiscard]] prefix_context context(sequence_id sequence) const noexcept {
     return check(sequence) ? records_[sequence.slot].context : prefix_context{};
   }
 
-  /// Tokens of a sequence; 0 for a handle that `check` refuses.
+  /// Returns the number of tokens of a sequence; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept {
     return check(sequence) ? records_[sequence.slot].tokens : 0;
   }
 
-  /// Its block table for one group, with null blocks where it holds none; empty for a handle that `check`
-  /// refuses. Valid until the sequence is next changed.
+  /// Returns the sequence's block table for one group, with null blocks where it holds none; empty for a
+  /// handle that `check` refuses. Valid until the sequence is next changed.
   [[nodiscard]] std::span<const block_id> table(sequence_id sequence, std::size_t group) const noexcept;
 
-  /// The same as kernels read it, in units of `layout().unit` bytes (see `super_page_pool`), the rest of
-  /// `out` filled with 0. Says how many entries the table has; `errc::size_mismatch` if `out` is shorter. For
-  /// a batch's tables and slots see `paging::group_tables`.
+  /// Writes the table as kernels read it, in units of `layout().unit` bytes (see `super_page_pool`), and
+  /// fills the rest of `out` with 0. Returns the number of entries of the table; `errc::size_mismatch` if
+  /// `out` is shorter. For the tables and slots of a batch see `paging::group_tables`.
   result<std::uint64_t> write_table(sequence_id sequence, std::size_t group,
                                     std::span<std::int32_t> out) const noexcept;
 
-  // The whole
+  // The whole cache
 
   [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND {
     return {groups_.data(), group_count_};
@@ -309,15 +308,15 @@ class hybrid_allocator {
   [[nodiscard]] const super_page_layout& layout() const noexcept { return pool_.layout(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const chain_type& chain() const noexcept { return chain_; }
-  /// What makes the keys of its chain: see `paging::root_key`.
+  /// The hash that makes the keys of the chain: see `paging::root_key`.
   [[nodiscard]] const hash_type& hash() const noexcept { return chain_.hash(); }
-  /// The key of the prefix for which a block is cached, if it is.
+  /// Returns the key of the prefix for which a block is cached, if any.
   [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
     if (block == null_block || to_index(block) >= pool_.block_ids() || !pool_.record(block).is_cached())
       return std::nullopt;
     return chain_.key(node_of_[to_index(block)]);
   }
-  /// `paging::key_digest` of the key of the chunk before the last one that a block's prefix has; 0 where
+  /// Returns the `paging::key_digest` of the key of the chunk before the last one of a block's prefix; 0 if
   /// there is none. @pre the block is cached
   [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
     const block_id parent = chain_.parent(node_of_[to_index(block)]);
@@ -327,17 +326,17 @@ class hybrid_allocator {
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
-  /// To set what an observer works with, its clock say.
+  /// Gives access to the observer, for example to set its clock.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
 
-  /// Calls `visit(const stored_key&, std::size_t group)` for all that is cached. O(block ids).
+  /// Calls `visit(const stored_key&, std::size_t group)` for all cached contents. O(block ids).
   template <class Visit>
   void for_each_cached(Visit&& visit) const;
 
   [[nodiscard]] hybrid_stats stats() const noexcept;
 
   /// Proves every invariant: the pool's, the chain's, and that each block has exactly the references that
-  /// tables hold. One sentence for each violation. Allocates.
+  /// tables hold. Returns one sentence for each violation. Allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -371,7 +370,7 @@ class hybrid_allocator {
         forget<detail::loss::evicted>(block);
     };
   }
-  /// No prefix names `block` any more.
+  /// Removes `block` from the prefix that names it.
   template <detail::loss Why>
   void forget(block_id block) noexcept {
     const block_id node = node_of_[to_index(block)];
@@ -380,7 +379,7 @@ class hybrid_allocator {
     chain_.drop(node, group);
     ++losses_;
   }
-  /// Where the entries of a table that may be null begin.
+  /// Where the table entries that may be null begin.
   [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept {
     return groups_[group].sink_blocks();
   }
@@ -414,7 +413,7 @@ class hybrid_allocator {
   void drop_contents(block_id block) noexcept;
   void commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept;
   void cache_block(std::uint32_t slot, std::size_t group, const place& at, std::uint64_t end) noexcept;
-  /// Whether a hit of `length` tokens has block number `block` of `group`.
+  /// Whether a hit of `length` tokens includes block number `block` of `group`.
   [[nodiscard]] bool hit_has(std::size_t group, std::uint64_t length, std::uint64_t block) const noexcept {
     return block < dead_from(group) || block >= groups_[group].hit_blocks(length).first;
   }
@@ -440,16 +439,17 @@ class hybrid_allocator {
   std::uint64_t max_sequence_tokens_;
   std::uint64_t epoch_;
   std::array<std::uint64_t, max_layer_groups> row_first_{};
-  std::uint64_t row_entries_ = 0;  // of all groups' tables, each one longer than it may be: for a copy
+  std::uint64_t row_entries_ = 0;  // of all groups' tables; each is one entry longer than its maximum, for a
+                                   // copy
   detail::handle_table<sequence_id, record> records_;
   detail::fixed_array<block_id> rows_;
   detail::fixed_array<token_id> tokens_;  // of each sequence
-  detail::fixed_array<block_id> path_;    // nodes of one sequence, while a call looks at them
+  detail::fixed_array<block_id> path_;    // nodes of one sequence, during a call
   detail::fixed_array<group_copy> copies_;
   deferred_frees<fence_type> deferred_;
   detail::block_pins pins_;
   std::uint64_t batches_ = 0;
-  std::uint64_t losses_ = 0;  // contents that were given up
+  std::uint64_t losses_ = 0;  // contents that were dropped
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   detail::hybrid_counters counters_{};
 };

@@ -1,5 +1,5 @@
 /// @file
-/// The names of things in a paged cache: blocks, sequences, tokens, and the handles that catch stale ones.
+/// Ids of a paged cache: blocks, sequences and tokens, with handles that detect stale ones.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -11,28 +11,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Index of a block: which `block_bytes` of the backing memory it is. Same width as the int32 the kernels
-/// read.
+/// Index of a block: which `block_bytes` of the backing memory it occupies. Same width as the int32 that
+/// kernels read.
 enum class block_id : std::uint32_t {};
 
-/// Block 0 is never allocated: padding of block tables points at it, so that a kernel may always read there.
+/// Block 0 is never allocated: block tables are padded with it, so a kernel may always read there.
 inline constexpr block_id null_block{0};
 
-/// The most blocks a pool may have: ids fit a non-negative int32, what FlashInfer's and vLLM's kernels index
+/// The most blocks a pool may have: ids fit a non-negative int32, which FlashInfer's and vLLM's kernels index
 /// with.
 inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
 
-/// The number in the id, to index with.
+/// Returns the id as an index.
 [[nodiscard]] constexpr std::uint32_t to_index(block_id block) noexcept {
   return static_cast<std::uint32_t>(block);
 }
 
-/// A block together with the life it was allocated in.
+/// A block together with the generation in which it was allocated.
 ///
-/// The pool raises a block's generation each time it becomes free, so a handle kept too long is told from the
-/// block's next owner (wrap-around after 2^32 reuses of one block). `owner` tells pools apart: it is derived
-/// from the address of the pool's metadata, so two pools alive at once share one with a chance of 2^-31. A
-/// handle that outlives its pool may match a later one at the same address.
+/// The pool raises a block's generation each time the block becomes free, so a handle kept too long differs
+/// from the block's next owner (wrap-around after 2^32 reuses of one block). `owner` identifies the pool: it
+/// is derived from the address of the pool's metadata, so two pools alive at once share one with a chance of
+/// 2^-31. A handle that outlives its pool may match a later pool at the same address.
 struct block_handle {
   block_id block = null_block;
   std::uint32_t generation = 0;
@@ -50,13 +50,13 @@ struct sequence_id {
   friend constexpr bool operator==(const sequence_id&, const sequence_id&) noexcept = default;
 };
 
-/// Copy the first `tokens` slots of `source` to `destination` before anything is written to either. The
-/// source may be handed out again by the next call that allocates, so copies that are carried out later keep
-/// the order of the calls, with the writes between them: on one stream, say.
+/// Copy the first `tokens` slots of `source` to `destination` before anything is written to either. The next
+/// allocating call may hand out the source again, so copies carried out later keep the order of the calls,
+/// with the writes between them: for example on one stream.
 struct block_copy {
   block_id source = null_block;
   block_id destination = null_block;
-  std::uint32_t tokens = 0;  ///< 0: there is nothing to copy
+  std::uint32_t tokens = 0;  ///< 0: nothing to copy
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return tokens != 0; }
   friend constexpr bool operator==(const block_copy&, const block_copy&) noexcept = default;

@@ -1,5 +1,5 @@
 /// @file
-/// `journaled`: a paged cache that writes down every operation and its outcome, to be replayed to the same
+/// `journaled`: a paged cache that records every operation and its outcome, so that a replay reaches the same
 /// state.
 #pragma once
 
@@ -33,42 +33,42 @@ namespace paging {
 ///     struct traced : llmmem::paged_traits { using fence = llmmem::recorded_fence; };
 ///     llmmem::paging::journaled<llmmem::paged_allocator<traced>, llmmem::memory_journal> cache(
 ///         {.blocks = 4096}, llmmem::memory_journal(64 << 20), "lru");
-///     auto seq = cache.create().value();                       // and so on, as the allocator has it
+///     auto seq = cache.create().value();                       // and so on, as with the allocator
 ///     ...
 ///     auto same = replay<...>(cache.sink().bytes(), factory);  // journal_replay.hpp
 ///
-/// **The same state.** An allocator's state follows from its options and its operations, but for one thing:
-/// when fences passed. So the journal keeps the real fences and gives the allocator `recorded_fence`s; before
-/// each operation it looks which have passed, and records that.
+/// **The same state.** An allocator's state follows from its options and its operations, with one exception:
+/// the moments at which fences passed. So the journal keeps the real fences and gives the allocator
+/// `recorded_fence`s; before each operation it checks which fences have passed, and records that.
 ///
-/// **Pressure.** `options.pressure` may call this object, as it may the allocator: its operations are
-/// recorded inside the one that called it, and a replay makes them there.
+/// **Pressure.** `options.pressure` may call this object, as it may call the allocator: its operations are
+/// recorded inside the operation that called it, and a replay repeats them there.
 ///
-/// **What is in it.** Every token and key, and the hash seed: a journal is as secret as the prompts.
+/// **Contents.** Every token and key, and the hash seed: a journal is as secret as the prompts.
 ///
-/// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all frames before.
-/// Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the format's
-/// version; each further one a record. A frame that is cut, changed, left out or out of place ends the
-/// journal there.
+/// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all previous
+/// frames. Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the
+/// format's version; each further frame is a record. The journal ends at the first frame that is truncated,
+/// changed, missing or out of place.
 ///
 /// @tparam Cache  a `paged_allocator` whose `Traits::fence` is `recorded_fence`.
 /// @tparam Sink   a `journal_sink`.
-/// @tparam Fence  what the engine's kernels give, trivially copyable.
+/// @tparam Fence  the fence of the engine's kernels, trivially copyable.
 ///
-/// @par Complexity   O(1) a byte more than the allocator: some 8 bytes a record, 1 to 5 a token, 16 a key.
-///      No heap allocation after construction beyond the sink's.
-/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Complexity   O(1) per byte in addition to the allocator: about 8 bytes per record, 1 to 5 per token,
+///   16 per key. No heap allocation after construction other than the sink's.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Moves   never.
-/// @par Errors   as the allocator. When the sink refuses bytes, recording ends for good (`recording()`), and
-///      the cache goes on: a journal never costs a request.
+/// @par Errors   as the allocator. When the sink refuses bytes, recording ends permanently (`recording()`),
+///   and the cache continues: a journal never costs a request.
 template <class Cache, journal_sink Sink, fence Fence = host_fence>
 class journaled {
  public:
   static_assert(std::is_same_v<typename Cache::fence_type, recorded_fence>,
                 "Traits::fence of a journaled cache must be recorded_fence");
 
-  /// @param configuration  for the header: the policies' names, or whatever a replay needs to know.
-  /// @param policies  what the allocator's constructor takes behind the options: eviction, observer.
+  /// @param configuration  for the header: the policies' names, or anything else a replay needs.
+  /// @param policies  the arguments of the allocator's constructor after the options: eviction, observer.
   template <class... Policies>
   journaled(const paged_options& options, Sink sink, std::string_view configuration = {},
             Policies&&... policies)
@@ -233,23 +233,23 @@ class journaled {
 
   // The journal
 
-  /// Records a digest of the whole state, which a replay compares. O(blocks).
+  /// Records a digest of the whole state, for a replay to compare. O(blocks).
   void checkpoint() noexcept {
     static_cast<void>(run(journal_op::checkpoint, {.number = detail::state_digest(cache_)},
                           []() noexcept { return result<void>(); }));
   }
 
-  /// Whether every operation so far is in the journal. Never true again once it was false.
+  /// Whether the journal holds every operation so far. Once false, it stays false.
   [[nodiscard]] bool recording() const noexcept { return journal_.recording(); }
-  /// Records written, and those that could not be.
+  /// The number of records written, without those that could not be written.
   [[nodiscard]] std::uint64_t records() const noexcept { return journal_.records(); }
   [[nodiscard]] std::uint64_t unrecorded() const noexcept { return journal_.unrecorded(); }
   [[nodiscard]] Sink& sink() noexcept { return journal_.sink(); }
   [[nodiscard]] const Sink& sink() const noexcept { return journal_.sink(); }
 
-  // What it holds
+  // The state of the cache
 
-  /// For everything that changes nothing: stats, audit, block tables, cost, index.
+  /// Gives access to all calls that change nothing: stats, audit, block tables, cost, index.
   [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
   [[nodiscard]] typename Cache::observer_type& observer() noexcept { return cache_.observer(); }
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_.check(sequence); }

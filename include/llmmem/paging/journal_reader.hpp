@@ -1,5 +1,5 @@
 /// @file
-/// Reading a journal, as far as it is as it was written.
+/// Reads a journal up to the first damage.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,29 +17,32 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Where a journal ended, and why there.
+/// Where a journal ended, and why.
 struct journal_end {
-  std::uint64_t records = 0;  ///< whole ones before it
+  std::uint64_t records = 0;  ///< whole records before the end
   std::uint64_t offset = 0;   ///< of the byte behind the last of them
-  std::string reason;         ///< empty: there are no bytes behind it; else what is wrong with those
+  std::string reason;         ///< empty: no bytes follow; otherwise what is wrong with them
 };
 
-/// Goes through a journal record by record, and stops at the first byte that is not as it was written.
+/// Reads a journal record by record, and stops at the first damaged byte.
 ///
-/// A bad tail is what a crash leaves and no error; `end()` tells of it. Every flip of up to 32 bits in a row
-/// is detected, any other damage but for one in 2^32.
+/// A bad tail is the normal result of a crash, not an error; `end()` describes it. Every damage of up to 32
+/// consecutive bits is detected, and all other damage except one case in 2^32.
 ///
 /// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read; `next` throws
-///      `std::bad_alloc` alone. No input is undefined, and memory stays a small multiple of its length.
+///   only `std::bad_alloc`. No input causes undefined behaviour, and memory use stays a small multiple of the
+///   input's length.
 class journal_reader {
  public:
   explicit journal_reader(std::span<const std::byte> bytes) : bytes_(bytes) {
     const auto magic = bytes.first(
         bytes.size() < detail::journal_magic.size() ? bytes.size() : detail::journal_magic.size());
     for (std::size_t i = 0; i < detail::journal_magic.size(); ++i) {
-      if (i == magic.size()) throw journal_error("journal: offset " + std::to_string(i) + ": it ends here");
+      if (i == magic.size())
+        throw journal_error("journal: offset " + std::to_string(i) +
+                            ": the bytes end here; a journal begins with 8 bytes and a header");
       if (magic[i] != static_cast<std::byte>(detail::journal_magic[i]))
-        throw journal_error("journal: offset " + std::to_string(i) + ": these bytes are no journal");
+        throw journal_error("journal: offset " + std::to_string(i) + ": these bytes are not a journal");
     }
     crc_ = crc32c(0, magic);
     end_.offset = magic.size();
@@ -54,7 +57,7 @@ class journal_reader {
 
   [[nodiscard]] const journal_header& header() const noexcept { return header_; }
 
-  /// Reads the next record; false at the end.
+  /// Reads the next record; returns false at the end.
   bool next() {
     if (!end_.reason.empty() || end_.offset == bytes_.size()) return false;
     detail::byte_cursor in = frame();
@@ -69,12 +72,13 @@ class journal_reader {
     return true;
   }
 
-  /// The record that `next` read; its spans are good until the next call.
+  /// The record that `next` read; its spans are valid until the next call.
   [[nodiscard]] detail::owned_record& record() noexcept { return record_; }
   [[nodiscard]] const journal_end& end() const noexcept { return end_; }
 
  private:
-  /// A cursor over the payload of the frame at hand, its checksum proven; or one that says what is wrong.
+  /// Returns a cursor over the payload of the current frame with its checksum verified, or a cursor with the
+  /// reason for the refusal.
   [[nodiscard]] detail::byte_cursor frame() noexcept {
     const auto rest = bytes_.subspan(static_cast<std::size_t>(end_.offset));
     detail::byte_cursor in(rest, end_.offset);
@@ -82,14 +86,14 @@ class journal_reader {
     if (!in.ok()) return in;
     const std::size_t begin = rest.size() - in.left();
     if (in.left() < 4 || length > in.left() - 4) {
-      in.refuse("it is cut off");
+      in.refuse("it is truncated");
       return in;
     }
     const std::size_t covered = begin + static_cast<std::size_t>(length);
     next_crc_ = crc32c(crc_, rest.first(covered));
     detail::byte_cursor stored(rest.subspan(covered), end_.offset + covered);
     if (stored.fixed32() != next_crc_) {
-      stored.refuse("its checksum does not fit");
+      stored.refuse("its checksum is wrong");
       return stored;
     }
     next_offset_ = end_.offset + covered + 4;

@@ -1,5 +1,5 @@
 /// @file
-/// Replaying a journal to the state it was written from.
+/// Replays a journal to the state that wrote it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,14 +23,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Where a replay first differed from its journal.
+/// The first difference between a replay and its journal.
 struct journal_divergence {
-  std::uint64_t record = 0;  ///< counted from 1; the header is 0
+  std::uint64_t record = 0;  ///< numbered from 1; the header is 0
   journal_op operation = journal_op::create;
-  std::string expected;  ///< what the journal says came of it
-  std::string found;     ///< what came of it now
+  std::string expected;  ///< the recorded outcome
+  std::string found;     ///< the outcome of the replay
 
-  /// One sentence for a person.
+  /// Returns one sentence for a person to read.
   [[nodiscard]] std::string message() const {
     return "journal: record " + std::to_string(record) + ", " + std::string(to_string(operation)) +
            ": expected " + expected + "; found " + found;
@@ -39,7 +39,7 @@ struct journal_divergence {
 
 namespace detail {
 
-/// What a record returned, as a replay's texts have it.
+/// Returns a record's results as text for messages.
 [[nodiscard]] inline std::string outcome_text(const failure& why, std::span<const std::uint64_t> numbers,
                                               const std::string& name) {
   if (why.code != errc::ok) {
@@ -69,7 +69,8 @@ namespace detail {
 
 namespace paging {
 
-/// A cache that a journal was replayed into. It stays here: its fences and its pressure callback do.
+/// A cache into which a journal was replayed. It cannot move, because its fences and its pressure callback
+/// cannot.
 template <class Cache>
 class replayed {
  public:
@@ -86,22 +87,22 @@ class replayed {
   [[nodiscard]] Cache& cache() noexcept { return cache_; }
   [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
   [[nodiscard]] const journal_header& header() const noexcept { return reader_.header(); }
-  /// Where the journal, or what was asked of it, ended; at a divergence, that record is counted.
+  /// Where the journal, or the requested part of it, ended; a divergent record is counted.
   [[nodiscard]] const journal_end& end() const noexcept { return reader_.end(); }
-  /// The first outcome that was not as recorded; nothing behind it was replayed.
+  /// The first outcome that differs from the recorded one; nothing behind it was replayed.
   [[nodiscard]] const std::optional<journal_divergence>& divergence() const noexcept { return divergence_; }
-  /// The sequences that are alive, by slot.
+  /// The living sequences, by slot.
   [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept LLMMEM_LIFETIMEBOUND {
     return sequences_;
   }
-  /// The handle that names now what `recorded` named then.
+  /// Returns the present handle of the sequence that `recorded` named.
   [[nodiscard]] sequence_id handle(sequence_id recorded) const noexcept {
     recorded.owner = owner_;
     return recorded;
   }
 
-  /// Ends all sequences, and all waiting for fences: the kernels that used them ended with the process. What
-  /// is cached stays, idle.
+  /// Ends all sequences and drops all references that wait for fences, because the kernels that used them
+  /// ended with the process. Cached contents stay, idle.
   void release_all() noexcept {
     for (const sequence_id each : sequences_)
       static_cast<void>(cache_.release(each));
@@ -118,7 +119,7 @@ class replayed {
     return header_;
   }
 
-  /// Does the record at hand again, with all that was done inside it.
+  /// Repeats the current record, with everything that was done inside it.
   void repeat() {
     if (!reader_.record().is_open) {
       const bool was_open = std::exchange(is_open_, false);
@@ -132,7 +133,7 @@ class replayed {
     const detail::journal_outcome came = detail::execute(cache_, again, owner_, passed_, grown);
     is_open_ = was_open;
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
-    if (divergence_ || !reader_.next()) return;  // cut off inside: what came of it was not recorded
+    if (divergence_ || !reader_.next()) return;  // truncated inside: the outcome was not recorded
     detail::owned_record& then = reader_.record();
     if (then.op != journal_op::outcome || then.closes != again.op) {
       return diverge(std::string(to_string(then.op)), "the outcome of " + std::string(to_string(again.op)));
@@ -164,7 +165,7 @@ class replayed {
     }
   }
 
-  /// Stands for the engine's callback: does what that did.
+  /// Replaces the engine's callback: repeats what it did.
   static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
     auto& self = *static_cast<replayed*>(context);
     if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == most_pressure_depth)
@@ -225,33 +226,34 @@ class replayed {
 
   journal_reader reader_;
   journal_header header_;
-  std::uint64_t passed_ = 0;  // what the cache's fences look at
+  std::uint64_t passed_ = 0;  // read by the cache's fences
   Cache cache_;
   std::vector<sequence_id> sequences_;
   std::vector<append_result> grown_;
   std::optional<journal_divergence> divergence_;
-  std::exception_ptr failed_;  // by a callback, which may not throw
+  std::exception_ptr failed_;  // thrown by a callback, which may not let it escape
   std::uint32_t owner_ = 0;
   std::uint32_t depth_ = 0;
-  bool is_open_ = false;  // the operation that runs was interrupted
+  bool is_open_ = false;  // the running operation was interrupted
 };
 
-/// Does again what a journal says, comparing each outcome with the recorded one.
+/// Repeats the operations of a journal, comparing each outcome with the recorded one.
 ///
-/// In a cache built as the journal's was, the state becomes the same: block tables, keys, the order of free
-/// and of idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last
-/// whole record: `release_all()` then leaves the index of what was cached.
+/// In a cache built like the journal's, the state becomes the same: block tables, keys, the order of free and
+/// idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last whole
+/// record: `release_all()` then leaves the index of the cached contents.
 ///
 ///     auto same = llmmem::paging::replay(bytes, [](const llmmem::journal_header& header) {
 ///       return llmmem::paged_allocator<traced>(header.options);
 ///     });
 ///     if (same.divergence()) log(same.divergence()->message());
 ///
-/// @param make  builds the cache, as it was built then, from the header, whose `options.pressure` stands for
-///      the engine's callback; for bytes from strangers it looks at the options first, as they say how much
-///      memory that takes.
-/// @param records  how many to replay, or to the end of the operation that this is inside: to stop before one
-/// of interest.
+/// @param make  builds the cache from the header, as it was built originally; `options.pressure` there
+/// replaces
+///   the engine's callback. For untrusted input, `make` checks the options first, because they determine how
+///   much memory the cache takes.
+/// @param records  how many records to replay (up to the end of the operation that contains the last one): to
+///   stop before a record of interest.
 /// @par Complexity   that of the operations; allocates.
 /// @par Errors   `journal_error` for a header that cannot be read, what `make` throws, `std::bad_alloc`.
 template <class Make>

@@ -1,5 +1,5 @@
 /// @file
-/// What a journal is made of: its operations, its header, the fence it records, where it is written to.
+/// The parts of a journal: its operations, its header, the fence it records, the sinks it is written to.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a record is of. The numbers are the format's.
+/// The kind of a record. The numbers are part of the format.
 enum class journal_op : std::uint8_t {
   create = 1,
   fork = 2,
@@ -48,9 +48,9 @@ enum class journal_op : std::uint8_t {
   compact = 23,
   fences_passed = 24,  ///< the fences up to a point have passed
   checkpoint = 25,     ///< a digest of the whole state
-  pressed = 26,        ///< the pressure callback was called, inside the operation that is open
+  pressed = 26,        ///< the pressure callback was called, inside the open operation
   relieved = 27,       ///< and returned
-  outcome = 28,        ///< of the operation that was open
+  outcome = 28,        ///< the outcome of the open operation
   reset = 29,
   invalidate_block = 30,
   invalidate = 31,
@@ -59,7 +59,7 @@ enum class journal_op : std::uint8_t {
 };
 inline constexpr journal_op last_journal_op = journal_op::remove_after;
 
-/// The operation as error texts name it.
+/// Returns the name of the operation in error texts.
 [[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
   constexpr std::array<std::string_view, 34> names{"",
                                                    "create",
@@ -99,17 +99,17 @@ inline constexpr journal_op last_journal_op = journal_op::remove_after;
   return number != 0 && number < names.size() ? names[number] : "unknown operation";
 }
 
-/// How deep pressure callbacks may go that call a journaled cache that calls them: deeper ones are not asked.
+/// The maximum nesting of pressure callbacks that call a journaled cache: deeper ones are not called.
 inline constexpr std::uint32_t most_pressure_depth = 16;
 
-/// The version of the format that is written, and the only one that is read.
+/// The version of the format: the only one written or read.
 inline constexpr std::uint32_t journal_version = 2;
 
-/// What a journal begins with. Of `options.pressure` only `low` is recorded, of `options.metadata` nothing.
+/// The header of a journal. Of `options.pressure` only `low` is recorded, of `options.metadata` nothing.
 struct journal_header {
   std::uint32_t version = journal_version;
   paged_options options{};
-  std::string configuration;  ///< as the engine wrote it: the policies' names, a build, a model
+  std::string configuration;  ///< free text of the engine: the policies' names, a build, a model
 };
 
 /// A journal that cannot be read at all; the text has the offset and the reason.
@@ -118,19 +118,21 @@ class journal_error : public error {
   using error::error;
 };
 
-/// The fence of a journaled cache: a point that its journal says has passed. The real fences stay with the
-/// journal, so that when they passed can be recorded, and told again.
+/// The fence of a journaled cache: a point that its journal declares passed. The journal keeps the real
+/// fences, so that it can record when they passed, and repeat it.
 class recorded_fence {
  public:
-  /// Has passed.
+  /// Constructs a fence that has passed.
   constexpr recorded_fence() noexcept = default;
   constexpr recorded_fence(const std::uint64_t* passed, std::uint64_t point) noexcept
       : passed_(passed), point_(point) {}
 
   [[nodiscard]] bool ready() const noexcept { return passed_ == nullptr || *passed_ >= point_; }
-  /// @throws argument_error when it has not passed: nobody will say so while one waits.
+  /// @throws argument_error when it has not passed: during a wait, nothing could declare it passed.
   void wait() const {
-    if (!ready()) throw argument_error("recorded_fence: wait for the fence that it stands for");
+    if (!ready())
+      throw argument_error(
+          "recorded_fence: it has not passed; wait for the engine's fence that it represents");
   }
 
  private:
@@ -140,8 +142,8 @@ class recorded_fence {
 
 static_assert(fence<recorded_fence>);
 
-/// Where a journal is written to: `write` takes all of the bytes or says false, after which it is not called
-/// again. It must not call the cache.
+/// The destination of a journal: `write` takes all of the bytes or returns false, after which it is not
+/// called again. It must not call the cache.
 template <class S>
 concept journal_sink = std::movable<S> && requires(S& sink, std::span<const std::byte> bytes) {
   { sink.write(bytes) } noexcept -> std::same_as<bool>;
@@ -171,7 +173,7 @@ class memory_journal {
 
 static_assert(journal_sink<memory_journal>);
 
-/// A sink that is a function of the engine's: a file, a socket, a ring that a thread empties.
+/// A sink that calls a function of the engine: for a file, a socket, a ring that a thread empties.
 struct callback_journal {
   bool (*call)(void* context, std::span<const std::byte> bytes) noexcept = nullptr;
   void* context = nullptr;

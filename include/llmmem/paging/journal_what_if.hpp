@@ -1,5 +1,5 @@
 /// @file
-/// Which eviction policy, and which size, would have hit more: a journal under other configurations.
+/// Runs a journal under other configurations, to find the eviction policy and size that would have hit more.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,30 +22,30 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The policies of the caches that `what_if` runs; inherit to change all but eviction and fence.
+/// The policies of the caches that `what_if` runs; inherit from it to change all but eviction and fence.
 struct what_if_traits : paged_traits {
   using eviction = any_eviction;
   using fence = recorded_fence;
 };
 
-/// What is to be different beside the policy; nothing: as the journal's cache had it.
+/// What differs in addition to the policy; empty: as in the journal's cache.
 struct what_if_options {
-  std::optional<std::uint64_t> blocks{};  ///< then the journal's `resize` is left out
+  std::optional<std::uint64_t> blocks{};  ///< if set, the journal's `resize` calls are skipped
   std::optional<std::uint64_t> max_idle_blocks{};
 };
 
-/// What a configuration would have come to.
+/// The result for one configuration.
 struct what_if_result {
   std::string policy;
-  std::uint64_t requested_tokens = 0;  ///< of the prompts that were matched
+  std::uint64_t requested_tokens = 0;  ///< of the matched prompts
   std::uint64_t requested_blocks = 0;  ///< see `paged_stats`
   std::uint64_t hit_tokens = 0;
   std::uint64_t hit_blocks = 0;
   std::uint64_t evictions = 0;
   std::uint64_t sequences = 0;  ///< created or forked
-  std::uint64_t skipped = 0;    ///< of those, given up because there was no room here for what there was then
+  std::uint64_t skipped = 0;    ///< of those, sequences dropped because this cache had no space for them
 
-  /// Share of the prompts' tokens that need not be computed; 0 when there were none.
+  /// The share of the prompts' tokens that need not be computed; 0 when there were none.
   [[nodiscard]] double hit_ratio() const noexcept {
     return requested_tokens == 0 ? 0.0
                                  : static_cast<double>(hit_tokens) / static_cast<double>(requested_tokens);
@@ -54,24 +54,25 @@ struct what_if_result {
   friend bool operator==(const what_if_result&, const what_if_result&) noexcept = default;
 };
 
-/// Runs a journal's operations under each of `policies`, and says what would have hit.
+/// Runs a journal's operations under each of `policies`, and returns what would have hit.
 ///
-/// The requests are the recorded ones; the cache is another, so that a `match` finds more or fewer tokens
-/// than it did. What it finds fewer is appended, what it finds more is taken off the next append: every
-/// sequence holds the tokens that it held then. Operations that were refused then are left out, and so are
-/// compactions. A sequence that finds no room here is given up and counted (`skipped`): results with many of
-/// those do not compare.
+/// The requests are the recorded ones, but the cache differs, so a `match` may find more or fewer tokens than
+/// it did. Missing tokens are appended; surplus tokens are subtracted from the next append: every sequence
+/// holds the tokens that it held originally. Operations that were refused originally are skipped, and so are
+/// compactions. A sequence without space here is dropped and counted (`skipped`): results with many of those
+/// are not comparable.
 ///
-/// MIN, the policy "min", is told when each key is matched next: a bound for prompts matched by keys. Those
-/// matched by tokens it cannot foresee.
+/// MIN, the policy "min", receives the time of the next match of each key: a bound for prompts matched by
+/// keys. It cannot foresee those matched by tokens.
 ///
 ///     const auto table = llmmem::what_if(bytes, llmmem::eviction_names, {.max_idle_blocks = 8192});
 ///
 /// @tparam Traits  `Traits::eviction` is `any_eviction`, `Traits::fence` `recorded_fence`.
-/// @return a result for each policy, in their order.
+/// @return one result per policy, in their order.
 /// @par Complexity   that of the operations for each policy; allocates.
 /// @par Errors   `journal_error` for a header that cannot be read, `argument_error` for an unknown policy,
-///      and what the allocator's constructor throws. A bad tail ends the journal where `journal_reader` says.
+///   and what the allocator's constructor throws. A bad tail ends the journal where `journal_reader` reports
+///   it.
 template <class Traits = what_if_traits>
 [[nodiscard]] std::vector<what_if_result> what_if(std::span<const std::byte> bytes,
                                                   std::span<const std::string_view> policies,

@@ -1,5 +1,5 @@
 /// @file
-/// Whether two layouts hold the same values, and by which field they differ where they do not.
+/// Compares what two layouts hold, and names the field by which they differ.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,11 +16,11 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The refusal of contents that differ by the field at `at` of their records.
+/// The refusal of contents whose records differ in the field at `at`.
 [[nodiscard]] LLMMEM_COLD inline failure field_differs(std::size_t at, const kv_layout_record& theirs,
                                                        const kv_layout_record& ours,
                                                        std::string_view who) noexcept {
-  // A failure keeps the beginning and the end of a name that is too long: the field stays.
+  // A failure keeps the beginning and the end of a name that is too long: the field name survives.
   constexpr std::string_view colon = ": ";
   char text[3 * failure_name::max_size];
   std::size_t length = who.substr(0, failure_name::max_size).copy(text, failure_name::max_size);
@@ -32,15 +32,15 @@ namespace detail {
 
 }  // namespace detail
 
-/// Whether blocks may be copied from one layout to the other: what an engine asks before it connects caches,
-/// pools or ranks whose layouts it knows. Equal contents have equal `content_fingerprint`s.
+/// Checks whether blocks may be copied from one layout to the other. An engine calls it before it connects
+/// caches, pools or ranks whose layouts it knows. Equal contents have equal `content_fingerprint`s.
 ///
 ///     check_contents(peer.layout, own.layout, "decode").value();
 ///     // throws "decode: the layouts' part.cp_interleave: 1536 there, 1 here; ..."
 ///
-/// @return `errc::layout_mismatch` with the first field that differs, parts of ranks before all else: index =
-///         1, wanted = its number there, found = its number here, of `part.tp_size` and `part.tp_rank` those
-///         that count ranks with the same heads as one.
+/// @return `errc::layout_mismatch` with the first field that differs, starting with the parts of ranks: index
+///   = 1, wanted = its number there, found = its number here; for `part.tp_size` and `part.tp_rank`, the
+///   numbers that count ranks with the same heads as one.
 /// @par Complexity   O(1); never allocates.
 [[nodiscard]] inline result<void> check_contents(const kv_layout& theirs, const kv_layout& ours,
                                                  std::string_view who) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// What a layout of keys and values is told by: orders, forms of scales, and parts that ranks hold.
+/// The vocabulary of a layout of keys and values: orders, forms of scales, and the parts that ranks hold.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,39 +15,43 @@ namespace paging {
 
 /// What varies slowest inside a block of one layer.
 enum class head_order : std::uint8_t {
-  nhd,  ///< [token][head][element]: a token's heads side by side
-  hnd,  ///< [head][token][element]: a head's tokens side by side
+  nhd,  ///< [token][head][element]: the heads of a token are adjacent
+  hnd,  ///< [head][token][element]: the tokens of a head are adjacent
 };
 
 }  // namespace paging
 
 using head_order [[deprecated("its name is paging::head_order")]] = paging::head_order;
 
-/// What varies slowest over all. Inside a block of a layer, `head_order` tells which of token and head is the
-/// outer one and which the inner.
+/// What varies slowest over the whole memory. Inside a block of a layer, `head_order` says whether tokens or
+/// heads are the outer dimension.
 ///
-/// Where a layout has more than K and V, "K or V" is the section: K with what belongs to it (its scales, the
-/// rotary part), then V with its scales, then the index keys with theirs, then each plane of scales that is
+/// If a layout has more than K and V, "K or V" means a section: K with its scales and rotary part, then V
+/// with its scales, then the index keys with theirs, then each separate plane of scales
+/// (`scale_place::apart`).
 /// to lie apart (`scale_place::apart`).
 enum class block_order : std::uint8_t {
-  layer_first,         ///< [layer][K or V][block]: a tensor a layer and plane (FlashInfer's K and V apart)
-  layer_first_paired,  ///< [layer][block][K or V]: a tensor a layer, a block's K and V together
-  block_first,         ///< [block][layer][K or V]: a block whole (vLLM's cross-layer blocks)
-  block_first_planes,  ///< [block][K or V][layer]: a block whole, its V behind all its K (LMCache's chunks)
+  layer_first,         ///< [layer][K or V][block]: one tensor per layer and plane (FlashInfer's separate K
+                       ///< and V)
+  layer_first_paired,  ///< [layer][block][K or V]: one tensor per layer, K and V of a block adjacent
+  block_first,         ///< [block][layer][K or V]: whole blocks (vLLM's cross-layer blocks)
+  block_first_planes,  ///< [block][K or V][layer]: whole blocks, all K of a block before its V (LMCache's
+                       ///< chunks)
   block_first_apart,   ///< [K or V][block][layer] (SGLang's page_first_direct)
   layer_between,       ///< [K or V][block][outer][layer][inner] (with nhd SGLang's page_first)
   layer_last,          ///< [K or V][block][outer][inner][layer] (with hnd SGLang's page_head)
-  layer_first_joined,  ///< [layer][block][outer][inner][K or V]: a vector of K and its V as one (vLLM 0.26)
-  block_first_joined,  ///< [block][layer][outer][inner][K or V]: the same, a block whole
+  layer_first_joined,  ///< [layer][block][outer][inner][K or V]: each vector of K adjacent to its V (vLLM
+                       ///< 0.26)
+  block_first_joined,  ///< [block][layer][outer][inner][K or V]: the same, in whole blocks
 };
 
-/// How many orders there are.
+/// The number of orders.
 inline constexpr std::uint32_t block_order_count = 9;
 static_assert(static_cast<std::uint32_t>(block_order::block_first_joined) + 1 == block_order_count);
 
 namespace paging {
 
-/// A `dtype`, or none told: `std::optional` would cost each header that knows layouts 1,500 lines.
+/// A `dtype` or nothing: `std::optional` would cost each header that includes layouts 1,500 lines.
 class optional_dtype {
  public:
   constexpr optional_dtype() noexcept = default;
@@ -65,67 +69,69 @@ class optional_dtype {
 
 /// Which values of a plane share a scale.
 enum class scale_group : std::uint8_t {
-  none,     ///< there are no scales in the block
+  none,     ///< the block holds no scales
   vector,   ///< the values of one head of one token
-  run,      ///< `scale_form::run` values of such a vector, one after the other
-  channel,  ///< one element of a head, over all tokens of the block
+  run,      ///< `scale_form::run` consecutive values of such a vector
+  channel,  ///< one element of a head, across all tokens of the block
 };
 
 /// Where scales lie.
 enum class scale_place : std::uint8_t {
-  in_block,       ///< behind the vectors of their plane in the same block of the layer: [vectors][scales]
-  behind_vector,  ///< each right behind the values that it scales: [values][scales] for each token and head
-  behind_rotary,  ///< the same, but behind the rotary part too: [values][rotary part][scales]
-  apart,          ///< in a section of their own, as if beside K and V (TensorRT-LLM's pools of scales)
+  in_block,       ///< behind the vectors of their plane, in the same block of the layer: [vectors][scales]
+  behind_vector,  ///< directly behind the values that they scale: [values][scales] for each token and head
+  behind_rotary,  ///< the same, but behind the rotary part: [values][rotary part][scales]
+  apart,          ///< in a section of their own, like K and V (TensorRT-LLM's pools of scales)
 };
 
-/// The scales of one plane: what a block holds beside the quantised values, so that it travels with them.
+/// The scales of one plane: what a block holds in addition to the quantised values, so that both move
+/// together.
 ///
-/// vLLM has one for each token and head, beside its values; NVFP4 one for 16 values and a global one; KIVI's
-/// keys one, and a zero point, for each channel of a block:
+/// vLLM has one scale per token and head, stored with its values; NVFP4 one per 16 values and a global one;
+/// KIVI's keys one scale and one zero point per channel of a block:
 ///
 ///     scale_form{.group = scale_group::vector, .place = scale_place::behind_vector};
 ///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
 ///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///
-/// What else is needed to read the values (the order of nibbles, swizzled scales, a rotation, a scale for all
-/// blocks) belongs in `kv_layout::model`.
+/// Anything else needed to read the values (the order of nibbles, swizzled scales, a rotation, a scale for
+/// all blocks) belongs in `kv_layout::model`.
 struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
-  std::uint32_t run = 16;      ///< values that share a scale, where `group` is `run`
-  std::uint32_t numbers = 1;   ///< of a group: 1, or 2 for a scale and a zero point
+  std::uint32_t run = 16;      ///< values that share a scale, if `group` is `run`
+  std::uint32_t numbers = 1;   ///< per group: 1, or 2 for a scale and a zero point
   scale_place place = scale_place::in_block;
-  bool has_global = false;  ///< one f32 more for each block of a layer, which scales the scales (NVFP4)
+  bool has_global = false;  ///< one additional f32 per block of a layer that scales the scales (NVFP4)
 
   friend constexpr bool operator==(const scale_form&, const scale_form&) noexcept = default;
 };
 
-/// What the planes of a layout hold, in the order in which they are numbered. Planes that a layout does not
-/// have are left out, so that K is plane 0 and V, where there is one, plane 1.
+/// The contents of the planes of a layout, in the order of their numbers. Planes that a layout lacks are
+/// skipped, so K is plane 0 and V, if present, is plane 1.
 enum class plane_role : std::uint8_t {
   key,
   value,
-  rotary,  ///< a key's rotary part, where it is stored in another type than the rest
+  rotary,  ///< a key's rotary part, if it is stored in its own type
   key_scale,
   key_global,
   value_scale,
   value_global,
-  index_key,  ///< what an indexer scores tokens by (DeepSeek sparse attention)
+  index_key,  ///< the keys by which an indexer scores tokens (DeepSeek sparse attention)
   index_scale,
   index_global,
 };
 
-/// How many roles there are.
+/// The number of roles.
 inline constexpr std::uint32_t plane_role_count = 10;
 static_assert(static_cast<std::uint32_t>(plane_role::index_global) + 1 == plane_role_count);
 
-/// Which part of a model's keys and values a rank holds: which heads under tensor parallelism, which tokens
-/// under context parallelism. By default all of them.
+/// The part of a model's keys and values that a rank holds: which heads under tensor parallelism, which
+/// tokens under context parallelism. The default is all of them.
 ///
-/// Tensor parallelism: the model's KV heads are dealt in runs of `kv_layout::heads`, rank by rank. Where the
-/// model has fewer heads than there are ranks, a head has several holders, whose contents are the same: say
-/// `heads_of_model` then, and of MLA always (1), or each rank is taken to hold heads of its own.
+/// Tensor parallelism: the model's KV heads are distributed in runs of `kv_layout::heads`, rank by rank. If
+/// the model has fewer heads than there are ranks, several ranks hold the same head with the same contents:
+/// set `heads_of_model` then, and always for MLA (1); otherwise each rank is assumed to hold heads of its
+/// own.
 ///
 /// Context parallelism: token t belongs to rank (t / cp_interleave) % cp_size, and a block of a rank holds
 /// its `block_tokens` tokens of a virtual block of cp_size x block_tokens tokens (vLLM's decode context
@@ -138,16 +144,16 @@ struct kv_part {
   std::uint32_t heads_of_model = 0;  ///< KV heads of the model; 0: heads x tp_size
   std::uint32_t cp_rank = 0;
   std::uint32_t cp_size = 1;
-  std::uint32_t cp_interleave = 1;  ///< tokens that follow each other on one rank
+  std::uint32_t cp_interleave = 1;  ///< consecutive tokens on one rank
 
   friend constexpr bool operator==(const kv_part&, const kv_part&) noexcept = default;
 
-  /// The context-parallel rank that holds a token.
-  /// @pre `cp_size` and `cp_interleave` are not 0, as of all that follow
+  /// Returns the context-parallel rank that holds a token.
+  /// @pre `cp_size` and `cp_interleave` are not 0, here and in the functions below
   [[nodiscard]] constexpr std::uint64_t cp_rank_of(std::uint64_t token) const noexcept {
     return token / cp_interleave % cp_size;
   }
-  /// How many of a sequence's first `tokens` tokens this rank holds.
+  /// Returns how many of a sequence's first `tokens` tokens this rank holds.
   [[nodiscard]] constexpr std::uint64_t local_tokens(std::uint64_t tokens) const noexcept {
     const std::uint64_t round = std::uint64_t{cp_size} * cp_interleave;
     const std::uint64_t before = std::uint64_t{cp_rank} * cp_interleave;
@@ -155,12 +161,12 @@ struct kv_part {
     const std::uint64_t mine = rest <= before ? 0 : rest - before;
     return tokens / round * cp_interleave + (mine < cp_interleave ? mine : cp_interleave);
   }
-  /// The place of a token among those of this rank. @pre the rank holds it
+  /// Returns the position of a token among those of this rank. @pre the rank holds it
   [[nodiscard]] constexpr std::uint64_t local_of(std::uint64_t token) const noexcept {
     const std::uint64_t round = std::uint64_t{cp_size} * cp_interleave;
     return token / round * cp_interleave + token % cp_interleave;
   }
-  /// The token at place `local` of this rank.
+  /// Returns the token at position `local` of this rank.
   [[nodiscard]] constexpr std::uint64_t token_of(std::uint64_t local) const noexcept {
     const std::uint64_t round = local / cp_interleave;
     return (round * cp_size + cp_rank) * cp_interleave + local % cp_interleave;

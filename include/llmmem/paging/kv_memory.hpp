@@ -1,5 +1,5 @@
 /// @file
-/// Keys and values in memory: where a layout's planes begin, and copies of blocks between layouts.
+/// Keys and values in memory: where a layout's planes begin, and block copies between layouts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,33 +14,35 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The keys and values of a paged cache, in host memory or a device's. Owns nothing.
+/// The keys and values of a paged cache, in host or device memory. A non-owning view.
 ///
-/// One allocation, or, as vLLM and SGLang have them, one for each layer, or for each layer's K and V apart:
-/// then a table says where each layer's plane begins, and the layout's order the distances inside a plane.
-/// What begins there is the plane's part of block 0: with `layer_first_paired` and `block_first` an entry of
-/// V lies `unit_bytes(0)` behind that of K, and with `layer_first_joined` `vector_bytes(0)` behind it.
+/// The memory is one allocation or, as in vLLM and SGLang, one per layer, or one per layer for each of K and
+/// V. With several allocations, a table says where each layer's plane begins; the layout's order gives the
+/// distances inside a plane. Each entry points to the plane's part of block 0: with `layer_first_paired` and
+/// `block_first`, an entry of V lies `unit_bytes(0)` behind that of K, and with `layer_first_joined`
+/// `vector_bytes(0)` behind it.
 struct kv_memory {
-  std::byte* data = nullptr;  ///< of all planes; not looked at where there is a table
-  std::uint64_t blocks = 0;   ///< physical ones, the null block among them
+  std::byte* data = nullptr;  ///< of all planes; ignored if there is a table
+  std::uint64_t blocks = 0;   ///< physical blocks, including the null block
   kv_layout layout{};
-  /// [planes][layers]: all layers' K, then all layers' V, then the other planes. It lies where the
-  /// code that looks planes up can read it: on the device, for a kernel. Null: one allocation.
+  /// [planes][layers]: all layers' K, then all layers' V, then the other planes. The table must be readable
+  /// by the code that looks up planes: on the device, for a kernel. Null: one allocation.
   std::byte* const* plane_table = nullptr;
-  /// What every entry of the table is a multiple of, a power of two, at least an element: the caller's word,
-  /// since a host cannot read a device's table. Kernels' accesses are no wider.
+  /// Every table entry is a multiple of this power of two, which is at least an element. The caller
+  /// guarantees it, because a host cannot read a device's table. Kernels use no wider accesses.
   std::uint32_t plane_alignment = 16;
 };
 
-/// One plane of a memory, ready for a kernel: trivially copyable. `kv_plane_of` makes it.
+/// One plane of a memory, ready for a kernel: trivially copyable. Made by `kv_plane_of`.
 struct kv_plane {
-  std::byte* data = nullptr;                ///< of layer 0, where there is no table
-  std::byte* const* layer_table = nullptr;  ///< [layers], this plane's; null: `strides.layer` apart
-  plane_strides strides{};                  ///< from `plane_base` on: `base` is 0
-  std::uint32_t alignment = 16;             ///< what a table's entries are multiples of
+  std::byte* data = nullptr;                ///< of layer 0, if there is no table
+  std::byte* const* layer_table = nullptr;  ///< [layers], for this plane; null: layers are `strides.layer`
+                                            ///< apart
+  plane_strides strides{};                  ///< relative to `plane_base`: `base` is 0
+  std::uint32_t alignment = 16;             ///< table entries are multiples of it
 };
 
-/// Plane `p` of a memory, 0 for K, 1 for V (`kv_layout::role_of`). The table is not read. O(1).
+/// Returns plane `p` of a memory: 0 for K, 1 for V (`kv_layout::role_of`). Does not read the table. O(1).
 [[nodiscard]] constexpr kv_plane kv_plane_of(const kv_memory& memory, std::uint32_t p) noexcept {
   kv_plane out{.strides = memory.layout.strides(p, memory.blocks), .alignment = memory.plane_alignment};
   if (memory.plane_table != nullptr) {
@@ -53,8 +55,9 @@ struct kv_plane {
   return out;
 }
 
-/// Where a layer of a plane begins; block b, token t, head h of it lie `plane.strides.offset(0, b, t, h)`
-/// bytes behind. Reads a table where there is one: once for a row or a part, not for each access.
+/// Returns where a layer of a plane begins; its block b, token t, head h lie
+/// `plane.strides.offset(0, b, t, h)` bytes behind. Reads the table if there is one: call it once per row or
+/// part, not per access.
 [[nodiscard]] LLMMEM_HD inline std::byte* plane_base(const kv_plane& plane, std::uint64_t layer) noexcept {
   if (plane.layer_table != nullptr) return plane.layer_table[layer];
   return plane.data + layer * plane.strides.layer;
@@ -62,14 +65,14 @@ struct kv_plane {
 
 namespace detail {
 
-/// Vectors of a block of a layer, in runs of bytes that are contiguous at both ends.
+/// Vectors of a block of a layer, in runs of bytes that are contiguous in both layouts.
 struct vector_runs {
-  std::uint64_t tokens = 0;  ///< whose runs begin each at its own place
-  std::uint64_t heads = 0;   ///< the same, of each of these tokens
+  std::uint64_t tokens = 0;  ///< tokens whose runs begin at separate places
+  std::uint64_t heads = 0;   ///< heads, likewise, of each of these tokens
   std::uint64_t bytes = 0;   ///< of a run
 };
 
-/// The longest runs of `tokens` tokens and `heads` heads that two planes of equal vectors have in common.
+/// Returns the longest runs of `tokens` tokens and `heads` heads that two planes with equal vectors share.
 [[nodiscard]] constexpr vector_runs common_runs(const plane_strides& a, const plane_strides& b,
                                                 std::uint64_t tokens, std::uint64_t heads) noexcept {
   vector_runs out{.tokens = tokens, .heads = heads, .bytes = a.vector_bytes};
@@ -93,12 +96,12 @@ struct vector_runs {
 
 namespace detail {
 
-/// What a copy between two layouts moves vector by vector: a plane, or planes that lie side by side at both
-/// ends as one.
+/// What a copy between two layouts moves vector by vector: a plane, or as one the planes that are adjacent in
+/// both layouts.
 struct kv_copy_part {
-  std::uint32_t plane = 0;  ///< the first one
+  std::uint32_t plane = 0;  ///< the first plane
   std::uint64_t vector_bytes = 0;
-  std::uint32_t tokens = 0;  ///< that have vectors of their own
+  std::uint32_t tokens = 0;  ///< tokens with their own vectors
   std::uint32_t heads = 0;
 };
 struct kv_copy_parts {
@@ -110,7 +113,7 @@ struct kv_copy_parts {
   }
 };
 
-/// Whether the planes of two layouts that hold the same values lie side by side in the same way.
+/// Whether the planes of two layouts with the same values are adjacent in the same way.
 [[nodiscard]] constexpr bool have_same_records(const kv_layout& a, const kv_layout& b) noexcept {
   return a.is_joined() == b.is_joined() && a.key_scales.place == b.key_scales.place &&
          a.value_scales.place == b.value_scales.place && a.index_scales.place == b.index_scales.place;
@@ -122,7 +125,7 @@ struct kv_copy_parts {
   const bool are_alike = have_same_records(to, from);
   for (std::uint32_t p = 0; p < from.planes(); ++p) {
     const kv_vector_run run = from.vector_run_of(p);
-    if (are_alike && run.before != 0) continue;  // goes with the plane that the run begins with
+    if (are_alike && run.before != 0) continue;  // copied with the first plane of the run
     out.part[out.count] = {p, are_alike ? run.bytes : from.vector_bytes(p), from.tokens_of(p),
                            from.heads_of(p)};
     ++out.count;
@@ -130,7 +133,7 @@ struct kv_copy_parts {
   return out;
 }
 
-/// A plane's part of a memory, for a copy.
+/// Returns a plane's part of a memory, for a copy.
 [[nodiscard]] constexpr kv_plane copied_plane(const kv_memory& memory, const kv_copy_part& part) noexcept {
   kv_plane out = kv_plane_of(memory, part.plane);
   out.strides.vector_bytes = part.vector_bytes;
@@ -139,13 +142,13 @@ struct kv_copy_parts {
 
 }  // namespace detail
 
-/// Copies the first `tokens` tokens of a block between memories whose layouts hold the same values, in
-/// whatever order, and what all tokens of the block share (scales by channel, global scales). The map from
-/// vectors to vectors is what a kernel would run; here it runs on the host, by the longest pieces of a
-/// layer's plane that are contiguous in both.
+/// Copies the first `tokens` tokens of a block between memories whose layouts hold the same values in any
+/// order, with what all tokens of the block share (scales by channel, global scales). It uses the same map
+/// from vectors to vectors as a kernel, but runs on the host, in the longest pieces of a layer's plane that
+/// are contiguous in both.
 ///
-/// @pre equal content fingerprints, plane tables that the host can read, both blocks are inside, `tokens` at
-/// most `block_tokens`, no overlap.
+/// @pre equal content fingerprints, plane tables that the host can read, both blocks inside their memory,
+///   `tokens` at most `block_tokens`, no overlap.
 /// @par Complexity   O(bytes copied).
 inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_memory& from,
                           std::uint64_t from_block, std::uint64_t tokens) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// A sequence's keys and values as bytes: from one allocator, or process, to another.
+/// Transfers a sequence's keys and values as bytes from one allocator or process to another.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,27 +27,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Takes bytes: `bool sink(std::span<const std::byte>) noexcept`, false to stop.
+/// A consumer of bytes: `bool sink(std::span<const std::byte>) noexcept` returns false to stop.
 template <class S>
 concept byte_sink = std::is_nothrow_invocable_r_v<bool, S&, std::span<const std::byte>>;
 
-/// Gives bytes: `bool source(std::span<std::byte>) noexcept` fills the whole span, or says false.
+/// A supplier of bytes: `bool source(std::span<std::byte>) noexcept` fills the whole span, or returns false.
 template <class S>
 concept byte_supply = std::is_nothrow_invocable_r_v<bool, S&, std::span<std::byte>>;
 
-/// What `import_sequence` brought.
+/// The result of `import_sequence`.
 struct imported_sequence {
   sequence_id sequence{};
   std::uint64_t tokens = 0;
-  std::uint64_t reused_tokens = 0;  ///< of those, found in the importer's own cache
+  std::uint64_t reused_tokens = 0;  ///< of those, tokens found in the importer's own cache
 };
 
 namespace detail {
 
-static_assert(std::endian::native == std::endian::little,
-              "streams are little-endian, and written as they lie");
+static_assert(
+    std::endian::native == std::endian::little,
+    "streams are little-endian and written without byte swapping, so the host must be little-endian");
 
-/// SipHash over bytes, under a key that says what they are.
+/// SipHash over bytes, under a key that identifies their kind.
 [[nodiscard]] inline block_key digest_of(std::span<const std::byte> bytes, hash_seed key) noexcept {
   siphash_state<2, 4> state(key);
   const std::size_t words = bytes.size() / sizeof(std::uint64_t);
@@ -62,10 +63,10 @@ static_assert(std::endian::native == std::endian::little,
   return state.finish(tail, bytes.size());
 }
 
-/// The head of a stream. In version 2 the contents' record follows; then, if `has_epoch`, the weights' epoch;
-/// then token ids, the head's digest, and the blocks, each with a digest of its own. Version 1 is of layouts
-/// that say nothing which needs the record, so that peers of older versions read those as ever; in epoch 0
-/// nothing is said of it, for the same reason.
+/// The head of a stream. In version 2 it is followed by the record of the contents; then, if `has_epoch`, the
+/// weights' epoch; then token ids, the head's digest, and the blocks, each with its own digest. Version 1 is
+/// used for layouts that do not need the record, so that older peers can still read them; epoch 0 is omitted
+/// for the same reason.
 struct kv_stream_header {
   static constexpr std::array<char, 8> right_magic{'l', 'l', 'm', 'm', 'e', 'm', 'k', 'v'};
   static constexpr std::uint32_t newest_version = 2;
@@ -87,7 +88,7 @@ static_assert(sizeof(kv_stream_header) == 48 + 32 && std::is_trivially_copyable_
 
 inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high = 1};
 
-/// A block's digest is bound to its stream and its place in it.
+/// A block's digest depends on its stream and its position in it.
 [[nodiscard]] inline hash_seed block_digest(const block_key& header, std::uint64_t block) noexcept {
   return {.low = header.low ^ block, .high = header.high};
 }
@@ -97,7 +98,7 @@ inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high 
   return {packed.block_bytes(), source, "kv_transfer: a packed block"};
 }
 
-/// The digest of a stream's head: of all that comes before it.
+/// Returns the digest of a stream's head: of everything before the digest.
 template <class Header>
 [[nodiscard]] block_key digest_of_head(const Header& header, const kv_layout_record& contents,
                                        std::uint64_t epoch, std::span<const token_id> tokens) noexcept {
@@ -109,7 +110,7 @@ template <class Header>
   return digest_of(std::as_bytes(std::span<const Header, 1>(&header, 1)), {.low = out.low, .high = out.high});
 }
 
-/// What of the contents differs, as far as a stream tells it.
+/// Reports which part of the contents differs, as far as the stream describes it.
 [[nodiscard]] inline failure contents_differ(const kv_stream_header& header, const kv_layout_record& theirs,
                                              const kv_layout& ours, const char* who) noexcept {
   const kv_layout_record here = ours.packed().record();
@@ -118,8 +119,8 @@ template <class Header>
     const std::size_t at = first_difference(theirs, here);
     return at == kv_layout_words ? unknown : field_differs(at, theirs, here, who);
   }
-  // Version 1 says that it holds all heads and tokens, in no form that came later. If nothing else differs,
-  // it is known.
+  // Version 1 means all heads and tokens, in none of the later forms. If nothing else differs, the cause is
+  // known.
   kv_layout_record there = plain_record(here);
   there[5] = header.block_tokens;
   for (const std::uint64_t heads :
@@ -139,28 +140,29 @@ template <class T>
 
 }  // namespace detail
 
-/// Writes a sequence's keys and values, packed, to `sink`, with what an importer needs to check them.
+/// Writes a sequence's keys and values, packed, to `sink`, with everything that an importer needs to check
+/// them.
 ///
-/// The stream is little-endian: magic, version, fingerprint of the contents (and their record, where a layout
-/// says more than a shape), token ids, context, then one packed block after the other; header and blocks each
-/// carry a 128-bit SipHash digest, a block's bound to the header and to its place. It knows nothing of block
-/// ids, so it goes into an allocator of any size, and nothing of the order in memory, so a layer-first cache
-/// may feed a block-first one.
+/// The stream is little-endian: magic, version, fingerprint of the contents (and their record, if a layout
+/// has more than a shape), token ids, context, then one packed block after the other. The header and each
+/// block carry a 128-bit SipHash digest; a block's digest depends on the header and on the block's position.
+/// The stream contains no block ids, so an allocator of any size can import it, and no order in memory, so a
+/// layer-first cache may feed a block-first one.
 ///
-/// Under context parallelism each rank sends its tokens' part, to ranks of the same part: `tokens` are those
-/// of all ranks, and the allocator's blocks stand for `virtual_block_tokens()`.
+/// Under context parallelism each rank sends the part for its tokens to a rank with the same part: `tokens`
+/// are those of all ranks, and the allocator's blocks cover `virtual_block_tokens()`.
 ///
-/// @param tokens  all tokens of the sequence, whose KV must be written.
-/// @param first_block  blocks before it are not sent: the importer has them cached.
-/// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
-///         `errc::not_a_prefix` if contents of it were invalidated or tokens removed,
-///         `errc::block_tokens_differ` if the layout's `virtual_block_tokens()` are not the allocator's
-///         `block_tokens`, `errc::no_such_block`
-///         for a memory that ends before the sequence's blocks, `errc::past_the_table` for a `first_block`
-///         that the sequence does not have, `errc::stopped` when the sink would not go on.
-/// @param metadata  where the memory for one packed block comes from.
-/// @throws out_of_memory when it has none; then nothing was sent.
-/// @par Waits   for the sink alone; the sequence must not change meanwhile.
+/// @param tokens  all tokens of the sequence; their KV must be written.
+/// @param first_block  earlier blocks are not sent: the importer has them cached.
+/// @return bytes written. `errc::size_mismatch` if the number of `tokens` differs from the sequence's,
+///   `errc::not_a_prefix` if some of its contents were invalidated or tokens removed,
+///   `errc::block_tokens_differ` if the layout's `virtual_block_tokens()` differs from the allocator's
+///   `block_tokens`, `errc::no_such_block` for a memory that ends before the sequence's blocks,
+///   `errc::past_the_table` for a `first_block` that the sequence does not have, `errc::stopped` when the
+///   sink returns false.
+/// @param metadata  source of memory for one packed block.
+/// @throws out_of_memory when that memory is not available; then nothing was sent.
+/// @par Waits   only for the sink; the sequence must not change meanwhile.
 template <class Cache, byte_sink Sink>
 result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
                                       std::span<const token_id> tokens, const prefix_context& context,
@@ -212,7 +214,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   for (std::uint64_t i = first_block; i < table.size(); ++i) {
     const std::uint64_t rest = tokens.size() - i * cache.block_tokens();
     const std::uint64_t part = rest < cache.block_tokens() ? rest : cache.block_tokens();
-    std::memset(buffer.data(), 0, buffer.size());  // what lies behind the last token is nobody's business
+    std::memset(buffer.data(), 0, buffer.size());  // bytes behind the last token are unspecified: do not leak
+                                                   // them
     copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]),
                   memory.layout.part.local_tokens(part));
     const block_key block = detail::digest_of(buffer, detail::block_digest(digest, i));
@@ -223,24 +226,24 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 
 /// Reads a stream of `export_sequence` into a new sequence of `cache`, and its blocks into `memory`.
 ///
-/// The prefix that the cache has already is shared, not copied. What comes in is not found by others until
-/// all of it has been verified; then it is committed. When anything is refused nothing remains of it.
+/// The prefix that the cache already holds is shared, not copied. Other sequences do not find the imported
+/// blocks until all of them have been verified; then the sequence is committed. If anything is refused, no
+/// part of it remains.
 ///
-/// A source that goes on behind the stream is somewhere inside it after a refusal: frame streams, or close
-/// it.
+/// After a refusal, the source is positioned somewhere inside the stream. If more data follows the stream,
+/// frame streams or close the source.
 ///
 /// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
-/// @return `errc::not_a_kv_stream` for other magic or version, `errc::layout_mismatch` when the contents'
-///         fingerprints differ (another model, shape, element type, block size, form or part), with the name
-///         of the field where the stream tells it,
-///         `errc::block_tokens_differ` for a memory with others than the allocator, `errc::damaged_stream`
-///         with the block (or 0 for the header) when a digest is wrong, `errc::epoch_differs` when it was
-///         computed with other weights than those of the cache's epoch, `errc::missing_prefix` when blocks
-///         were left out that are not cached here, `errc::stopped` when the source ends early, and what
-///         `create`, `match` and `append` refuse.
-/// @param metadata  where memory for the token ids (no more than a sequence may hold) and one packed block
-///         comes from.
-/// @throws out_of_memory when it has none; then nothing was taken.
+/// @return `errc::not_a_kv_stream` for another magic or version, `errc::layout_mismatch` when the contents'
+///   fingerprints differ (another model, shape, element type, block size, form or part), with the name of the
+///   field if the stream contains it, `errc::block_tokens_differ` for a memory whose blocks differ from the
+///   allocator's, `errc::damaged_stream` with the block (or 0 for the header) when a digest is wrong,
+///   `errc::epoch_differs` when the stream was computed with other weights than those of the cache's epoch,
+///   `errc::missing_prefix` when omitted blocks are not cached here, `errc::stopped` when the source ends
+///   early, and the errors of `create`, `match` and `append`.
+/// @param metadata  source of memory for the token ids (at most as many as a sequence may hold) and one
+///   packed block.
+/// @throws out_of_memory when that memory is not available; then nothing was imported.
 template <class Cache, byte_supply Source>
 result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory, Source&& source,
                                           const request_hints& hints = {},
@@ -265,7 +268,7 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (header.contents != memory.layout.content_fingerprint())
     return detail::contents_differ(header, contents, memory.layout, who);
   const kv_layout packed = memory.layout.packed();
-  // The memory's are the stream's, as the fingerprints are equal.
+  // The stream covers as many tokens per block as the memory, because the fingerprints are equal.
   if (memory.layout.virtual_block_tokens() != cache.block_tokens())
     return failure{errc::block_tokens_differ, 0, memory.layout.virtual_block_tokens(), cache.block_tokens(),
                    who};
@@ -295,7 +298,7 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
     static_cast<void>(cache.release(*sequence));
     return why;
   };
-  // Full blocks only: where a beginning could be lent as well, the stream brings the block whole.
+  // Full blocks only: where the cache could also share a beginning, the stream brings the whole block.
   const std::uint64_t cached = cache.cached_tokens(tokens, header.context);
   const auto hit = cache.match(*sequence, tokens.first(static_cast<std::size_t>(cached)));
   if (!hit) return undo(hit.error());
@@ -313,7 +316,7 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
     if (detail::digest_of(buffer, detail::block_digest(digest, i)) != block)
       return undo({errc::damaged_stream, static_cast<std::uint32_t>(i), i, table.size(), who});
     const std::uint64_t first = i * header.block_tokens;
-    if (first < reused) continue;  // shared with others: not ours to write
+    if (first < reused) continue;  // shared with other sequences: read-only
     const std::uint64_t rest = tokens.size() - first;
     const std::uint64_t part = rest < header.block_tokens ? rest : header.block_tokens;
     copy_kv_block(memory, to_index(table[static_cast<std::size_t>(i)]), staging, 0,

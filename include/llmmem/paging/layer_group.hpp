@@ -1,6 +1,6 @@
 /// @file
-/// What a group of layers needs of its KV cache as a sequence grows: which blocks are looked at again, and
-/// which must be cached for a prefix to be a hit.
+/// What a group of layers needs of its KV cache as a sequence grows: which blocks it still reads, and which
+/// must be cached for a prefix to be a hit.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,24 +18,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most groups an allocator may serve.
+/// The most groups that an allocator may have.
 inline constexpr std::size_t max_layer_groups = 16;
 
-/// How far back the layers of a group look.
+/// How far back the layers of a group read.
 enum class layer_kind : std::uint8_t {
-  full_attention,   ///< at every token before; latent attention (MLA) does too, its blocks are only smaller
-  sliding_window,   ///< the token at position p at positions p - reach + 1 to p
-  chunked_local,    ///< the token at position p at those from the last multiple of reach on
-  state_snapshots,  ///< at the state after the token before: SSM, Mamba, linear attention
+  full_attention,   ///< every earlier token; also latent attention (MLA), whose blocks are only smaller
+  sliding_window,   ///< the token at position p reads positions p - reach + 1 to p
+  chunked_local,    ///< the token at position p reads from the last multiple of reach on
+  state_snapshots,  ///< the state after the previous token: SSM, Mamba, linear attention
 };
 
 /// Which states of a step the kernels of a `state_snapshots` group write.
 enum class snapshot_times : std::uint8_t {
-  every_block,  ///< that at the end of each block the step passes, and the last
-  end_of_step,  ///< the last alone: no length inside the step is a hit, and its states need no memory
+  every_block,  ///< the state at the end of each block that the step passes, and the last one
+  end_of_step,  ///< only the last: no length inside the step is a hit, and its states need no memory
 };
 
-/// Blocks `first` to `end` of a sequence, the latter not included.
+/// Blocks `first` to `end` of a sequence, `end` excluded.
 struct block_range {
   std::uint64_t first = 0;
   std::uint64_t end = 0;
@@ -44,41 +44,41 @@ struct block_range {
   friend constexpr bool operator==(const block_range&, const block_range&) noexcept = default;
 };
 
-/// Layers that look back equally far and keep their caches together: a block holds `block_tokens` tokens of
+/// Layers that read equally far back and keep their caches together: a block holds `block_tokens` tokens of
 /// all of them.
 ///
-/// For state layers a block holds no tokens but the state after them: block i is updated in place while
-/// tokens i * block_tokens to (i + 1) * block_tokens - 1 arrive, and is then the snapshot of position
-/// (i + 1) * block_tokens, from which block i + 1 goes on. Only the last is ever looked at, so that the
-/// blocks before it need no memory: their places in the table stay, as placeholders. Where kernels write the
-/// state at the end of a step alone (`snapshot_times::end_of_step`), a step takes one block, however long it
-/// is, and only lengths at which a step ended are hits.
+/// For state layers a block holds not tokens but the state after them: block i is updated in place while
+/// tokens i * block_tokens to (i + 1) * block_tokens - 1 arrive, and is then the snapshot of position (i + 1)
+/// * block_tokens, from which block i + 1 continues. Only the last block is ever read, so the blocks before
+/// it need no memory: their entries stay in the table as placeholders. If kernels write the state only at the
+/// end of a step (`snapshot_times::end_of_step`), a step of any length takes one block, and only lengths at
+/// which a step ended are hits.
 ///
-/// A window may keep the first `sinks` tokens in view: every token looks at those too, and their blocks stay
+/// A window may keep the first `sinks` tokens in view: every token reads those too, and their blocks stay
 /// (attention sinks: Xiao et al., StreamingLLM, ICLR 2024).
 ///
-/// All functions are pure; positions count from 0, "at length n" means that n tokens are there and the next
-/// one has position n.
+/// All functions are pure. Positions count from 0; "at length n" means that n tokens exist and the next one
+/// has position n.
 ///
 /// @par Complexity   O(1).
 struct layer_group {
-  std::string_view name = "unnamed";  ///< refers to a literal, or outlives the group
+  std::string_view name = "unnamed";  ///< refers to a literal, or to a string that outlives the group
   layer_kind kind = layer_kind::full_attention;
   std::uint64_t reach = 0;          ///< tokens of the window or chunk
-  std::uint32_t block_tokens = 16;  ///< of a block; for states, from one snapshot to the next
+  std::uint32_t block_tokens = 16;  ///< tokens per block; for states, between snapshots
   std::uint64_t block_bytes = 0;    ///< of all layers of the group together
-  std::uint64_t sinks = 0;          ///< of a window: tokens at the start that every token looks at
+  std::uint64_t sinks = 0;          ///< of a window: tokens at the start that every token reads
   snapshot_times writes = snapshot_times::every_block;  ///< of states
 
-  /// Leading blocks that hold sinks.
+  /// The number of leading blocks that hold sinks.
   [[nodiscard]] constexpr std::uint64_t sink_blocks() const noexcept { return blocks_for(sinks); }
 
-  /// Whether a step passes over the places of the blocks inside it.
+  /// Whether a step needs no memory for the blocks inside it.
   [[nodiscard]] constexpr bool skips_blocks() const noexcept {
     return kind == layer_kind::state_snapshots && writes == snapshot_times::end_of_step;
   }
 
-  /// How many tokens at the start the next token does not look at, at length `n`, sinks apart.
+  /// Returns how many tokens at the start the next token does not read, at length `n`, except sinks.
   [[nodiscard]] constexpr std::uint64_t skipped_tokens(std::uint64_t n) const noexcept {
     switch (kind) {
       case layer_kind::sliding_window:
@@ -93,49 +93,50 @@ struct layer_group {
     return 0;
   }
 
-  /// Blocks that `n` tokens fill or begin.
+  /// Returns the number of blocks that `n` tokens fill or begin.
   [[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t n) const noexcept {
     return n / block_tokens + (n % block_tokens != 0 ? 1 : 0);
   }
 
-  /// Leading blocks that nobody looks at from length `n` on, those of sinks apart: their memory may go.
+  /// Returns the number of leading blocks that no token reads from length `n` on, except those of sinks:
+  /// their memory may be released.
   [[nodiscard]] constexpr std::uint64_t dead_blocks(std::uint64_t n) const noexcept {
     return skipped_tokens(n) / block_tokens;
   }
 
-  /// The blocks that are still looked at, at length `n`.
+  /// Returns the blocks that are still read at length `n`.
   [[nodiscard]] constexpr block_range live_blocks(std::uint64_t n) const noexcept {
     return {dead_blocks(n), blocks_for(n)};
   }
 
-  /// New places in the table for `more` tokens behind `n`.
+  /// Returns the number of new table entries for `more` tokens behind `n`.
   [[nodiscard]] constexpr std::uint64_t places_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     return blocks_for(n + more) - blocks_for(n);
   }
 
-  /// New blocks for `more` tokens behind `n`, appended in one step.
+  /// Returns the number of new blocks for `more` tokens behind `n`, appended in one step.
   [[nodiscard]] constexpr std::uint64_t blocks_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     const std::uint64_t places = places_to_append(n, more);
     return skips_blocks() && places > 1 ? 1 : places;
   }
 
-  /// Whether a hit may end behind `length` tokens: at the end of a block, since the next one is written.
+  /// Whether a hit may end behind `length` tokens: only at the end of a block, because the next block will be
+  /// written.
   [[nodiscard]] constexpr bool may_end_hit(std::uint64_t length) const noexcept {
     return length % block_tokens == 0;
   }
 
-  /// The blocks that must be cached for a hit of `length` tokens, beside those of sinks; none where a new
-  /// chunk begins.
+  /// Returns the blocks that must be cached for a hit of `length` tokens, in addition to those of sinks; none
+  /// where a new chunk begins.
   /// @pre `may_end_hit(length)`
   [[nodiscard]] constexpr block_range hit_blocks(std::uint64_t length) const noexcept {
     return live_blocks(length);
   }
 
-  /// Whether a sequence of `length` tokens, of whose blocks the first `gone` were given back, can be cut to
-  /// `n`: attention, where the blocks that the token at `n` looks at are still there, or it looks at none;
-  /// states, at the end of a block whose snapshot is still there, since every other state was overwritten by
-  /// the next. Cutting nothing, or everything, is always possible. @pre n <= length; gone <=
-  /// dead_blocks(length)
+  /// Whether a sequence of `length` tokens, whose first `gone` blocks were released, can be cut to `n`.
+  /// Attention can if the blocks that the token at `n` reads still exist, or it reads none. States can at the
+  /// end of a block whose snapshot still exists, because every other state was overwritten by the next.
+  /// Cutting nothing, or everything, is always possible. @pre n <= length; gone <= dead_blocks(length)
   [[nodiscard]] constexpr bool can_cut(std::uint64_t n, std::uint64_t length,
                                        std::uint64_t gone) const noexcept {
     if (n == length) return true;
@@ -144,19 +145,20 @@ struct layer_group {
     return needed.count() == 0 || needed.first >= gone || needed.end <= sink_blocks();
   }
 
-  /// Refuses a group that no model has.
+  /// Rejects an impossible group.
   /// @throws argument_error  naming the group, the field and its value.
   constexpr void validate() const {
     const auto refuse = [this](const char* why) {
       throw argument_error("layer_group " + std::string(name) + ": " + why);
     };
     if (block_tokens == 0) refuse("block_tokens is 0; a block holds at least 1 token");
-    if (block_bytes == 0) refuse("block_bytes is 0; its layers keep nothing");
+    if (block_bytes == 0) refuse("block_bytes is 0; give the bytes that its layers keep");
     const bool looks_back = kind == layer_kind::sliding_window || kind == layer_kind::chunked_local;
     if (looks_back && reach == 0) refuse("reach is 0; a window or chunk has at least 1 token");
-    if (sinks != 0 && kind != layer_kind::sliding_window) refuse("sinks are given; only windows have them");
+    if (sinks != 0 && kind != layer_kind::sliding_window)
+      refuse("sinks are given, but only windows have them; leave them out");
     if (writes != snapshot_times::every_block && kind != layer_kind::state_snapshots)
-      refuse("writes is given; only states are written at the ends of steps");
+      refuse("writes is given, but only states are written at the ends of steps; leave it out");
   }
 };
 
@@ -164,7 +166,7 @@ struct layer_group {
 struct attention_layers {
   std::string_view name = "attention";
   std::uint64_t layers = 0;
-  std::uint64_t token_bytes = 0;  ///< that one token leaves in one layer
+  std::uint64_t token_bytes = 0;  ///< that one token takes in one layer
   std::uint32_t block_tokens = 16;
 
   [[nodiscard]] constexpr std::uint64_t block_bytes() const {
@@ -173,33 +175,34 @@ struct attention_layers {
   }
 };
 
-/// Every token looks at all before it.
+/// Makes a group in which every token reads all earlier tokens.
 [[nodiscard]] constexpr layer_group full_attention(const attention_layers& of) {
   return {of.name, layer_kind::full_attention, 0, of.block_tokens, of.block_bytes()};
 }
 
-/// @param tokens  that a token looks at, itself included.
-/// @param sinks  tokens at the start that every token looks at as well.
+/// @param tokens  number of tokens that a token reads, including itself.
+/// @param sinks  tokens at the start that every token reads as well.
 [[nodiscard]] constexpr layer_group sliding_window(const attention_layers& of, std::uint64_t tokens,
                                                    std::uint64_t sinks = 0) {
   return {of.name, layer_kind::sliding_window, tokens, of.block_tokens, of.block_bytes(), sinks};
 }
 
-/// @param tokens  of a chunk.
+/// @param tokens  per chunk.
 [[nodiscard]] constexpr layer_group chunked_local(const attention_layers& of, std::uint64_t tokens) {
   return {of.name, layer_kind::chunked_local, tokens, of.block_tokens, of.block_bytes()};
 }
 
-/// Latent attention: looks at everything, keeps one compressed vector and one rotary key a token.
+/// Makes a group of latent attention: reads everything, keeps one compressed vector and one rotary key per
+/// token.
 [[nodiscard]] constexpr layer_group mla(const model_shape& model, std::uint32_t block_tokens,
                                         dtype type = dtype::bf16) {
   return {model.name, layer_kind::full_attention, 0, block_tokens,
           model.kv_bytes_per_block(block_tokens, type)};
 }
 
-/// Recurrent layers.
-/// @param state_bytes  of one layer's whole state, its convolution's window included.
-/// @param every  tokens from one snapshot to the next.
+/// Makes a group of recurrent layers.
+/// @param state_bytes  of one layer's whole state, including its convolution window.
+/// @param every  tokens between snapshots.
 /// @param writes  which of a step's states the kernels write.
 [[nodiscard]] constexpr layer_group state_snapshots(std::string_view name, std::uint64_t layers,
                                                     std::uint64_t state_bytes, std::uint32_t every,
@@ -217,26 +220,26 @@ namespace paging {
 
 /// Finds the longest hit of several groups in one walk over their blocks.
 ///
-/// A hit of L tokens needs of each group the blocks that the next token looks at, no more: of a window only
-/// the last blocks, of states only the last snapshot. Those are consecutive, so that for each group the
-/// number of cached blocks up to here without a gap tells it all. Sinks must be cached from the start on.
+/// A hit of L tokens needs of each group only the blocks that the next token reads: of a window the last
+/// blocks, of states the last snapshot. Those are consecutive, so for each group the number of cached blocks
+/// up to here without a gap is sufficient. Sinks must be cached from the start.
 ///
 /// @par Complexity   `see` O(1); `serves` O(groups).
 class hit_scan {
  public:
-  /// @param groups  at most `max_layer_groups`; outlive the scan.
+  /// @param groups  at most `max_layer_groups`; must outlive the scan.
   constexpr explicit hit_scan(std::span<const layer_group> groups) noexcept : groups_(groups) {}
 
-  /// The next block of `group` is cached, or is not.
+  /// Records whether the next block of `group` is cached.
   constexpr void see(std::size_t group, bool cached) noexcept {
     run_[group] = cached ? run_[group] + 1 : 0;
     const bool is_sink = seen_[group]++ < groups_[group].sink_blocks();
     if (!cached && (is_sink || groups_[group].kind == layer_kind::full_attention)) hopeless_ = true;
   }
 
-  /// Whether a hit of `length` tokens is one for every group. A length that needs no block of any group (all
-  /// of them begin a new chunk) is none: nothing would be found. @pre all full blocks up to there were seen,
-  /// and none behind.
+  /// Whether every group has a hit of `length` tokens. A length that needs no block of any group (all of them
+  /// begin a new chunk) is not a hit: nothing would be found. @pre all full blocks up to there were seen, and
+  /// none behind.
   [[nodiscard]] constexpr bool serves(std::uint64_t length) const noexcept {
     if (hopeless_) return false;
     std::uint64_t needed = 0;
@@ -249,7 +252,7 @@ class hit_scan {
     return needed != 0;
   }
 
-  /// No longer prefix is a hit, whatever comes.
+  /// Whether no longer prefix can be a hit, whatever follows.
   [[nodiscard]] constexpr bool hopeless() const noexcept { return hopeless_; }
 
  private:

@@ -1,5 +1,5 @@
 /// @file
-/// What a key that comes from outside the allocator stands for: a block and all before it, or a block alone.
+/// What a caller's key identifies: a block and everything before it, or a block alone.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,19 +16,20 @@ inline namespace v0 {
 
 namespace paging {
 
-/// The default: a key names a block's contents and all before it, as traces' `hash_ids` and engines' block
-/// hashes do. The allocator still checks that each key is cached behind the key that comes before it.
+/// The default: a key names a block's contents and everything before it, like the `hash_ids` of traces and
+/// the block hashes of engines. The allocator still checks that each key is cached behind the key that
+/// precedes it.
 struct prefix_keys {
   static constexpr bool chains = false;
 };
 
 /// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash` and works
-/// with the chained ones: those are what observers are told and what the index holds.
+/// with the chained keys: observers receive those, and the index holds them.
 struct block_keys {
   static constexpr bool chains = true;
 };
 
-/// Says whether the allocator must chain the keys it is given.
+/// A policy that states whether the allocator must chain the caller's keys.
 template <class P>
 concept outside_key_policy = requires {
   { P::chains } -> std::convertible_to<bool>;
@@ -36,8 +37,8 @@ concept outside_key_policy = requires {
 
 static_assert(outside_key_policy<prefix_keys> && outside_key_policy<block_keys>);
 
-/// The key of a block that follows `parent` and whose own contents `alone` names: what `block_keys` makes of
-/// it. For routers that must know the keys which the allocator uses.
+/// Returns the key of a block that follows `parent` and whose own contents `alone` names: the key that
+/// `block_keys` makes. For routers that must know the allocator's keys.
 template <block_hash Hash>
 [[nodiscard]] block_key chain_key(const Hash& hash, const block_key& parent,
                                   const block_key& alone) noexcept {
@@ -45,12 +46,13 @@ template <block_hash Hash>
   return hash.chain(parent, std::span<const token_id>(words));
 }
 
-/// 64 bits of a key, for what knows its parent by them: 0 for the zero key, which stands for nothing.
+/// Returns 64 bits of a key, for code that identifies a parent by them; 0 for the zero key, which names
+/// nothing.
 [[nodiscard]] constexpr std::uint64_t key_digest(const block_key& key) noexcept {
   return key.low ^ std::rotl(key.high, 32);
 }
 
-/// The key before the first block of a sequence, in an allocator whose epoch is `epoch` (see
+/// Returns the key before the first block of a sequence, in an allocator whose epoch is `epoch` (see
 /// `paged_allocator::reset`). In epoch 0 it is `hash.root(context)`.
 template <block_hash Hash>
 [[nodiscard]] block_key root_key(const Hash& hash, const prefix_context& context,

@@ -1,6 +1,6 @@
 /// @file
-/// `paged_allocator`: sequences of tokens in blocks of fixed size, shared by prefix, copied on write, evicted
-/// by policy.
+/// `paged_allocator`: keeps sequences of tokens in fixed-size blocks that share prefixes, are copied on write
+/// and are evicted by a policy.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -36,30 +36,30 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The policies of a `paged_allocator`. Inherit, and shadow what is to be different:
+/// The policies of a `paged_allocator`. Inherit from it and shadow the policies to change:
 ///
 ///     struct my_traits : llmmem::paged_traits { using eviction = llmmem::lfu_eviction; };
 ///     llmmem::paged_allocator<my_traits> cache({.blocks = 4096});
 struct paged_traits {
   using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
-  using admission = admit_all;         ///< `admission_policy`: what is cached at all
-  using history = paging::no_history;  ///< `block_history`: what audits tell of a block's past
-  using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
-  using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
+  using admission = admit_all;         ///< `admission_policy`: which contents are cached
+  using history = paging::no_history;  ///< `block_history`: what audits report of a block's past
+  using free_list = lifo_free_list;    ///< `free_list`: which free block is allocated next
+  using partial = full_blocks_only;    ///< `partial_reuse_policy`: how a match uses the beginning of a block
   using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
-  using keys = paging::prefix_keys;    ///< `outside_key_policy`: what a key that the caller brings names
-  using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
+  using keys = paging::prefix_keys;    ///< `outside_key_policy`: what a caller's key identifies
+  using verification = verify_tokens;  ///< `block_verification`: how a hit is verified
   using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for
-  using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
+  using observer = ignore_cache_events;  ///< `cache_observer`: notified of what is cached and evicted
 };
 
-/// A paged KV cache's bookkeeping: which blocks hold the tokens of which sequence.
+/// The bookkeeping of a paged KV cache: which blocks hold the tokens of which sequence.
 ///
-/// It deals in block ids; the keys and values live wherever the engine keeps `physical_blocks()` blocks, on a
-/// GPU or in a `block_storage`. A sequence grows by `append`, shares what is cached by `match`, splits by
-/// `fork` (copy on write), shrinks by `truncate` and ends by `release`. `commit` says that the KV of what was
-/// appended has been written: from then on its full blocks are found by `match`, and outlive the sequence
-/// until they are evicted.
+/// It works with block ids only. The keys and values live wherever the engine keeps `physical_blocks()`
+/// blocks: on a GPU or in a `block_storage`. A sequence grows with `append`, shares cached blocks with
+/// `match`, splits with `fork` (copy on write), shrinks with `truncate` and ends with `release`. `commit`
+/// declares that the KV of the appended tokens has been written: from then on `match` finds the sequence's
+/// full blocks, which outlive the sequence until they are evicted.
 ///
 ///     llmmem::paged_allocator<> cache({.blocks = 4096, .block_tokens = 16});
 ///     auto seq = cache.create().value();
@@ -72,22 +72,22 @@ struct paged_traits {
 ///
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
-/// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction, `compact` and `audit` apart. Metadata: 85 bytes a block with the
-///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
-///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
-///      token, reported apart). Tables and tokens take memory as used.
-/// @par Thread safety   one writer at a time; const calls may run together.
-/// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
-/// to.
-/// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
-/// short.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit`
-///      and those of compaction is `noexcept`; what can be refused returns a `result`, and a refusal leaves
-///      sequences and references as they were (a shortage may have collected deferred frees). A handle that
-///      is null, stale or from another allocator is named, never followed.
+/// @par Complexity   O(1) per block (plus the policy's cost on eviction), O(1) per token for hashing; no heap
+///   allocation after construction, except in `compact` and `audit`. Metadata: 85 bytes per block with the
+///   default policies; per `max_sequences` 268 bytes (136 more with a policy that retains), 4 per token of
+///   one block and 4 per entry that a table may have; and what the verification keeps (4 bytes per token,
+///   reported separately). Tables and tokens take memory as they are used.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
+/// @par Moves   handles, tables and fences move with the allocator; a moved-from allocator may only be
+///   destroyed or assigned to.
+/// @par Waits   never. `release_after` queues behind a fence; `append` collects blocks whose fences have
+///   passed when it runs short.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`,
+///   except `audit` and the compaction calls. A call that can be refused returns a `result`; a refused call
+///   leaves sequences and references unchanged (a shortage may have collected deferred frees). A null or
+///   stale handle, or one from another allocator, is reported, never followed.
 /// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
-/// pool.
+///   pool.
 template <class Traits = paged_traits>
 class paged_allocator {
  public:
@@ -103,7 +103,7 @@ class paged_allocator {
         typename Traits::verification;
         typename Traits::fence;
         typename Traits::observer;
-      }, "Traits lacks a policy: inherit from llmmem::paged_traits, and shadow those to change");
+      }, "Traits lacks a policy: inherit from llmmem::paged_traits and shadow the policies to change");
   using eviction_type = typename Traits::eviction;
   using admission_type = typename Traits::admission;
   using free_list_type = typename Traits::free_list;
@@ -129,132 +129,138 @@ class paged_allocator {
   static_assert(fence<fence_type>, "Traits::fence must be a fence");
   static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
   static_assert(partial_type::source == partial_source::none || verification_type::keeps_tokens,
-                "partial reuse compares tokens: take a verification that keeps them");
+                "partial reuse compares tokens: choose a verification that keeps them");
 
-  /// Whether it chains the keys that callers bring, see `Traits::keys`.
+  /// Whether the allocator chains the caller's keys, see `Traits::keys`.
   static constexpr bool chains_outside_keys = Traits::keys::chains;
 
   explicit paged_allocator(paged_options options, observer_type observer = {});
 
-  /// For policies chosen at run time: `eviction` must hold a slot for each block that there may ever be and
-  /// the null block, all unknown.
+  /// For policies chosen at run time. `eviction` must have a slot for the null block and for each block that
+  /// may ever exist, and must track none of them yet.
   paged_allocator(paged_options options, eviction_type eviction, observer_type observer = {});
 
   // Sequences
 
-  /// A new sequence without tokens. Only sequences of equal `context` share blocks.
+  /// Creates a sequence without tokens. Only sequences with equal `context` share blocks.
   result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept;
 
-  /// A sequence with the same tokens in the same blocks. Whichever of the two writes into a block both hold
-  /// gets a copy of its own first, see `append_result::copy`. A fork that is merely kept pins what it holds
-  /// against eviction. O(blocks).
+  /// Creates a sequence with the same tokens in the same blocks. When either sequence writes into a block
+  /// that both hold, it first gets its own copy, see `append_result::copy`. A fork that is kept without use
+  /// protects its blocks from eviction. O(blocks).
   result<sequence_id> fork(sequence_id parent) noexcept;
 
-  /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, also where the equal
-  /// blocks that stood for them have been evicted meanwhile; the others become free, to be reused first.
+  /// Ends a sequence. Its blocks are released tail first. Committed blocks stay cached, even if the equal
+  /// blocks that `match` found instead of them have since been evicted; the others become free and are reused
+  /// first.
   result<void> release(sequence_id sequence) noexcept;
 
-  /// Ends a sequence whose blocks may still be read until `after` has passed. The handle is stale at once;
-  /// the blocks come back by `collect`, or when `append` runs short.
+  /// Ends a sequence whose blocks kernels may still read until `after` has passed. The handle becomes stale
+  /// at once; the blocks return when the caller calls `collect`, or when `append` runs short.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Returns the blocks of ended sequences whose fences have passed; says how many references that were.
+  /// Takes back the blocks of ended sequences whose fences have passed. Returns the number of references
+  /// dropped.
   std::uint64_t collect() noexcept;
 
   // Contents
 
-  /// Shares the longest cached prefix of `tokens` with a sequence that has none yet: full blocks, and where
-  /// `Traits::partial` allows it the beginning of one more, if there is a block to be had for it.
+  /// Shares the longest cached prefix of `tokens` with a sequence that has no tokens yet: full blocks and,
+  /// where `Traits::partial` allows it, the beginning of one more if a block is available for it.
   ///
-  /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
+  /// An engine that needs the last token's logits must compute that token, so it passes all tokens but the
+  /// last.
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// The same by precomputed keys, one for each block, the last of which may be partial. A block is shared
-  /// only where it is cached behind the key that comes before it here.
+  /// Matches by precomputed keys, one per block; the last block may be partial. A block is shared only if it
+  /// is cached behind the key that precedes it here.
   result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept;
 
-  /// Adds tokens, allocating what blocks they need, or nothing.
+  /// Adds tokens and allocates the blocks they need, or changes nothing.
   result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// Adds `count` tokens whose values are not told. Blocks from there on are shared by `fork` and by key
-  /// only.
+  /// Adds `count` tokens whose values the caller does not give. From there on, blocks are shared only by
+  /// `fork` and by key.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
 
-  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
-  /// `append`, in the order of the batch. Before anything is changed the whole is counted, copies on write
-  /// included, so a batch that is refused has cost no eviction and no copy.
-  /// @param leave  blocks that have to be available afterwards: a watermark for sequences that grow later.
-  /// @return `errc::out_of_blocks` with what the whole batch needs (`leave` included),
-  ///         `errc::sequence_full` for the first that grows too long, `errc::listed_twice`,
-  ///         `errc::size_mismatch` if `out` is not as long as `batch`, and what `check` says of a handle.
+  /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
+  /// for `batch[i]`, in the order of the batch. The blocks of the whole batch, copies on write included, are
+  /// counted before anything changes, so a refused batch costs no eviction and no copy.
+  /// @param leave  blocks that must remain available afterwards: a watermark for sequences that grow later.
+  /// @return `errc::out_of_blocks` with what the whole batch needs (`leave` included), `errc::sequence_full`
+  ///   for the first sequence that grows too long, `errc::listed_twice`, `errc::size_mismatch` if `out` and
+  ///   `batch` differ in length, and the errors of `check` for a handle.
   result<void> append_batch(std::span<const paging::growth> batch, std::span<append_result> out,
                             std::uint64_t leave = 0) noexcept;
 
-  /// What a prompt of `tokens` would need if it came now. Changes nothing: for admission.
+  /// Returns what a prompt of `tokens` would need if it arrived now. Changes nothing: for admission.
   [[nodiscard]] prompt_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// Keeps the first `tokens` tokens, releasing the blocks behind them at once: no kernel may still use them.
-  /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
+  /// Keeps the first `tokens` tokens and releases the blocks behind them at once: no kernel may still use
+  /// those. After a cut into committed blocks, the next `commit` examines all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// The same while kernels may still use the blocks behind: they come back once `after` has passed. The last
-  /// block that stays is the sequence's to write at once; order what writes it behind those kernels.
+  /// Truncates while kernels may still use the blocks behind the cut: those return once `after` has passed.
+  /// The sequence may write its last remaining block at once; order such writes behind those kernels.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
-  /// Declares the KV of all tokens written: full blocks become cached, for `match` to find. Says how many
-  /// did; where equal contents are cached already, the sequence keeps its own block, uncached. O(1) a new
-  /// block; all are looked at again where cached contents that they build on may have gone.
+  /// Declares the KV of all tokens written: full blocks become cached, so that `match` finds them. Returns
+  /// the number of blocks that became cached. Where equal contents are already cached, the sequence keeps its
+  /// own block, uncached. O(1) per new block; all blocks are examined again if cached contents before them
+  /// may have been dropped.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
-  /// The same for the first `written` tokens, for engines that append a step's tokens before the step before
-  /// it has ended.
+  /// Commits the first `written` tokens, for engines that append the tokens of a step before the previous
+  /// step has ended.
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
-  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
-  /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
-  /// nothing to do. A block has one key: where forks share one, the first commit names it, and a later commit
-  /// of the other kind leaves it unfound by its own. At a key that is cached behind another one the commit
-  /// ends (`stats().unchained`): see `Traits::keys` for engines whose keys name each block alone.
+  /// Commits by precomputed keys: key i names block i as it stands now; the last block may be partial. From
+  /// then on the sequence is known by keys alone, as if its token values had not been given: a commit by
+  /// tokens finds nothing to do. A block has one key: if forks share a block, the first commit names it, and
+  /// a later commit of the other kind leaves the block unfindable under the later key. The commit stops at a
+  /// key that is cached behind a different key (`stats().unchained`): see `Traits::keys` for engines whose
+  /// keys identify each block alone.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
-  /// Gives the sequence's own blocks back where equal contents are cached elsewhere, and takes those instead;
-  /// says how many. The block table changes: upload it again before the next kernel. For `..._after`, the
-  /// blocks given back may be read until the fence has passed.
+  /// Replaces the sequence's own blocks by cached blocks with equal contents and releases its own. Returns
+  /// the number replaced. The block table changes: upload it again before the next kernel. With `..._after`,
+  /// kernels may read the released blocks until the fence has passed.
   result<std::uint64_t> deduplicate(sequence_id sequence) noexcept;
   result<std::uint64_t> deduplicate_after(sequence_id sequence, const fence_type& after) noexcept;
 
   // What is worth keeping
 
-  /// Sets how much the sequence's blocks that hold tokens of `range` are worth keeping: those cached already
-  /// at once, those to come when they are committed. Of two ranges that meet in a block, the later set holds;
-  /// a sequence remembers the last `max_retained_ranges`. Nothing happens under a policy that does not
-  /// retain.
+  /// Sets how much the sequence's blocks that hold tokens of `range` are worth keeping. This applies at once
+  /// to blocks already cached, and to later blocks when they are committed. If two ranges meet in a block,
+  /// the one set later applies; a sequence remembers the last `max_retained_ranges`. Has no effect under a
+  /// policy that does not retain.
   result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
 
-  /// Tells the eviction policy the time, for `retention::until`. It never goes back.
+  /// Gives the eviction policy the current time, for `retention::until`. Time never goes back.
   void advance(std::uint64_t now) noexcept { pool_.advance(now); }
 
-  /// Tells the eviction policy that a waiting request will read these tokens, or that it will not after all
-  /// (`access_hint::never`). Says how many of the tokens are cached.
+  /// Informs the eviction policy that a waiting request will read these tokens, or will no longer do so
+  /// (`access_hint::never`). Returns how many of the tokens are cached.
   std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
                        std::uint64_t next_use) noexcept;
   std::uint64_t expect(const keyed_blocks& prompt, const prefix_context& context,
                        std::uint64_t next_use) noexcept;
 
-  /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
+  /// Returns how many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
                                             const prefix_context& context = {}) const noexcept;
 
-  /// Gives up the contents of all idle blocks; says how many. Blocks in use keep theirs.
+  /// Drops the contents of all idle blocks and returns how many. Blocks in use keep theirs.
   std::uint64_t drop_idle() noexcept;
 
-  // What is wrong
+  // Wrong contents
 
-  /// Begins `epoch`: the model's weights have changed. The cache gives up all that it has, also what
-  /// sequences hold, and no sequence that holds tokens now caches anything later; those without tokens belong
-  /// to the new epoch. Keys of the new epoch differ from all before (`paging::root_key`), so that tiers and
-  /// routers which know blocks by their keys cannot mix the two. Observers are told `on_cleared`, or
+  /// Begins `epoch`: the model's weights have changed. The cache drops all contents, including those that
+  /// sequences hold. Sequences that hold tokens now never cache anything again; sequences without tokens
+  /// belong to the new epoch. Keys of the new epoch differ from all earlier keys (`paging::root_key`), so
+  /// tiers and routers that identify blocks by key cannot mix the epochs. Observers receive `on_cleared`, or
+  /// `on_dropped` for each block.
   /// `on_dropped` of each block.
   ///
   ///     load_weights(version);
@@ -266,16 +272,16 @@ class paged_allocator {
   /// Begins the next epoch.
   std::uint64_t reset() noexcept { return reset(epoch_ + 1).value(); }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// The epoch that a sequence's contents are of; 0 for a handle that `check` refuses.
+  /// Returns the epoch of a sequence's contents; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t epoch(sequence_id sequence) const noexcept {
     return check(sequence) ? at(sequence).epoch : 0;
   }
 
-  /// Declares that the contents of `block` are wrong: a tier could not load them, or a checksum says so. The
-  /// cache gives up the block and all that was cached behind it, also where sequences hold them; all else
-  /// stays. Sequences that hold the block cache nothing from there on, and `prefix_tokens` tells how far they
-  /// are sound. To mend one, truncate it to that and compute the rest again; then it can be committed at
-  /// once.
+  /// Declares that the contents of `block` are wrong, because a tier could not load them or a checksum
+  /// failed. The cache drops the block and everything cached behind it, even where sequences hold them; all
+  /// else stays. Sequences that hold the block cache nothing from there on; `prefix_tokens` returns how many
+  /// of their leading tokens are sound. To repair a sequence, truncate it to that length and compute the rest
+  /// again; it can then be committed at once.
   ///
   ///     cache.invalidate(bad).value();
   ///     for (const sequence_id each : running) {
@@ -283,137 +289,139 @@ class paged_allocator {
   ///         cache.truncate(each, sound).value();  // and schedule the rest again
   ///     }
   ///
-  /// A block that was copied from the bad one before, on write or for its beginning, is not known to be a
-  /// copy: `invalidate` that sequence too if the copy may be wrong.
-  /// @return how many blocks were cached and are no more. `errc::no_such_block` for an id that no block has.
-  /// @par Complexity   O(blocks given up + table entries), times the depth to which sequences share blocks
-  ///      that became wrong through others.
+  /// The allocator does not track which blocks were copied from the bad one (on write, or for its beginning):
+  /// call `invalidate` for such a sequence too if the copy may be wrong.
+  /// @return how many cached blocks were dropped. `errc::no_such_block` for an id that no block has.
+  /// @par Complexity   O(blocks dropped + table entries), times the depth to which sequences share blocks
+  ///   that other blocks made wrong.
   result<std::uint64_t> invalidate(block_id block) noexcept;
 
-  /// The same for the blocks of a sequence from token `from` on.
-  /// @return also `errc::past_the_end` if the sequence does not hold `from` tokens.
+  /// Invalidates the blocks of a sequence from token `from` on.
+  /// @return also `errc::past_the_end` if the sequence holds fewer than `from` tokens.
   result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept;
 
-  /// How many leading tokens of a sequence lie in blocks that hold what their prefix has: all, but for those
-  /// from an invalidated block or removed tokens on. 0 for a handle that `check` refuses. O(1).
+  /// Returns how many leading tokens of a sequence lie in blocks that hold the contents of their prefix: all,
+  /// up to the first invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes tokens from the middle of a sequence, whole blocks of them: the table closes up, what lay behind
-  /// has lower positions, and the sequence may grow as far as before. What stays in front is the context that
-  /// an engine keeps (attention sinks, a system prompt).
+  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, the tokens behind
+  /// move to lower positions, and the sequence may grow to its former limit. The tokens in front remain as
+  /// the context that an engine keeps (attention sinks, a system prompt).
   ///
-  /// Blocks behind the gap are no prefix any more: those that the sequence alone holds lose their place in
-  /// the cache, and none is cached again. Those that others hold too stay cached for them. An engine that
-  /// rewrites keys for their new positions must not do so in blocks with more than one reference
-  /// (`pool().record`).
-  /// @param range  first and end are multiples of `block_tokens()`; an end at or behind the last token
-  ///        is `truncate`.
-  /// @return blocks given up. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and what
-  ///         `check` says of a handle.
+  /// Blocks behind the gap are no longer a prefix. Those that only this sequence holds lose their place in
+  /// the cache, and none of them is cached again; those that other sequences hold too stay cached for them.
+  /// An engine that rewrites keys for their new positions must not do so in blocks with more than one
+  /// reference (`pool().record`).
+  /// @param range  first and end are multiples of `block_tokens()`; an end at or behind the last token means
+  ///   `truncate`.
+  /// @return blocks released. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and the
+  ///   errors of `check` for a handle.
   result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
 
-  /// The same while kernels may still read the blocks: they come back once `after` has passed.
+  /// Removes tokens while kernels may still read the blocks: those return once `after` has passed.
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
   // Transfers
 
-  /// Keeps a block as it is while a transfer reads or writes it: it is neither freed nor evicted nor handed
-  /// to another sequence, even when its sequences end, until `unpin` is called as often as `pin`. A sequence
-  /// that appends to a pinned partial block gets a copy. `compact` refuses to move it.
+  /// Keeps a block unchanged while a transfer reads or writes it: it is not freed, evicted or handed to
+  /// another sequence, even when its sequences end, until `unpin` has been called as often as `pin`. A
+  /// sequence that appends to a pinned partial block gets a copy. `compact` refuses to move the block.
   /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
-  ///         `errc::too_many_shares`.
+  ///   `errc::too_many_shares`.
   result<void> pin(block_id block) noexcept;
-  /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
+  /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Nothing behind the first `tokens` tokens of a sequence is cached, whatever `commit` says, until the
-  /// limit is raised (`unlimited`) or the sequence is truncated to `tokens` or less: contents that are still
-  /// being loaded.
-  /// @return what `check` says of a handle.
+  /// Prevents `commit` from caching anything behind the first `tokens` tokens of a sequence, because that is
+  /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
+  /// to `tokens` or less.
+  /// @return the errors of `check` for a handle.
   result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   // What a sequence holds
 
-  /// Whether the handle names a living sequence of this allocator.
+  /// Checks that the handle names a living sequence of this allocator.
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept;
 
-  /// The key by which `match` finds what a block holds, if it is cached.
+  /// Returns the key by which `match` finds the block's contents, if they are cached.
   [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
     if (to_index(block) > pool_.most_blocks() || !index_.contains(block)) return std::nullopt;
     return index_.key(block);
   }
 
-  /// `paging::key_digest` of the key of what comes before a block's contents; 0 where nothing does.
+  /// Returns the `paging::key_digest` of the key that precedes a block's contents; 0 where nothing precedes
+  /// them.
   /// @pre the block is cached
   [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
     return followers_.before(block);
   }
 
-  /// The context of a sequence; the default one for a handle that `check` refuses.
+  /// Returns the context of a sequence; the default context for a handle that `check` refuses.
   [[nodiscard]] prefix_context context(sequence_id sequence) const noexcept {
     return check(sequence) ? at(sequence).context : prefix_context{};
   }
 
-  /// Tokens of a sequence; 0 for a handle that `check` refuses.
+  /// Returns the number of tokens of a sequence; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;
 
-  /// Its block table, in order; empty for a handle that `check` refuses. Valid until the sequence is next
-  /// changed.
+  /// Returns the sequence's block table in order; empty for a handle that `check` refuses. Valid until the
+  /// sequence is next changed.
   [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND;
 
-  // The whole
+  // The whole cache
 
-  /// Makes `blocks` blocks usable from now on, 1 to `most_blocks`; see `block_pool::resize`.
-  /// @return how many blocks above the new end are still in use: the memory there is nobody's when
-  ///         `stats().retiring_blocks` is 0.
+  /// Sets the number of usable blocks to `blocks`, 1 to `most_blocks`; see `block_pool::resize`.
+  /// @return how many blocks above the new end are still in use: their memory may be reclaimed once
+  ///   `stats().retiring_blocks` is 0.
   result<std::uint64_t> resize(std::uint64_t blocks) noexcept;
 
   // Compaction
 
-  /// What a plan is made from: see `plan_compaction`. O(blocks + table entries); allocates.
+  /// Returns the input of `plan_compaction`. O(blocks + table entries); allocates.
   [[nodiscard]] compaction_facts compaction_facts_now() const;
 
-  /// Moves blocks that are in use, a group at a time: `copy` carries the group's contents over, then every
-  /// table and all that is cached names the new places. Between groups all is as it should be, so when `copy`
-  /// says no it simply ends there. No kernel may use the cache meanwhile, nor blocks that wait for a fence:
-  /// those are moved too. Tables have to be uploaded again. Contents, keys and tokens do not change, only
-  /// block ids: handles of sequences stay good.
+  /// Moves blocks in use, one group at a time: `copy` moves the group's contents, then every table and cache
+  /// entry refers to the new places. The allocator is consistent between groups, so compaction simply ends
+  /// there if `copy` returns false. While it runs, no kernel may use the cache, nor blocks that wait for a
+  /// fence: those are moved too. Upload the tables again afterwards. Contents, keys and tokens do not change,
+  /// only block ids: sequence handles stay valid.
   ///
   ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
   ///     const auto move_kv = [&](std::span<const block_move> moves) noexcept { ... return true; };
   ///     cache.compact(plan.moves, move_kv).value();
   ///
   /// @param group  how many moves at a time; 0: all.
-  /// @return moves made. `errc::stale_plan` if a source is in use no more or a destination not free any more:
-  ///         then nothing was moved.
+  /// @return moves made. `errc::stale_plan` if a source is no longer in use or a destination no longer free:
+  ///   then nothing was moved.
   /// @par Complexity   O(blocks + table entries) for each group.
-  /// @par Errors   `out_of_memory` for 4 bytes a block, before anything is changed.
+  /// @par Errors   `out_of_memory` for 4 bytes per block, before anything changes.
   template <move_copier Copy>
   result<std::uint64_t> compact(std::span<const block_move> moves, Copy&& copy, std::size_t group = 0);
 
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
-  /// The longest a sequence may become.
+  /// The most tokens that a sequence may have.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
-  /// Blocks the backing memory must have: the usable ones and the null block. Retiring blocks lie above and
-  /// are not in it: memory that may be resized has `most_physical_blocks()`, or keeps what is above until
-  /// none is.
+  /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks lie
+  /// above and are not counted: memory that may be resized has `most_physical_blocks()`, or keeps the memory
+  /// above until no block is retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
-  /// The same for the most blocks that `resize` may ask for.
+  /// The value of `physical_blocks()` at the largest size that `resize` may set.
   [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
-  /// What makes the keys of its chain: see `paging::root_key`.
+  /// The hash that makes the keys of the chain: see `paging::root_key`.
   [[nodiscard]] const hash_type& hash() const noexcept { return hash_; }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
-  /// To set what an observer works with, its clock say.
+  /// Gives access to the observer, for example to set its clock.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
 
   [[nodiscard]] paged_stats stats() const noexcept;
 
-  /// Proves every invariant: those of the pool and the index, and that each block has exactly the references
-  /// that sequences and deferred frees hold. One sentence for each violation, naming block, owners and last
-  /// transition; none means proven. O(blocks + table entries); allocates.
+  /// Proves every invariant: those of the pool and of the index, and that each block has exactly the
+  /// references that sequences and deferred frees hold. Returns one sentence for each violation, naming the
+  /// block, its owners and its last transition; an empty result means proven. O(blocks + table entries);
+  /// allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -428,14 +436,14 @@ class paged_allocator {
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name().c_str()};
   }
-  // Where a call that changes something begins.
+  // Every modifying call on a sequence begins here.
   [[nodiscard]] result<void> begin(sequence_id sequence) noexcept {
     pool_.act_for(sequence.slot);
     return check(sequence);
   }
   [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
   [[nodiscard]] const record& at(sequence_id sequence) const noexcept { return records_[sequence.slot]; }
-  // A row is one entry longer than a table may be: room for the block that a copy on write brings.
+  // A row is one entry longer than a table may be: space for the block that a copy on write adds.
   [[nodiscard]] block_id* row(std::uint32_t slot) noexcept {
     return rows_.data() + slot * (max_table_blocks_ + 1);
   }
@@ -446,7 +454,7 @@ class paged_allocator {
     return tails_.data() + std::size_t{slot} * block_tokens_;
   }
 
-  /// Told what the pool evicts.
+  /// Receives what the pool evicts.
   struct evicted_callback {
     paged_allocator* cache;
     void operator()(std::span<const block_id> blocks) const noexcept {
@@ -507,7 +515,7 @@ class paged_allocator {
   match_result found_so_far(std::uint32_t slot, match_result out, std::uint64_t before) noexcept;
   struct adoption {
     bool is_new = false;
-    block_id holder = null_block;  // null_block: the admission policy did not let it in
+    block_id holder = null_block;  // null_block: the admission policy refused it
   };
   adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
   std::uint64_t commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept;
@@ -559,12 +567,12 @@ class paged_allocator {
   detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
   detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot
   detail::fixed_array<detail::retained_ranges> retained_;  // by slot; none for a policy that does not retain
-  detail::fixed_array<block_key> chained_;  // of one call; none where the caller's keys are chained already
+  detail::fixed_array<block_key> chained_;  // for one call; none where the caller's keys are already chained
   detail::fixed_array<std::uint32_t> free_slots_;  // a stack
   std::uint32_t free_slot_count_;
   std::uint32_t owner_;
   std::uint64_t batches_ = 0;
-  std::uint64_t cuts_ = 0;  // contents given up while somebody held them
+  std::uint64_t cuts_ = 0;  // contents dropped while sequences held them
   deferred_frees<fence_type> deferred_;
   detail::block_pins pins_;
   paged_counters counters_;

@@ -1,5 +1,5 @@
 /// @file
-/// What goes into a `paged_allocator` and comes out of it: options, results, statistics, the observer.
+/// Inputs and outputs of a `paged_allocator`: options, results, statistics, the observer.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,158 +20,159 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// No limit, where an option has one.
+/// Means "no limit" in options.
 inline constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 
 /// The most tokens a block may hold.
 inline constexpr std::uint32_t max_block_tokens = 65'536;
 
-/// Blocks that an operation lacks.
+/// The blocks that an operation lacks.
 struct block_shortage {
-  std::uint64_t needed = 0;     ///< by the operation; 0: none is refused yet, the pool only runs low
+  std::uint64_t needed = 0;     ///< needed by the operation; 0: nothing is refused yet, the pool only runs
+                                ///< low
   std::uint64_t available = 0;  ///< free or evictable
 };
 
-/// Called when blocks run short: the engine's chance to preempt a sequence, to offload, to `collect`.
+/// A callback for when blocks run short, so that the engine can preempt a sequence, offload or `collect`.
 ///
-/// Called before an operation is refused, with nothing changed yet: it may call the allocator, and returns
-/// whether to look again. It is asked again as long as it brings blocks, and no longer.
+/// The allocator calls it before it refuses an operation, with nothing changed yet. The callback may call the
+/// allocator and returns whether to look again. It is called again as long as it makes blocks available.
 ///
-/// Also called, with `needed` 0, once each time an append, a match or a resize leaves fewer than `low` blocks
-/// available; what it returns is then ignored. The operation is done, but its caller has no answer yet, so
-/// that such a call may neither compact nor commit what has just grown.
+/// The allocator also calls it, with `needed` 0, once each time an append, a match or a resize leaves fewer
+/// than `low` blocks available; the return value is then ignored. The operation is complete but has not yet
+/// returned to its caller, so this call may neither compact nor commit what has just grown.
 struct pressure_callback {
   bool (*call)(void* context, const block_shortage& shortage) noexcept = nullptr;
   void* context = nullptr;
   std::uint64_t low = 0;
 };
 
-/// How a `paged_allocator` is built.
+/// The construction parameters of a `paged_allocator`.
 struct paged_options {
   std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
-  std::uint64_t most_blocks = 0;      ///< what `resize` may raise that to; 0: no more than `blocks`
+  std::uint64_t most_blocks = 0;      ///< the most blocks that `resize` may set; 0: no more than `blocks`
   std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
-  /// The longest a sequence may become; bounded by the pool anyway.
+  /// The most tokens a sequence may have; the pool bounds it anyway.
   std::uint64_t max_sequence_tokens = 131'072;
   std::uint64_t max_idle_blocks = unlimited;  ///< how many idle blocks may keep their contents
-  /// References that `release_after` and `truncate_after` may hold, of at most 4 x `max_sequences` calls;
-  /// unlimited: one for each block.
+  /// References that `release_after` and `truncate_after` may hold, in at most 4 x `max_sequences` calls;
+  /// unlimited: one per block.
   std::uint64_t max_deferred = unlimited;
-  pressure_callback pressure{};          ///< asked when blocks run short
+  pressure_callback pressure{};          ///< called when blocks run short
   hash_seed seed{};                      ///< keys the hash chain
-  std::uint64_t epoch = 0;               ///< of the weights it starts with, see `paged_allocator::reset`
-  std::string name = "paged_allocator";  ///< what error texts call it
-  metadata_source metadata{};            ///< where its tables come from
+  std::uint64_t epoch = 0;               ///< epoch of the initial weights, see `paged_allocator::reset`
+  std::string name = "paged_allocator";  ///< the name in error texts
+  metadata_source metadata{};            ///< source of memory for its tables
 };
 
-/// The blocks of a prompt by keys that came with it, as traces and other services have them.
+/// The blocks of a prompt named by external keys, as traces and other services supply them.
 struct keyed_blocks {
-  std::span<const block_key> keys;       ///< key i names block i and all before it
-  std::uint64_t tokens = 0;              ///< of all blocks together; the last may be partial
-  std::span<const access_hint> hints{};  ///< for the eviction policy, one for each key, or none
+  std::span<const block_key> keys;       ///< key i names block i and everything before it
+  std::uint64_t tokens = 0;              ///< tokens in all blocks together; the last block may be partial
+  std::span<const access_hint> hints{};  ///< for the eviction policy: one per key, or none
 };
 
-/// Tokens `first` to `end` of a sequence, the latter not included.
+/// Tokens `first` to `end` of a sequence, `end` excluded.
 struct token_range {
   std::uint64_t first = 0;
-  std::uint64_t end = ~std::uint64_t{0};  ///< default: to wherever the sequence will end
+  std::uint64_t end = ~std::uint64_t{0};  ///< default: to the end of the sequence, wherever that will be
 
   friend constexpr bool operator==(const token_range&, const token_range&) noexcept = default;
 };
 
-/// How many ranges `retain` remembers for a sequence.
+/// The number of ranges that `retain` remembers per sequence.
 inline constexpr std::size_t max_retained_ranges = 4;
 
-/// What a request says of itself, for the eviction policy: how much its contents are worth keeping.
+/// Hints from a request to the eviction policy about the worth of its contents.
 struct request_hints {
-  std::uint64_t session = 0;  ///< the conversation it belongs to, see `access_hint`; 0: not told
-  float cost = 1;             ///< of computing a block again, see `access_hint`
+  std::uint64_t session = 0;  ///< the conversation it belongs to, see `access_hint`; 0: unknown
+  float cost = 1;             ///< of recomputing a block, see `access_hint`
   retention keep{};           ///< of all its blocks; `retain` sets that of a range
 
   friend constexpr bool operator==(const request_hints&, const request_hints&) noexcept = default;
 };
 
-/// What `match` found.
+/// The result of `match`.
 struct match_result {
-  std::uint64_t tokens = 0;  ///< cached tokens, now the sequence's
-  std::uint64_t blocks = 0;  ///< in as many blocks
-  /// Only with `Traits::partial`: to be carried out before anything is written, and then the last of `tokens`
-  /// are where `blocks` says.
+  std::uint64_t tokens = 0;  ///< cached tokens, now part of the sequence
+  std::uint64_t blocks = 0;  ///< blocks that hold them
+  /// Only with `Traits::partial`: carry it out before anything is written; then the last of `tokens` are in
+  /// their block.
   block_copy copy{};
 
   friend constexpr bool operator==(const match_result&, const match_result&) noexcept = default;
 };
 
-/// What a prompt would need if it came now.
+/// What a prompt would need if it arrived now.
 struct prompt_cost {
-  std::uint64_t cached_tokens = 0;   ///< that `match` would find, in full blocks
-  std::uint64_t cached_blocks = 0;   ///< in as many blocks
-  std::uint64_t revived_blocks = 0;  ///< of those nobody uses now: they stop being evictable
+  std::uint64_t cached_tokens = 0;   ///< tokens that `match` would find, in full blocks
+  std::uint64_t cached_blocks = 0;   ///< blocks that hold them
+  std::uint64_t revived_blocks = 0;  ///< of those, blocks without users: they stop being evictable
   std::uint64_t new_blocks = 0;      ///< for the tokens behind them
 
-  /// Blocks that have to be available for it.
+  /// Blocks that must be available for it.
   [[nodiscard]] constexpr std::uint64_t needed() const noexcept { return revived_blocks + new_blocks; }
   friend constexpr bool operator==(const prompt_cost&, const prompt_cost&) noexcept = default;
 };
 
 namespace paging {
 
-/// What one sequence of a batch grows by.
+/// The growth of one sequence of a batch.
 struct growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
-  std::uint64_t untold = 0;  ///< tokens whose values are not told, as `extend` has them, behind `tokens`
+  std::uint64_t untold = 0;  ///< tokens without given values, as in `extend`, behind `tokens`
 };
 
 }  // namespace paging
 
 using growth [[deprecated("its name is paging::growth")]] = paging::growth;
 
-/// Where the tokens of an `append` went.
+/// The result of `append`.
 struct append_result {
   std::uint64_t first = 0;       ///< position of the first new token
-  std::uint64_t new_blocks = 0;  ///< blocks allocated, that of `copy` included
-  block_copy copy{};             ///< copy on write: to be carried out before the new tokens are written
+  std::uint64_t new_blocks = 0;  ///< blocks allocated, including the destination of `copy`
+  block_copy copy{};             ///< copy on write: carry it out before the new tokens are written
 };
 
-/// A `paged_allocator` now, and since its construction.
+/// The state of a `paged_allocator` now, and its counts since construction.
 struct paged_stats {
   std::uint64_t sequences = 0;      ///< alive
-  std::uint64_t tokens = 0;         ///< of living sequences, shared ones counted for each
+  std::uint64_t tokens = 0;         ///< of living sequences; a shared token counts once per sequence
   std::uint64_t table_blocks = 0;   ///< entries of their block tables
-  std::uint64_t blocks = 0;         ///< usable; active + idle + free
-  std::uint64_t active_blocks = 0;  ///< in use, by sequences or behind a fence
+  std::uint64_t blocks = 0;         ///< usable: active + idle + free
+  std::uint64_t active_blocks = 0;  ///< held by sequences or waiting for a fence
   std::uint64_t idle_blocks = 0;    ///< cached, evictable
   std::uint64_t free_blocks = 0;
-  std::uint64_t retiring_blocks = 0;  ///< in use above the end of a pool that was made smaller
+  std::uint64_t retiring_blocks = 0;  ///< in use above the end of a pool that was shrunk
   std::uint64_t cached_blocks = 0;    ///< found by `match`, active or idle
   std::uint64_t deferred = 0;         ///< references waiting for a fence
 
   std::uint64_t matches = 0;           ///< calls of `match`
-  std::uint64_t requested_blocks = 0;  ///< blocks that `match` was asked for: full ones, one for each key, or
-                                       ///< all where beginnings of blocks are shared too
+  std::uint64_t requested_blocks = 0;  ///< blocks that `match` looked for: the full ones, one per key, or
+                                       ///< all where partial reuse is on
   std::uint64_t hit_blocks = 0;        ///< blocks that `match` shared
   std::uint64_t hit_tokens = 0;
-  std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of one more block
+  std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of a further block
   std::uint64_t stolen_blocks = 0;         ///< of those, blocks taken over instead of copied
-  std::uint64_t allocations = 0;           ///< blocks handed out
-  std::uint64_t evictions = 0;             ///< blocks whose cached contents were given up for room
-  std::uint64_t evicting_allocations = 0;  ///< blocks handed out that had to be evicted for it
+  std::uint64_t allocations = 0;           ///< blocks allocated
+  std::uint64_t evictions = 0;             ///< blocks whose cached contents were dropped to make room
+  std::uint64_t evicting_allocations = 0;  ///< allocated blocks that had to be evicted first
   std::uint64_t registrations = 0;         ///< blocks that became cached
-  std::uint64_t duplicates = 0;            ///< commits that found equal contents cached already
-  std::uint64_t orphans = 0;       ///< blocks given up because the contents before theirs were given up
-  std::uint64_t invalidated = 0;   ///< blocks that `invalidate` took out of the cache
-  std::uint64_t unchained = 0;     ///< commits by keys that met a key which is cached behind another one
-  std::uint64_t replaced = 0;      ///< entries that a commit with the same key and other contents replaced
-  std::uint64_t deduplicated = 0;  ///< blocks given back for equal cached ones
-  std::uint64_t refused = 0;       ///< blocks that the admission policy did not let in
+  std::uint64_t duplicates = 0;            ///< commits that found equal contents already cached
+  std::uint64_t orphans = 0;               ///< blocks dropped because the contents before theirs were dropped
+  std::uint64_t invalidated = 0;           ///< blocks that `invalidate` removed from the cache
+  std::uint64_t unchained = 0;             ///< commits by keys that met a key cached behind a different key
+  std::uint64_t replaced = 0;      ///< entries replaced by a commit with the same key and other contents
+  std::uint64_t deduplicated = 0;  ///< blocks released in favour of equal cached ones
+  std::uint64_t refused = 0;       ///< blocks that the admission policy refused
   std::uint64_t copies = 0;        ///< copies on write
 
   std::size_t metadata_bytes = 0;      ///< pool, index, tables and queue
-  std::size_t verification_bytes = 0;  ///< what the verification keeps, apart
+  std::size_t verification_bytes = 0;  ///< what the verification keeps, counted separately
 
-  /// Share of the slots in block tables that hold a token; 1 when there are none.
+  /// The share of the slots in block tables that hold a token; 1 when there are no slots.
   [[nodiscard]] double token_occupancy(std::uint32_t block_tokens) const noexcept {
     const auto slots = static_cast<double>(table_blocks) * block_tokens;
     return slots == 0 ? 1.0 : static_cast<double>(tokens) / slots;
@@ -182,22 +183,22 @@ struct paged_stats {
 struct stored_block {
   block_id block = null_block;
   block_key key{};
-  block_key parent{};  ///< key of the contents before these; zero: there are none, or they are not cached
-  std::uint64_t first = 0;                  ///< position of its first token: 0 where nothing comes before
-  std::uint32_t tokens = 0;                 ///< that the key stands for
+  block_key parent{};                       ///< key of the contents before these; zero: none, or not cached
+  std::uint64_t first = 0;                  ///< position of its first token: 0 where nothing precedes it
+  std::uint32_t tokens = 0;                 ///< covered by the key
   std::span<const token_id> token_ids{};    ///< their values, where the verification keeps them
   const prefix_context* context = nullptr;  ///< never null in a call
 };
 
-/// Contents that are cached, as a snapshot tells them.
+/// Cached contents, as a snapshot lists them.
 struct stored_key {
   block_key key{};
   block_id block = null_block;
   std::uint32_t tokens = 0;
 };
 
-/// Told, `noexcept`, which contents become cached and which are given up: what a router's event stream is
-/// made of. `event_log` and `cache_metrics` are observers; `observers<...>` joins several.
+/// A type whose `noexcept` calls report which contents become cached and which are dropped: the source of a
+/// router's event stream. `event_log` and `cache_metrics` are observers; `observers<...>` joins several.
 template <class O>
 concept cache_observer = std::movable<O> && requires(O& observer, const stored_block& stored, block_id block,
                                                      const block_key& key) {
@@ -205,28 +206,28 @@ concept cache_observer = std::movable<O> && requires(O& observer, const stored_b
   { observer.on_dropped(block, key) } noexcept;
 };
 
-/// An observer that is also told of each block that a `match` shares.
+/// An observer that also receives each block that a `match` shares.
 template <class O>
 concept sharing_observer = cache_observer<O> && requires(O& observer, block_id block, const block_key& key) {
   { observer.on_shared(block, key) } noexcept;
 };
 
-/// An observer that is told in one call that nothing is cached any more, and which epoch has begun (`reset`);
-/// the others are told `on_dropped` of each block.
+/// An observer that receives one call when the whole cache is cleared, with the epoch that begins (`reset`);
+/// other observers receive `on_dropped` for each block.
 template <class O>
 concept clearing_observer = requires(O& observer, std::uint64_t epoch) {
   { observer.on_cleared(epoch) } noexcept;
 };
 
-/// An observer that is told apart which contents are given up for room: they are right, and still in the
-/// block while the call lasts, so that the observer can save them. Called instead of `on_dropped`.
+/// An observer that receives evictions separately. The contents are correct and remain in the block during
+/// the call, so the observer can save them. Called instead of `on_dropped`.
 template <class O>
 concept evicting_observer = requires(O& observer, block_id block, const block_key& key) {
   { observer.on_evicted(block, key) } noexcept;
 };
 
-/// An observer that is told apart which contents are wrong (`invalidate`), so that it can withdraw copies of
-/// them. Called instead of `on_dropped`.
+/// An observer that receives invalidations separately: the contents are wrong (`invalidate`), so it can
+/// withdraw copies of them. Called instead of `on_dropped`.
 template <class O>
 concept invalidating_observer = requires(O& observer, block_id block, const block_key& key) {
   { observer.on_invalidated(block, key) } noexcept;
@@ -234,10 +235,10 @@ concept invalidating_observer = requires(O& observer, block_id block, const bloc
 
 namespace detail {
 
-/// Why contents are given up.
+/// Why contents are dropped.
 enum class loss : std::uint8_t { dropped, evicted, invalidated };
 
-/// Tells an observer of a loss by the most exact call that it has.
+/// Reports a loss to an observer by the most specific call that the observer has.
 template <loss Why, class Observer, class... Group>
 void tell_loss(Observer& observer, block_id block, const block_key& key, Group... group) noexcept {
   if constexpr (Why == loss::evicted && requires { observer.on_evicted(block, key, group...); }) {
@@ -252,13 +253,13 @@ void tell_loss(Observer& observer, block_id block, const block_key& key, Group..
 
 }  // namespace detail
 
-/// An observer that is also told when a compaction moves a cached or staged block.
+/// An observer that also receives each move of a cached or staged block by compaction.
 template <class O>
 concept moving_observer = cache_observer<O> && requires(O& observer, block_id block) {
   { observer.on_moved(block, block) } noexcept;
 };
 
-/// The observer that costs nothing.
+/// An observer that ignores all events, at no cost.
 struct ignore_cache_events {
   void on_cached(const stored_block&) const noexcept {}
   void on_dropped(block_id, const block_key&) const noexcept {}
@@ -269,7 +270,7 @@ static_assert(cache_observer<ignore_cache_events>);
 
 namespace paging {
 
-/// Tells several observers, in their order.
+/// Forwards events to several observers, in order.
 template <cache_observer... Observers>
 class observers {
  public:

@@ -1,5 +1,5 @@
 /// @file
-/// Reuse of the beginning of a cached block: policies.
+/// Policies for reusing the beginning of a cached block.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,14 +10,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a match does with a cached block of which only the first tokens are wanted.
+/// How a match uses a cached block of which only the first tokens are wanted.
 enum class partial_source : std::uint8_t {
   none,   ///< nothing: full blocks only
-  copy,   ///< its first tokens are copied into a block of the sequence's own
-  steal,  ///< the sequence takes the block over if nobody uses it, else it copies
+  copy,   ///< copies its first tokens into a block of the sequence
+  steal,  ///< the sequence takes the block over if it is idle, otherwise copies it
 };
 
-/// Says where the beginning of a block comes from, and how many cached blocks are compared for it at most.
+/// A policy that states how the beginning of a block is reused, and how many cached blocks are compared at
+/// most.
 template <class P>
 concept partial_reuse_policy = requires {
   { P::source } -> std::convertible_to<partial_source>;
@@ -32,9 +33,9 @@ struct full_blocks_only {
 
 static_assert(partial_reuse_policy<full_blocks_only>);
 
-/// Shares the beginning of a block too: of the cached blocks that follow the last one matched, the one whose
-/// tokens agree longest lends them. At most 64 followers are compared, the newest first, so a prompt that
-/// thousands continue costs no more than one that few do.
+/// Shares the beginning of a block too. Among the cached blocks that follow the last matched one, it uses the
+/// one with the longest agreement in tokens. It compares at most 64 followers, newest first, so a prompt with
+/// thousands of continuations costs no more than one with few.
 ///
 /// @par Source   TensorRT-LLM's `enable_partial_reuse` and `copy_on_partial_reuse`.
 template <partial_source Source>
@@ -43,9 +44,9 @@ struct partial_blocks {
   static constexpr std::uint32_t most_compared = 64;
 };
 
-/// Copies what it lends.
+/// Copies the shared beginning.
 using copy_partial_blocks = partial_blocks<partial_source::copy>;
-/// Hands over blocks that nobody uses.
+/// Takes over idle blocks.
 using steal_partial_blocks = partial_blocks<partial_source::steal>;
 
 static_assert(partial_reuse_policy<copy_partial_blocks>);

@@ -1,6 +1,6 @@
 /// @file
-/// Prefixes of tokens, chunk by chunk, apart from the blocks that hold their KV: what several groups of
-/// layers hang their cached blocks on.
+/// Prefixes of tokens, chunk by chunk, stored separately from the blocks that hold their KV: several groups
+/// of layers attach their cached blocks to them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,26 +21,25 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A trie of token chunks of equal length. A node stands for its chunk and all before it, and names for each
-/// group the block that caches what the group keeps there, if any does.
+/// A trie of token chunks of equal length. A node represents its chunk and everything before it. For each
+/// group it names the block that caches what the group keeps there, if there is one.
 ///
-/// `paged_allocator` hangs its chain on the blocks themselves: the parent of a block is a block. That does
-/// not fit groups: of a sliding window the blocks before it are gone while those in it are good, of states
-/// there are few. Here the chain is metadata of its own, about 4 bytes a token, and lives as long as anything
-/// below it: a node is kept while it has a child, a cached block, or a holder. A parent is
-/// therefore never evicted before its child, and `verify_tokens` proves every node by its own tokens and the
-/// identity of its parent, whatever blocks have come and gone meanwhile.
+/// In `paged_allocator` the blocks themselves form the chain: the parent of a block is a block. That does not
+/// work for groups: a sliding window loses earlier blocks while later ones are still good, and states have
+/// few blocks. Here the chain is separate metadata of about 4 bytes per token, and lives as long as anything
+/// below it: a node is kept while it has a child, a cached block, or a holder. A parent is therefore never
+/// evicted before its child, and `verify_tokens` proves every node by its own tokens and the identity of its
+/// parent, even if blocks have come and gone.
 ///
 /// Nodes are named by `block_id`, 1 to `nodes`; the null block is the root of every chain.
 ///
-/// @par Complexity   O(1) a node, and the hash of its tokens; `release` O(1) for each node that goes.
-///      Metadata 51 bytes a node, 4 for each group, and the verification's. Nothing is allocated after
-///      construction.
-/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Complexity   O(1) per node, and the hash of its tokens; `release` O(1) per node removed. Metadata 51
+///   bytes per node, 4 per group and node, and the verification's. Nothing is allocated after construction.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
 template <block_hash Hash, block_verification Verification>
 class prefix_chain {
  public:
-  /// A place in a chain: behind the chunks that `node` stands for.
+  /// A position in a chain: behind the chunks that `node` represents.
   struct place {
     block_id node = null_block;
     block_key key{};
@@ -57,12 +56,12 @@ class prefix_chain {
         groups_(groups),
         chunk_tokens_(chunk_tokens) {}
 
-  /// Where chains begin, in an epoch of the weights (see `paging::root_key`).
+  /// Returns where chains begin in an epoch of the weights (see `paging::root_key`).
   [[nodiscard]] place root(const prefix_context& context, std::uint64_t epoch = 0) const noexcept {
     return {null_block, paging::root_key(hash_, context, epoch)};
   }
 
-  /// The place one chunk further, if it is known.
+  /// Returns the position one chunk further, if it is known.
   [[nodiscard]] std::optional<place> find(const place& at, std::span<const token_id> chunk,
                                           const prefix_context& context) const noexcept {
     const block_key key = hash_.chain(at.key, chunk);
@@ -71,8 +70,8 @@ class prefix_chain {
     return place{*found, key};
   }
 
-  /// The place one chunk further, made known if it was not; nothing when no node is free, or another chunk
-  /// has the same key. A new node goes with the next `release` of it: share it first.
+  /// Returns the position one chunk further, adding a node if it was not known; nothing if no node is free,
+  /// or another chunk has the same key. The next `release` removes a new node: `share` it first.
   [[nodiscard]] std::optional<place> extend(const place& at, std::span<const token_id> chunk,
                                             const prefix_context& context) noexcept {
     const block_key key = hash_.chain(at.key, chunk);
@@ -102,12 +101,12 @@ class prefix_chain {
     return index_.find(hash_.chain(at.key, chunk)).has_value() && !find(at, chunk, context);
   }
 
-  /// Somebody holds `node`, and so all before it. Nothing happens to the root.
+  /// Adds a holder to `node`, which keeps all nodes before it too. Has no effect on the root.
   void share(block_id node) noexcept {
     if (node != null_block) ++nodes_[to_index(node)].references;
   }
 
-  /// Takes that back. Nodes that nobody holds any more are forgotten.
+  /// Removes a holder. Nodes without holders are removed.
   void release(block_id node) noexcept {
     while (node != null_block && --nodes_[to_index(node)].references == 0) {
       const block_id parent = nodes_[to_index(node)].parent;
@@ -118,27 +117,28 @@ class prefix_chain {
     }
   }
 
-  /// The block that caches what `group` keeps at `node`, or the null block.
+  /// Returns the block that caches what `group` keeps at `node`, or the null block.
   [[nodiscard]] block_id cached(block_id node, std::size_t group) const noexcept {
     return held_[to_index(node) * groups_ + group];
   }
 
-  /// `block` caches it from now on. @pre nothing does.
+  /// Records that `block` caches it. @pre no block does.
   void hold(block_id node, std::size_t group, block_id block) noexcept {
     held_[to_index(node) * groups_ + group] = block;
     share(node);
   }
 
-  /// Nothing caches it any more. @pre something does.
+  /// Records that no block caches it. @pre a block does.
   void drop(block_id node, std::size_t group) noexcept {
     held_[to_index(node) * groups_ + group] = null_block;
     release(node);
   }
 
-  /// Calls `visit(node)` for each node below `node`, which may drop what is cached there. O(nodes).
+  /// Calls `visit(node)` for each node below `node`; it may drop what is cached there. O(nodes).
   template <class Visit>
   void each_below(block_id node, Visit&& visit) noexcept {
-    // Marks are even for nodes that are not below, odd for those that are; older ones are of earlier calls.
+    // Marks are even for nodes that are not below, odd for those that are; older marks are from earlier
+    // calls.
     marks_ += 2;
     const std::uint32_t outside = marks_;
     const std::uint32_t below = marks_ + 1;
@@ -159,7 +159,7 @@ class prefix_chain {
   [[nodiscard]] const Hash& hash() const noexcept { return hash_; }
   [[nodiscard]] block_id parent(block_id node) const noexcept { return nodes_[to_index(node)].parent; }
   [[nodiscard]] const block_key& key(block_id node) const noexcept { return index_.key(node); }
-  /// Nodes in use, nodes that are not, and all of them.
+  /// Nodes in use, free nodes, and all nodes.
   [[nodiscard]] std::uint64_t size() const noexcept { return index_.size(); }
   [[nodiscard]] std::uint64_t free() const noexcept { return capacity() - size(); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return nodes_.size() - 1; }
@@ -169,7 +169,8 @@ class prefix_chain {
   }
   [[nodiscard]] std::size_t verification_bytes() const noexcept { return verification_.metadata_bytes(); }
 
-  /// Proves that each node is found, and counts its children, its cached blocks and those who hold it.
+  /// Proves that each node is found, and that its count is the number of its children, cached blocks and
+  /// holders.
   /// @param holders  how often each node is held from outside, by id.
   [[nodiscard]] std::vector<std::string> audit(std::span<const std::uint64_t> holders) const {
     std::vector<std::string> found = index_.audit();
@@ -204,7 +205,7 @@ class prefix_chain {
   prefix_index index_;
   Verification verification_;
   detail::fixed_array<entry> nodes_;
-  detail::fixed_array<block_id> held_;  // groups_ a node
+  detail::fixed_array<block_id> held_;  // `groups_` per node
   block_id free_ = null_block;
   std::uint64_t touched_ = 0;  // nodes behind this one were never used
   std::uint32_t marks_ = 0;

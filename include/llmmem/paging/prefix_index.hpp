@@ -1,5 +1,5 @@
 /// @file
-/// The prefix index: which block holds the contents that a key names.
+/// The prefix index: maps a key to the block that holds its contents.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,18 +18,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A map from `block_key` to block, and back, of fixed capacity: each block has at most one key, each key one
-/// block.
+/// A two-way map between `block_key` and block, of fixed capacity: each block has at most one key, each key
+/// one block.
 ///
-/// A hash table of cache lines: each holds twelve blocks with a byte of their keys, compared all at once, and
-/// the number of blocks that had to go on to a later line because this one was full. A lookup therefore reads
-/// one line of the table nearly always, and stops where nobody went on; an erased block just leaves its
-/// place. There are no tombstones and no rebuilds: the cost of an operation does not depend on what went
-/// before. (The overflow count is that of Facebook's F14 tables, 2019.)
+/// It is a hash table of cache lines. Each line holds twelve blocks with one byte of each key, compared all
+/// at once, and the number of blocks that overflowed to a later line because this one was full. A lookup
+/// therefore nearly always reads one line of the table, and stops at a line without overflow; an erased block
+/// just leaves its place. There are no tombstones and no rebuilds: the cost of an operation does not depend
+/// on earlier operations. (The overflow count comes from Facebook's F14 tables, 2019.)
 ///
-/// @par Complexity   expected O(1), lines half full at most; 35 bytes a block, allocated once in the
-/// constructor.
-/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Complexity   expected O(1), lines at most half full; 35 bytes per block, allocated once in the
+///   constructor.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; nothing else fails.
 class prefix_index {
  public:
@@ -38,11 +38,11 @@ class prefix_index {
       : chunks_(chunk_count(blocks), detail::tag_chunk{}, source, "prefix_index: table"),
         entries_(blocks + 1, entry{}, source, "prefix_index: entries") {}
 
-  /// The block that `key` names, if any.
+  /// Returns the block that `key` names, if any.
   [[nodiscard]] std::optional<block_id> find(const block_key& key) const noexcept {
     const std::uint8_t tag = tag_of(key);
     std::uint64_t i = home(key);
-    // Somebody may have gone on from every line of a small table: then the search ends where it began.
+    // Blocks may have overflowed from every line of a small table: then the search ends where it began.
     for (std::uint64_t lines = chunks_.size(); lines > 0; --lines, i = next(i)) {
       const detail::tag_chunk& chunk = chunks_[i];
       for (auto places = chunk.places_of(tag); places.any(); places.pop()) {
@@ -54,13 +54,13 @@ class prefix_index {
     return std::nullopt;
   }
 
-  /// Fetches what `find(key)` will read first. Worth calling some lookups ahead.
+  /// Prefetches what `find(key)` will read first. Worth calling some lookups ahead.
   void prefetch(const block_key& key) const noexcept { LLMMEM_PREFETCH(&chunks_[home(key)]); }
 
-  /// Remembers a key for a block that is not in the index: known before its contents may be shared.
+  /// Stores a key for a block that is not in the index: known before its contents may be shared.
   void stage(const block_key& key, block_id block) noexcept { entries_[to_index(block)].key = key; }
 
-  /// Lets the staged key name `block`, whose first `tokens` tokens are its contents.
+  /// Makes the staged key name `block`, whose first `tokens` tokens are its contents.
   /// @pre neither the key nor the block is in the index; `tokens` is at least 1.
   void insert(block_id block, std::uint32_t tokens) noexcept {
     entry& named = entries_[to_index(block)];
@@ -72,7 +72,7 @@ class prefix_index {
     ++size_;
   }
 
-  /// Forgets `block` and its key. @pre it is in the index.
+  /// Removes `block` and its key. @pre it is in the index.
   void erase(block_id block) noexcept {
     entry& named = entries_[to_index(block)];
     named.tokens = 0;
@@ -82,7 +82,7 @@ class prefix_index {
     --size_;
   }
 
-  /// `erase` for each of `blocks`, asking for the cache lines of later ones meanwhile.
+  /// Calls `erase` for each of `blocks`, prefetching the cache lines of later ones.
   void erase(std::span<const block_id> blocks) noexcept {
     constexpr std::size_t ahead = 4;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -93,11 +93,11 @@ class prefix_index {
 
   [[nodiscard]] bool contains(block_id block) const noexcept { return entries_[to_index(block)].tokens != 0; }
 
-  /// The key of a block that is in the index, or was staged for it.
+  /// Returns the key of a block that is in the index or has a staged key.
   [[nodiscard]] const block_key& key(block_id block) const noexcept { return entries_[to_index(block)].key; }
 
-  /// How many tokens the key of a block in the index stands for: fewer than a block holds where a trace names
-  /// partial blocks. What lies behind them may be overwritten.
+  /// Returns how many tokens the key of a block in the index covers: fewer than a block holds if a trace
+  /// names partial blocks. Tokens behind them may be overwritten.
   [[nodiscard]] std::uint32_t tokens(block_id block) const noexcept {
     return entries_[to_index(block)].tokens;
   }
@@ -106,7 +106,7 @@ class prefix_index {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return chunks_.bytes() + entries_.bytes(); }
 
   /// Proves that each block in the index is found by its key, that nothing else is in the table, and that
-  /// each line counts those who passed it by; one sentence for each violation. O(blocks); allocates.
+  /// each line counts its overflow correctly. Returns one sentence for each violation. O(blocks); allocates.
   [[nodiscard]] std::vector<std::string> audit() const {
     std::vector<std::string> found;
     std::uint64_t present = 0;
@@ -127,7 +127,7 @@ class prefix_index {
       filled += chunks_[i].size();
       if (chunks_[i].passed_by() != passed[i]) {
         found.push_back("prefix_index: line " + std::to_string(i) + " counts " +
-                        std::to_string(chunks_[i].passed_by()) + " blocks gone on, there are " +
+                        std::to_string(chunks_[i].passed_by()) + " overflowed blocks, there are " +
                         std::to_string(passed[i]));
       }
     }
@@ -147,19 +147,19 @@ class prefix_index {
 
   [[nodiscard]] static std::uint64_t chunk_count(std::uint64_t blocks) {
     if (blocks == 0 || blocks > max_blocks) {
-      throw length_error("prefix_index: " + std::to_string(blocks) + " blocks, allowed are 1 to " +
+      throw length_error("prefix_index: " + std::to_string(blocks) + " blocks; use 1 to " +
                          std::to_string(max_blocks));
     }
     return blocks / (detail::tag_chunk::places / 2) + 1;
   }
 
-  /// A byte of the key, never 0: that is an empty place.
+  /// Returns a byte of the key, never 0: 0 marks an empty place.
   [[nodiscard]] static std::uint8_t tag_of(const block_key& key) noexcept {
     const auto byte = static_cast<std::uint8_t>(key.low);
     return byte == 0 ? std::uint8_t{1} : byte;
   }
 
-  // Maps 32 bits evenly onto any number of lines without a division (Lemire 2019).
+  // Maps 32 bits evenly to any number of lines without a division (Lemire 2019).
   [[nodiscard]] std::uint64_t home(const block_key& key) const noexcept {
     return ((key.high >> 32) * chunks_.size()) >> 32;
   }

@@ -1,5 +1,5 @@
 /// @file
-/// A paged cache's statistics in Prometheus' text exposition format, 0.0.4.
+/// Writes a paged cache's statistics in Prometheus' text exposition format, 0.0.4.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,16 +25,16 @@ struct prometheus_label {
   std::string_view value;
 };
 
-/// What `write_prometheus` writes to: called with pieces of the text, in order.
+/// The destination of `write_prometheus`: called with pieces of the text, in order.
 template <class S>
 concept text_sink = std::is_invocable_v<S&, std::string_view>;
 
-/// The media type of what is written, for the HTTP answer.
+/// The media type of the text, for the HTTP response.
 inline constexpr std::string_view prometheus_content_type = "text/plain; version=0.0.4; charset=utf-8";
 
 namespace detail {
 
-/// Writes families of samples with the same labels. Numbers are formatted on the stack.
+/// Writes families of samples with the same labels. Formats numbers on the stack.
 template <text_sink Sink>
 class prometheus_writer {
  public:
@@ -128,12 +128,13 @@ inline void check_labels(std::span<const prometheus_label> labels) {
     for (const char c : name)
       good = good && (is_letter(c) || (c >= '0' && c <= '9'));
     if (!good) {
-      throw argument_error("write_prometheus: label name \"" + std::string(name) +
-                           "\"; a name is letters, digits and _, not a digit first, not __ first, not le");
+      throw argument_error(
+          "write_prometheus: label name \"" + std::string(name) +
+          "\"; a name has letters, digits and _, does not begin with a digit or __, and is not le");
     }
     for (std::size_t k = 0; k < i; ++k) {
       if (labels[k].name == name) {
-        throw argument_error("write_prometheus: label name \"" + std::string(name) + "\" stands twice");
+        throw argument_error("write_prometheus: label name \"" + std::string(name) + "\" is given twice");
       }
     }
   }
@@ -141,34 +142,40 @@ inline void check_labels(std::span<const prometheus_label> labels) {
 
 template <text_sink Sink>
 void write_stats(const paged_stats& stats, std::uint32_t block_tokens, prometheus_writer<Sink>& out) {
-  out.gauge("llmmem_kv_blocks", "Blocks that may be used.", stats.blocks);
-  out.gauge("llmmem_kv_active_blocks", "Blocks in use, by sequences or behind a fence.", stats.active_blocks);
-  out.gauge("llmmem_kv_idle_blocks", "Blocks in use by nobody whose contents are kept.", stats.idle_blocks);
+  out.gauge("llmmem_kv_blocks", "Usable blocks.", stats.blocks);
+  out.gauge("llmmem_kv_active_blocks", "Blocks held by sequences or waiting for a fence.",
+            stats.active_blocks);
+  out.gauge("llmmem_kv_idle_blocks", "Blocks that are not in use and keep their contents.",
+            stats.idle_blocks);
   out.gauge("llmmem_kv_free_blocks", "Blocks that hold nothing.", stats.free_blocks);
-  out.gauge("llmmem_kv_retiring_blocks", "Blocks in use above the end of a pool that was made smaller.",
+  out.gauge("llmmem_kv_retiring_blocks", "Blocks in use above the end of a pool that was shrunk.",
             stats.retiring_blocks);
   out.gauge("llmmem_kv_cached_blocks", "Blocks that a match can find.", stats.cached_blocks);
   out.gauge("llmmem_kv_deferred_references", "References that wait for a fence.", stats.deferred);
   out.gauge("llmmem_kv_sequences", "Sequences alive.", stats.sequences);
-  out.gauge("llmmem_kv_tokens", "Tokens of living sequences, shared ones counted for each.", stats.tokens);
+  out.gauge("llmmem_kv_tokens", "Tokens of living sequences; a shared token counts once per sequence.",
+            stats.tokens);
   out.gauge("llmmem_kv_token_occupancy", "Share of the slots in block tables that hold a token.",
             stats.token_occupancy(block_tokens));
 
-  out.counter("llmmem_kv_allocations_total", "Blocks handed out.", stats.allocations);
-  out.counter("llmmem_kv_allocations_from_free_total", "Blocks handed out that were free.",
+  out.counter("llmmem_kv_allocations_total", "Blocks allocated.", stats.allocations);
+  out.counter("llmmem_kv_allocations_from_free_total", "Allocated blocks that were free.",
               stats.allocations - stats.evicting_allocations);
-  out.counter("llmmem_kv_allocations_from_evict_total", "Blocks handed out that had to be evicted for it.",
+  out.counter("llmmem_kv_allocations_from_evict_total", "Allocated blocks that had to be evicted first.",
               stats.evicting_allocations);
-  out.counter("llmmem_kv_evictions_total", "Blocks whose contents were given up for room.", stats.evictions);
+  out.counter("llmmem_kv_evictions_total", "Blocks whose contents were dropped to make room.",
+              stats.evictions);
   out.counter("llmmem_kv_registrations_total", "Blocks that became cached.", stats.registrations);
-  out.counter("llmmem_kv_duplicates_total", "Commits that found equal contents cached.", stats.duplicates);
-  out.counter("llmmem_kv_deduplicated_total", "Blocks given back for equal cached ones.", stats.deduplicated);
-  out.counter("llmmem_kv_replaced_total", "Cached blocks that gave way to others with the same key.",
+  out.counter("llmmem_kv_duplicates_total", "Commits that found equal contents already cached.",
+              stats.duplicates);
+  out.counter("llmmem_kv_deduplicated_total", "Blocks released in favour of equal cached ones.",
+              stats.deduplicated);
+  out.counter("llmmem_kv_replaced_total", "Cached blocks replaced by others with the same key.",
               stats.replaced);
-  out.counter("llmmem_kv_refused_total", "Blocks that the admission policy did not let in.", stats.refused);
+  out.counter("llmmem_kv_refused_total", "Blocks that the admission policy refused.", stats.refused);
   out.counter("llmmem_kv_copies_total", "Copies on write.", stats.copies);
-  out.counter("llmmem_kv_matches_total", "Prompts looked up.", stats.matches);
-  out.counter("llmmem_kv_match_requested_blocks_total", "Blocks that matches asked for.",
+  out.counter("llmmem_kv_matches_total", "Calls of match.", stats.matches);
+  out.counter("llmmem_kv_match_requested_blocks_total", "Blocks that matches looked for.",
               stats.requested_blocks);
   out.counter("llmmem_kv_match_returned_blocks_total", "Blocks that matches shared.", stats.hit_blocks);
   out.counter("llmmem_kv_match_returned_tokens_total", "Tokens that matches shared.", stats.hit_tokens);
@@ -178,18 +185,19 @@ void write_stats(const paged_stats& stats, std::uint32_t block_tokens, prometheu
 
 /// Writes `stats` as gauges and counters.
 ///
-/// Counters never go back while the cache lives. Requested and returned blocks are two counters, so a ratio
-/// over any time is theirs: `rate(..._returned_blocks_total[5m]) / rate(..._requested_blocks_total[5m])`.
+/// Counters never go back while the cache lives. Requested and returned blocks are separate counters, so a
+/// hit ratio over any time can be computed: `rate(..._returned_blocks_total[5m]) /
+/// rate(..._requested_blocks_total[5m])`.
 ///
 ///     std::string page;
 ///     write_prometheus(cache.stats(), cache.block_tokens(), labels,
 ///                      [&](std::string_view text) { page += text; });
 ///
 /// @param block_tokens  of the cache, for its token occupancy.
-/// @param labels  of every sample, for one that serves several caches: `{{"engine", "0"}}`.
+/// @param labels  added to every sample, for a process that serves several caches: `{{"engine", "0"}}`.
 /// @param sink  called with pieces of the text.
 /// @par Errors   `argument_error` for a label name that Prometheus refuses, before anything is written; what
-///      the sink throws.
+///   the sink throws.
 template <text_sink Sink>
 void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
                       std::span<const prometheus_label> labels, Sink&& sink) {
@@ -198,7 +206,7 @@ void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
   detail::write_stats(stats, block_tokens, out);
 }
 
-/// The same with what a `cache_metrics` measured, in seconds.
+/// Writes the same, and in seconds the measurements of a `cache_metrics`.
 template <text_sink Sink>
 void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
                       const cache_histograms& histograms, std::span<const prometheus_label> labels,
@@ -206,15 +214,15 @@ void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
   detail::check_labels(labels);
   detail::prometheus_writer<std::remove_reference_t<Sink>> out(labels, sink);
   detail::write_stats(stats, block_tokens, out);
-  out.histogram("llmmem_kv_block_lifetime_seconds", "From being stored to being given up, sampled.",
+  out.histogram("llmmem_kv_block_lifetime_seconds", "From being stored to being dropped, sampled.",
                 histograms.lifetime);
   out.histogram("llmmem_kv_block_residency_seconds", "From being stored to the last use, sampled.",
                 histograms.residency);
-  out.histogram("llmmem_kv_block_idle_before_evict_seconds", "From the last use to being given up, sampled.",
+  out.histogram("llmmem_kv_block_idle_before_evict_seconds", "From the last use to being dropped, sampled.",
                 histograms.idle);
   out.histogram("llmmem_kv_block_reuse_gap_seconds", "From one use to the next, sampled.",
                 histograms.reuse_gap);
-  out.gauge("llmmem_kv_block_sample_one_in", "Of how many blocks one is measured.", histograms.sample_one_in);
+  out.gauge("llmmem_kv_block_sample_one_in", "One of so many blocks is measured.", histograms.sample_one_in);
 }
 
 }  // namespace v0

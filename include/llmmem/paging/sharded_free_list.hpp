@@ -1,5 +1,5 @@
 /// @file
-/// Free blocks that several threads take and give back at once, without locks.
+/// Free blocks that several threads take and return concurrently, without locks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,12 +19,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which part of a `sharded_free_list` a thread works on first: the number of the thread, say. Any number
-/// will do; threads that name the same one only meet more often.
+/// The part of a `sharded_free_list` that a thread uses first: for example the number of the thread. Any
+/// number is valid; threads with the same number only contend more often.
 enum class shard_id : std::uint32_t {};
 
-/// Called between two atomic steps of a lock-free operation. The default does nothing and costs nothing; a
-/// test gives way there, so that another thread comes in between.
+/// A hook called between two atomic steps of a lock-free operation. The default does nothing and costs
+/// nothing; a test yields there, so that another thread can run in between.
 template <class S>
 concept interleaving = requires {
   { S::point() } noexcept;
@@ -32,7 +32,7 @@ concept interleaving = requires {
 
 namespace paging {
 
-/// Nobody comes in between on purpose.
+/// The hook that does nothing.
 struct uninterrupted {
   static void point() noexcept {}
 };
@@ -43,40 +43,40 @@ using uninterrupted [[deprecated("its name is paging::uninterrupted")]] = paging
 
 static_assert(interleaving<paging::uninterrupted>);
 
-/// The free blocks of several threads: a stack for each shard, and one count over all of them.
+/// The free blocks of several threads: a stack per shard, and one count over all of them.
 ///
-/// A batch is first reserved on the count, whole or not at all, and then collected: from the own shard,
-/// further from the others in their order. Since what is given back is pushed before it is counted, what is
-/// reserved is always there to be found. A refusal is therefore exact: at that moment fewer blocks were free.
-/// Nothing is ever taken and put back.
+/// `try_take` first reserves the whole batch on the count, or nothing, then collects it: from its own shard
+/// first, then from the others in order. Because blocks are pushed before they are counted, reserved blocks
+/// can always be found. A refusal is therefore exact: at that moment fewer blocks were free. Nothing is ever
+/// taken and put back.
 ///
-/// Each stack links its blocks by index, and its head carries a number that rises with every change, so that
-/// a head that is exchanged has not been another one meanwhile (Treiber 1986, with IBM's tag). The number
-/// wraps after 2^32 changes of one shard: harm would need exactly a multiple of so many between the reading
-/// of a head and its exchange. Links of blocks that are taken may still be read by a slower thread; they are
-/// never unmapped, and its exchange then fails.
+/// Each stack links its blocks by index. Its head carries a number that rises with every change, so an
+/// exchange succeeds only if the head has not changed in between (Treiber 1986, with IBM's tag). The number
+/// wraps after 2^32 changes of one shard: harm would require exactly a multiple of that many between reading
+/// a head and its exchange. A slower thread may still read the links of taken blocks; they are never
+/// unmapped, and its exchange then fails.
 ///
 /// @tparam Interleaving  for tests, see `interleaving`.
 ///
-/// @par Complexity   a batch is taken by one exchange of the count and one of each shard it comes from, and
-///      given back by one of each; O(batch) links besides. 4 bytes a block, 64 a shard and 64 more.
-/// @par Progress   `push` is lock-free. `try_take` is too: an exchange fails, or a round over all shards
-///      finds nothing, only because other threads got on with theirs.
-/// @par Thread safety   `push`, `try_take` and `size` from any threads at once. What a thread wrote before it
-///      pushed a block is seen by the one that takes it.
+/// @par Complexity   taking a batch needs one exchange of the count and one per shard it comes from,
+///   returning it one of each; in addition O(batch) links. 4 bytes per block, 64 per shard and 64 more.
+/// @par Progress   `push` is lock-free. So is `try_take`: an exchange fails, or a round over all shards finds
+///   nothing, only because other threads made progress.
+/// @par Thread safety   `push`, `try_take` and `size` may run concurrently. The thread that takes a block
+///   sees what another thread wrote before pushing it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; nothing else fails.
 template <interleaving Interleaving = paging::uninterrupted>
 class basic_sharded_free_list {
  public:
-  /// A list of no block.
+  /// Constructs an empty list.
   /// @param blocks  ids 1 to `blocks` may be pushed; 1 to `max_blocks`.
-  /// @param shards  1 to 65,536: as many as threads that allocate and free often.
+  /// @param shards  1 to 65,536: the number of threads that allocate and free often.
   basic_sharded_free_list(std::uint64_t blocks, std::uint32_t shards, const metadata_source& source = {})
       : links_(checked(blocks, shards) + 1, 0, source, "sharded_free_list: links"),
         heads_((shards + std::uint64_t{1}) * words_a_line, 0, source, "sharded_free_list: heads"),
         shards_(shards) {}
 
-  /// The blocks are free now; the first of them is on top. @pre none of them is free, or named twice.
+  /// Adds free blocks, the first one on top. @pre none of them is free already or named twice.
   void push(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     if (blocks.empty()) return;
     for (std::size_t i = 0; i + 1 < blocks.size(); ++i)
@@ -92,7 +92,7 @@ class basic_sharded_free_list {
     count().fetch_add(blocks.size(), std::memory_order_release);
   }
 
-  /// Fills `out`, or takes nothing and says false.
+  /// Fills `out`, or takes nothing and returns false.
   [[nodiscard]] bool try_take(std::span<block_id> out, shard_id shard = {}) noexcept {
     const auto all = count();
     std::uint64_t free = all.load(std::memory_order_relaxed);
@@ -105,13 +105,13 @@ class basic_sharded_free_list {
     return true;
   }
 
-  /// Free blocks that nobody has reserved: at some moment during the call.
+  /// The free blocks that are not reserved, at some moment during the call.
   [[nodiscard]] std::uint64_t size() const noexcept { return count().load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint32_t shards() const noexcept { return shards_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return links_.bytes() + heads_.bytes(); }
 
-  /// Calls `visit(block_id)` for each free block, for audits: while no other thread pushes or takes. Stops
-  /// after as many as there may be.
+  /// Calls `visit(block_id)` for each free block, for audits, while no other thread pushes or takes. Stops
+  /// after the maximum number of blocks.
   template <class Visit>
   void for_each(Visit&& visit) const {
     std::uint64_t left = links_.size();
@@ -123,22 +123,22 @@ class basic_sharded_free_list {
   }
 
  private:
-  // Each head has a cache line of its own, and so has the count.
+  // Each head, and the count, has a cache line of its own.
   static constexpr std::size_t words_a_line = 8;
 
   [[nodiscard]] static std::uint64_t checked(std::uint64_t blocks, std::uint32_t shards) {
     if (blocks == 0 || blocks > max_blocks) {
-      throw length_error("sharded_free_list: " + std::to_string(blocks) + " blocks, allowed are 1 to " +
+      throw length_error("sharded_free_list: " + std::to_string(blocks) + " blocks; use 1 to " +
                          std::to_string(max_blocks));
     }
     if (shards == 0 || shards > 65'536) {
       throw length_error("sharded_free_list: " + std::to_string(shards) +
-                         " shards, allowed are 1 to 65536; one for each thread that allocates is enough");
+                         " shards; use 1 to 65536, one for each thread that allocates");
     }
     return blocks;
   }
 
-  // A head: how often it has changed, and the block on top, 0 when there is none.
+  // A head: the number of its changes, and the block on top (0: none).
   [[nodiscard]] static std::uint32_t top(std::uint64_t head) noexcept {
     return static_cast<std::uint32_t>(head);
   }
@@ -152,13 +152,13 @@ class basic_sharded_free_list {
     return static_cast<std::uint32_t>(shard) % shards_;
   }
 
-  /// Takes up to `out.size()` blocks off one stack, together; says how many.
+  /// Takes up to `out.size()` blocks off one stack at once; returns how many.
   std::size_t pop(std::uint32_t shard, std::span<block_id> out) noexcept {
     const auto head = head_of(shard);
     std::uint64_t seen = head.load(std::memory_order_acquire);
     for (;;) {
-      // Links may change under the reader: it may go astray among them, but not out of the table, and not for
-      // longer than `out`. Then the exchange fails.
+      // Links may change during the walk: it may go astray, but stays inside the table and takes at most
+      // `out.size()` steps. Then the exchange fails.
       std::size_t taken = 0;
       std::uint32_t next = top(seen);
       for (; next != 0 && taken < out.size(); ++taken) {
@@ -175,11 +175,11 @@ class basic_sharded_free_list {
   }
 
   detail::atomic_array<std::uint32_t> links_;  // by block: the one below it
-  detail::atomic_array<std::uint64_t> heads_;  // by shard, and behind them the count of all
+  detail::atomic_array<std::uint64_t> heads_;  // by shard, followed by the count of all
   std::uint32_t shards_;
 };
 
-/// The free list that is not a test's.
+/// The free list without test hooks.
 using sharded_free_list = basic_sharded_free_list<>;
 
 }  // namespace v0

@@ -1,5 +1,5 @@
 /// @file
-/// `shared_prefix_cache`: blocks found by prefix, taken and given back by many threads at once.
+/// `shared_prefix_cache`: blocks found by prefix, taken and released by many threads concurrently.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,14 +28,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What `commit` holds while it runs: `std::mutex`, a spin lock of the engine's, or nothing.
+/// The mutex that `commit` holds while it runs: `std::mutex`, a spin lock of the engine, or nothing.
 template <class M>
 concept writer_mutex = std::default_initializable<M> && requires(M& mutex) {
   mutex.lock();
   mutex.unlock();
 };
 
-/// There is one writer, or the engine sees to it that they take turns.
+/// For engines with one writer, or whose writers already exclude each other.
 struct null_mutex {
   void lock() noexcept {}
   void unlock() noexcept {}
@@ -43,110 +43,111 @@ struct null_mutex {
 
 static_assert(writer_mutex<null_mutex>);
 
-/// The policies of a `shared_prefix_cache`. Inherit, and shadow what is to be different.
+/// The policies of a `shared_prefix_cache`. Inherit from it and shadow the policies to change.
 struct shared_traits {
   using hash = siphash13_128;           ///< `block_hash`: keys of the prefix chain
-  using verification = verify_tokens;   ///< `block_verification`: whether a hit is believed
-  using mutex = null_mutex;             ///< `writer_mutex`: how calls of `commit` take turns
+  using verification = verify_tokens;   ///< `block_verification`: how a hit is verified
+  using mutex = null_mutex;             ///< `writer_mutex`: how calls of `commit` exclude each other
   using steps = paging::uninterrupted;  ///< `interleaving`, for tests
 };
 
-/// How a `shared_prefix_cache` is built.
+/// The construction parameters of a `shared_prefix_cache`.
 struct shared_prefix_options {
   std::uint64_t blocks = 0;                  ///< usable blocks, 1 to `max_blocks`
   std::uint32_t block_tokens = 16;           ///< tokens a block holds, 1 to `max_block_tokens`
-  std::uint32_t shards = 8;                  ///< free lists: as many as threads that allocate and free
+  std::uint32_t shards = 8;                  ///< free lists: the number of threads that allocate and free
   hash_seed seed{};                          ///< keys the hash chain
-  std::string name = "shared_prefix_cache";  ///< what error texts call it
-  metadata_source metadata{};                ///< where its tables come from
+  std::string name = "shared_prefix_cache";  ///< the name in error texts
+  metadata_source metadata{};                ///< source of memory for its tables
 };
 
-/// Where a chain of cached blocks ends, and the next ones are to be committed. A plain value.
+/// The end of a chain of cached blocks, where the next ones are committed. A plain value.
 struct chain_end {
   prefix_context context{};
   block_key key{};               ///< of all contents so far
-  block_id block = null_block;   ///< that holds the last of them; `null_block` at the root
-  std::uint32_t generation = 0;  ///< its life
+  block_id block = null_block;   ///< holds the last of them; `null_block` at the root
+  std::uint32_t generation = 0;  ///< of that block
 
   friend constexpr bool operator==(const chain_end&, const chain_end&) noexcept = default;
 };
 
-/// What `match` found.
+/// The result of `match`.
 struct shared_match {
   std::uint64_t tokens = 0;  ///< cached tokens
-  std::uint64_t blocks = 0;  ///< in as many blocks, each with a reference that is the caller's now
+  std::uint64_t blocks = 0;  ///< blocks that hold them, each with a reference that the caller now owns
   chain_end end{};           ///< behind them
 };
 
-/// What `commit` did.
+/// The result of `commit`.
 struct shared_commit {
   std::uint64_t registered = 0;  ///< blocks that became cached
-  std::uint64_t duplicates = 0;  ///< blocks whose contents are cached in another one; they stay private
+  std::uint64_t duplicates = 0;  ///< blocks whose contents are cached in another block; they stay private
   chain_end end{};               ///< behind all of them: for the sequence's next commit
 };
 
-/// A `shared_prefix_cache` about now, and since its construction.
+/// The approximate state of a `shared_prefix_cache`, and its counts since construction.
 struct shared_stats {
   std::uint64_t blocks = 0;            ///< usable
-  std::uint64_t active = 0;            ///< referenced, by callers or by a cached block that continues them
+  std::uint64_t active = 0;            ///< referenced by callers or by a cached block that continues them
   std::uint64_t idle = 0;              ///< cached, unreferenced: evictable at once
   std::uint64_t free = 0;              ///< neither
   std::uint64_t cached = 0;            ///< found by `match`
   std::uint64_t registrations = 0;     ///< blocks that became cached
-  std::uint64_t duplicates = 0;        ///< commits that found equal contents cached already
-  std::uint64_t evictions = 0;         ///< blocks whose cached contents were given up
+  std::uint64_t duplicates = 0;        ///< commits that found equal contents already cached
+  std::uint64_t evictions = 0;         ///< blocks whose cached contents were dropped
   std::size_t metadata_bytes = 0;      ///< states, index, lists
-  std::size_t verification_bytes = 0;  ///< what the verification keeps, apart
+  std::size_t verification_bytes = 0;  ///< what the verification keeps, counted separately
 };
 
-/// The prefix cache for engines whose threads must not wait for each other: `match`, `share`, `release`,
-/// `allocate` and `evict` from any number of threads without a lock, beside one thread that commits.
+/// A prefix cache for engines whose threads must not wait for each other: any number of threads may call
+/// `match`, `share`, `release`, `allocate` and `evict` without a lock, while one thread commits.
 ///
-/// `paged_allocator` is for the engine whose scheduler is one thread, and does much more there: sequences,
-/// tables, copy on write, deferred frees, exact policies. Here the caller keeps its own block tables, and
-/// blocks change hands by reference:
+/// `paged_allocator` is for an engine whose scheduler is one thread, and offers much more: sequences, tables,
+/// copy on write, deferred frees, exact policies. Here the caller keeps its own block tables, and ownership
+/// of blocks moves by reference:
 ///
 ///     llmmem::shared_prefix_cache<> cache({.blocks = 4096});
 ///     std::vector<llmmem::block_id> table(n);                        // a sequence's, one for each block
 ///     auto hit = cache.match(prompt, context, table);                // any thread
 ///     auto rest = std::span(table).subspan(hit.blocks);
 ///     cache.allocate(rest).value();                                  // any thread
-///     ...                                                            // write the KV of what is missing
+///     ...                                                            // write the KV of the missing blocks
 ///     cache.commit(hit.end, prompt.subspan(hit.tokens), rest).value();   // the writer
 ///     cache.release(table).value();                                  // any thread
 ///
-/// What holds
-///  - A block that a caller holds keeps its contents until the caller releases it. What was written into it
-///    before `commit` is seen by whoever gets it from `match`; what readers read of it is read before whoever
-///    gets it from `allocate` next writes.
+/// Guarantees
+///  - A block that a caller holds keeps its contents until the caller releases it. A reader that gets a block
+///    from `match` sees what was written into it before `commit`; all reads of a block happen before the
+///    writes of the next caller that gets it from `allocate`.
 ///  - The cached prefixes are closed: a cached block keeps a reference to the one before it, so a head is
-///    never evicted before its tail, and all that is cached can be found.
-///  - `match` is linearizable: there is a moment in the call when what it returns was the longest cached
-///    prefix. So are the commit of one block (of several: each by itself, in order), the release of one, each
-///    single eviction, and whether `try_allocate` is refused.
+///    never evicted before its tail, and everything cached can be found.
+///  - `match` is linearizable: at some moment during the call, its result was the longest cached prefix. So
+///    are the commit of one block (several: each by itself, in order), the release of one, each single
+///    eviction, and the refusal of `try_allocate`.
 ///
-/// Eviction order. A clock's hand goes round the blocks (second chance). It evicts leaves only, and passes
-/// over those released since it was there last, give or take an eighth of a round; having gone round twice it
-/// takes whatever it meets. From an evicted leaf it goes on to the block before it, if that has not been
-/// released since either: an idle chain leaves tail first, as far as it must. An idle block that a reader
-/// revives first is passed over. No other order is promised, and releases beside an eviction may count late.
+/// Eviction order. A clock's hand passes over the blocks (second chance). It evicts only leaves, and skips
+/// those released since its last visit, accurate to an eighth of a round; after two rounds it takes any leaf.
+/// From an evicted leaf it continues to the block before it, unless that has been released since as well: an
+/// idle chain is evicted tail first, as far as necessary. The hand skips an idle block that a reader revives
+/// first. No other order is guaranteed, and releases concurrent with an eviction may count late.
 ///
 /// @tparam Traits  the policies, see `shared_traits`.
 ///
-/// @par Progress   all but `commit` are lock-free: an exchange is repeated only because another thread's
-///      succeeded, and nobody waits for a thread that stands still (what it was about to free stays away).
-///      None is wait-free: one thread may lose again and again. `commit` waits for `Traits::mutex` alone.
-/// @par Thread safety   any calls together, but for `commit` under `null_mutex`: one at a time; and `audit`,
-///      while nothing else runs. The tables' memory is given back by the destructor alone, so that a state or
-///      a link may be read by a thread that comes late; what it read it must then confirm by an exchange.
-///      Generations wrap around after 2^32 lives of one block: a `block_handle` or `chain_end` kept that long
-///      would be believed, nothing else depends on it.
-/// @par Complexity   `match`, `commit`, `release`: O(1) a block, and hashing; `allocate`: O(1) a block from
-///      the free lists, else the hand's way, at most three times round: O(blocks). No heap allocation after
-///      construction. 57 bytes a block, and what the verification keeps.
-/// @par Moves   neither moved nor copied: threads hold on to it.
+/// @par Progress   all calls except `commit` are lock-free: an exchange is repeated only because another
+///   thread's succeeded, and no call waits for a stalled thread (blocks that it was about to free stay
+///   unavailable). None is wait-free: one thread may lose again and again. `commit` waits only for
+///   `Traits::mutex`.
+/// @par Thread safety   all calls may run concurrently, except `commit` under `null_mutex` (one at a time)
+///   and `audit` (while nothing else runs). Only the destructor releases the tables' memory, so a late thread
+///   may read a state or a link; it must then confirm what it read by an exchange. Generations wrap after
+///   2^32 lives of one block: a `block_handle` or `chain_end` kept that long would be accepted; nothing else
+///   depends on it.
+/// @par Complexity   `match`, `commit`, `release`: O(1) per block, and hashing; `allocate`: O(1) per block
+///   from the free lists, otherwise the distance that the hand moves, at most three rounds: O(blocks). No
+///   heap allocation after construction. 57 bytes per block, and what the verification keeps.
+/// @par Moves   neither moved nor copied, because threads keep references to it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all but `audit` is `noexcept`. A
-///      mutex whose `lock` throws ends the program.
+///   mutex whose `lock` throws ends the program.
 template <class Traits = shared_traits>
 class shared_prefix_cache {
  public:
@@ -156,7 +157,7 @@ class shared_prefix_cache {
         typename Traits::verification;
         typename Traits::mutex;
         typename Traits::steps;
-      }, "Traits lacks a policy: inherit from llmmem::shared_traits, and shadow those to change");
+      }, "Traits lacks a policy: inherit from llmmem::shared_traits and shadow the policies to change");
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
   using mutex_type = typename Traits::mutex;
@@ -174,39 +175,40 @@ class shared_prefix_cache {
 
   // Any thread
 
-  /// Finds the longest cached prefix of `tokens`, in full blocks and at most `out.size()` of them, and takes
-  /// a reference to each.
+  /// Finds the longest cached prefix of `tokens`, in at most `out.size()` full blocks, and takes a reference
+  /// to each.
   ///
-  /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
+  /// An engine that needs the last token's logits must compute that token, so it passes all tokens but the
+  /// last.
   shared_match match(std::span<const token_id> tokens, const prefix_context& context,
                      std::span<block_id> out) noexcept;
 
-  /// The end of a chain of no block, to commit a sequence from its beginning.
+  /// Returns the end of an empty chain, to commit a sequence from its beginning.
   [[nodiscard]] chain_end root(const prefix_context& context = {}) const noexcept {
     return {.context = context, .key = hash_.root(context), .block = null_block, .generation = 0};
   }
 
-  /// Gives out `out.size()` blocks with one reference each, or none; evicts what is missing.
-  /// @param on_evict  called on this thread, `noexcept`, with blocks whose contents are given up, before
-  ///                  anybody gets them.
-  /// @return `errc::out_of_blocks` if, while the hand went round, it met nothing to evict, and too few blocks
-  ///         are free. What was evicted till then stays evicted.
+  /// Allocates `out.size()` blocks with one reference each, or none; evicts blocks if too few are free.
+  /// @param on_evict  called on this thread, `noexcept`, with blocks whose contents are dropped, before any
+  ///   caller gets them.
+  /// @return `errc::out_of_blocks` if the hand found nothing to evict in its rounds and too few blocks are
+  ///   free. Blocks evicted up to then stay evicted.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, shard_id shard = {}, OnEvict&& on_evict = {}) noexcept;
 
-  /// The same from free blocks alone: nothing is evicted, and a refusal is exact.
+  /// Allocates only from free blocks: nothing is evicted, and a refusal is exact.
   result<void> try_allocate(std::span<block_id> out, shard_id shard = {}) noexcept;
 
-  /// Adds a reference to each block: for a second holder. @pre the caller holds one of each.
-  /// @return what `release` says, and `errc::too_many_shares`; then none is added.
+  /// Adds a reference to each block, for a second holder. @pre the caller holds a reference to each.
+  /// @return the errors of `release`, and `errc::too_many_shares`; then none is added.
   result<void> share(std::span<const block_id> blocks) noexcept;
 
-  /// Takes a reference of the caller's from each block, the last of the span first. Cached blocks stay so;
-  /// private ones become free. Two threads that release the same last reference at the same moment
-  /// are not told from each other.
-  /// @return `errc::double_free` for a block that nobody holds, `errc::null_handle`, `errc::foreign_handle`
-  ///         for one that is not of this cache, for a handle also `errc::stale_handle`: those behind it in
-  ///         the span are released, it and those before it are not.
+  /// Drops one of the caller's references from each block, the last of the span first. Cached blocks stay
+  /// cached; private ones become free. Two threads that release the same last reference at the same moment
+  /// cannot be distinguished.
+  /// @return `errc::double_free` for a block without references, `errc::null_handle`, `errc::foreign_handle`
+  ///   for a block that is not of this cache, for a handle also `errc::stale_handle`: the blocks behind it in
+  ///   the span are released, it and those before it are not.
   result<void> release(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     return release_all(blocks, shard);
   }
@@ -214,48 +216,48 @@ class shared_prefix_cache {
     return release_all(blocks, shard);
   }
 
-  /// A block that the caller holds, with the life it is in.
+  /// Returns the handle, with the present generation, of a block that the caller holds.
   [[nodiscard]] block_handle handle(block_id block) const noexcept {
     return {block, state(block).generation(), owner_};
   }
 
-  /// Gives up the contents of `count` blocks, or of as many as the hand meets on its way; says how many.
+  /// Drops the contents of `count` blocks, or of as many as the hand finds; returns how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t evict(std::uint64_t count, shard_id shard = {}, OnEvict&& on_evict = {}) noexcept;
 
-  /// Gives up all that nobody holds; says how many blocks. Exact while nobody releases.
+  /// Drops all contents without holders; returns how many blocks. Exact while no thread releases.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t drop_idle(shard_id shard = {}, OnEvict&& on_evict = {}) noexcept;
 
   // The writer
 
-  /// Caches blocks, behind `after`: block i holds the i-th `block_tokens()` of `tokens`, written, and
-  /// by nobody to be written again. What is left of `tokens` behind the last full block is not looked at.
+  /// Caches blocks behind `after`: block i holds the i-th `block_tokens()` of `tokens`. They must be written,
+  /// and never written again. Tokens behind the last full block are ignored.
   ///
-  /// Where equal contents are cached already the caller keeps its own block, private, and the chain goes on
-  /// behind the cached one, which it does not hold.
-  /// @pre the caller holds all blocks, and nobody releases them meanwhile.
-  /// @return `errc::stale_handle` if the block that `after` names has been evicted, which only happens to one
-  ///         that the caller does not hold: commit from `root` on. `errc::size_mismatch` if there are fewer
-  ///         blocks than full ones in `tokens`; `errc::double_free` for a block that nobody holds. These
-  ///         change nothing. `errc::already_cached` for a block that is cached for other contents, or for
-  ///         more children than a block can have, `errc::too_many_shares`: those before it are committed.
+  /// If equal contents are already cached, the caller keeps its own block, private, and the chain continues
+  /// behind the cached one, to which the caller has no reference.
+  /// @pre the caller holds all blocks, and no thread releases them during the call.
+  /// @return `errc::stale_handle` if the block that `after` names has been evicted, which happens only to a
+  ///   block that the caller does not hold: commit from `root` on. `errc::size_mismatch` if there are fewer
+  ///   blocks than full ones in `tokens`; `errc::double_free` for a block without references. These change
+  ///   nothing. `errc::already_cached` for a block that is cached with other contents, or that would get more
+  ///   children than a block can have, `errc::too_many_shares`: the blocks before it are committed.
   result<shared_commit> commit(const chain_end& after, std::span<const token_id> tokens,
                                std::span<const block_id> blocks) noexcept;
 
-  // The whole
+  // The whole cache
 
   [[nodiscard]] std::uint64_t blocks() const noexcept { return states_.size() - 1; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
-  /// Counts by looking at each block, O(blocks): what `match` finds is told to its caller and counted
-  /// nowhere, for a common counter would be what all threads wait for. Exact while nothing runs.
+  /// Counts by reading the state of each block, O(blocks). `match` returns its results to its caller but does
+  /// not count them, because all threads would contend for a common counter. Exact while nothing runs.
   [[nodiscard]] shared_stats stats() const noexcept;
 
-  /// Proves that each block is free, private or cached and nothing else, that exactly the cached ones are
-  /// found, each by its key and behind a cached one that it keeps a reference to. One sentence for each
-  /// violation. O(blocks); allocates. @pre nothing else runs.
+  /// Proves that each block is free, private or cached and nothing else, and that exactly the cached ones are
+  /// found, each by its key and behind a cached block to which it keeps a reference. Returns one sentence for
+  /// each violation. O(blocks); allocates. @pre nothing else runs.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -276,7 +278,8 @@ class shared_prefix_cache {
   [[nodiscard]] bool is_ours(block_id block) const noexcept {
     return block != null_block && to_index(block) < states_.size();
   }
-  /// Of any number that a caller names: what is none of ours reads as the null block, which nobody holds.
+  /// Accepts any number from a caller: an id that is not of this cache reads as the null block, which is
+  /// never held.
   [[nodiscard]] std::atomic_ref<std::uint64_t> word_of(block_id block) const noexcept {
     return states_[is_ours(block) ? to_index(block) : 0];
   }
@@ -299,7 +302,7 @@ class shared_prefix_cache {
   [[nodiscard]] block_id forget(block_id block) noexcept;
   void give_back(std::span<const block_id> evicted, shard_id shard) noexcept;
 
-  static constexpr std::size_t batch = 32;  // blocks that go to a free list together
+  static constexpr std::size_t batch = 32;  // blocks returned to a free list together
   static constexpr std::uint32_t rounds_by_age = 2;
 
   std::string name_;
@@ -307,18 +310,18 @@ class shared_prefix_cache {
   std::uint32_t owner_ = 0;
   detail::atomic_array<std::uint64_t> states_;  // by block: a shared_state
   detail::shared_index index_;
-  // By block, written by the writer before the block is cached, read by those who hold the block.
+  // By block; the writer writes it before the block is cached, holders of the block read it.
   detail::fixed_array<entry> entries_;
   verification_type verification_;
   hash_type hash_;
   free_list_type free_;
   std::uint64_t eighth_;    // of a round of the hand, in blocks
-  std::uint32_t full_age_;  // of a block that the hand has gone round since: eighths
+  std::uint32_t full_age_;  // of a block that the hand has gone round since, in eighths
   LLMMEM_NO_UNIQUE_ADDRESS mutex_type mutex_;
 
-  alignas(64) std::atomic<std::uint64_t> hand_{0};  // blocks that it has passed
-  std::atomic<std::uint8_t> time_{0};               // eighths that it has gone round
-  std::atomic<std::uint32_t> follow_{0};            // the block before one that was evicted last
+  alignas(64) std::atomic<std::uint64_t> hand_{0};  // number of blocks that it has passed
+  std::atomic<std::uint8_t> time_{0};               // rounds of the hand, in eighths
+  std::atomic<std::uint32_t> follow_{0};            // the block before the one evicted last
   std::atomic<std::uint64_t> evictions_{0};
   alignas(64) std::atomic<std::uint64_t> registrations_{0};
   std::atomic<std::uint64_t> duplicates_{0};

@@ -1,5 +1,5 @@
 /// @file
-/// Blocks of several sizes out of one budget, in super-pages, each cut for one size at a time.
+/// Blocks of several sizes from one budget, in super-pages that each hold blocks of one size at a time.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,68 +26,68 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Makes a policy of so many slots: for those chosen at run time.
+/// A function that makes a policy with a given number of slots: for policies chosen at run time.
 template <class F, class Eviction>
 concept eviction_factory = requires(F& make, slot_count slots, const metadata_source& source) {
   { make(slots, source) } -> std::same_as<Eviction>;
 };
 
-/// Blocks of several sizes, one size a group, out of pages of one size: nothing is padded to a common
+/// Blocks of several sizes, one size per group, out of pages of one size: nothing is padded to a common
 /// multiple, and memory that one group leaves serves the others.
 ///
-/// A page belongs to no group or to one; then it holds floor(page bytes / block bytes) of its blocks, and the
-/// rest of it, less than a block, is lost as long. Pages are assigned when a group has no free block, and
-/// return when their last block is free. Everything is done so that they do return:
+/// A page belongs to at most one group. It then holds floor(page bytes / block bytes) of the group's blocks;
+/// the rest of the page, less than a block, is unused meanwhile. A page is assigned when a group has no free
+/// block, and returns when its last block is free. The pool makes pages return as follows:
 ///
-///   - A free block is taken from the group's fullest page, by active blocks.
-///   - While pages are scarce (fewer than one in 16 is free) a group with idle blocks beside active ones
-///     gives those up before it takes a page, since they are of use to no other group: its next victim if
-///     that is one, else the oldest of its fullest page.
-///   - When a page is needed, one is emptied as a whole: the one that loses the smallest share of a page in
-///     kept contents, among those the one out of use for longest. No other block is given up for it.
+///   - It takes a free block from the group's fullest page, by active blocks.
+///   - While pages are scarce (fewer than one in 16 is free), a group that has idle blocks in pages with
+///     active ones evicts those before it takes a page, because no other group can use them: its next victim
+///     if that lies in such a page, otherwise the oldest of its fullest page.
+///   - When a page is needed, the pool empties one page as a whole: the page that loses the smallest share of
+///     kept contents and, among those, the one out of use for longest. It evicts no other block for that.
 ///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) The
-///     asking group's own next victim goes instead, unless all that such a page keeps has been idle for
-///     longer.
+///     asking group's own next victim is evicted instead, unless everything kept in that page has been idle
+///     for longer.
 ///
-/// Blocks are active, idle or free as in `block_pool`; the order in which a group's idle ones go is
-/// `Eviction`'s, one instance a group.
+/// Blocks are active, idle or free as in `block_pool`. `Eviction` orders the idle blocks, with one instance
+/// per group.
 ///
-/// @par Ids   a `block_id` is page << shift | index, over all groups; page 0 is the null page, so that block
-///      0 is the null block and its address may be read. Metadata is indexed by it, hosts and kernels decode
-///      it without a division. Tables for kernels hold units instead, see `super_page_layout`: address =
-///      base + int64(entry) * unit for every group alike. That is what a paged kernel computes whose stride
-///      from one block to the next is set to `unit`, so kernels need not know of pages.
+/// @par Ids   a `block_id` is page << shift | index, over all groups; page 0 is the null page, so block 0 is
+///   the null block and its address may be read. Metadata is indexed by the id; hosts and kernels decode it
+///   without a division. Tables for kernels hold units instead, see `super_page_layout`: address = base +
+///   int64(entry) * unit for every group alike. A paged kernel computes exactly that if its stride between
+///   blocks is set to `unit`, so kernels need not know about pages.
 ///
-/// @par Complexity   O(1) a block, with the policy's, and O(groups) a page; `allocate` as a whole adds
-///      O(groups). Metadata 20 bytes a block id (page blocks rounded up to a power of two), the policies' and
-///      56 a page. Nothing is allocated after construction.
-/// @par Thread safety   one writer at a time; const calls may run together.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else but `audit` is
-///      `noexcept`.
+/// @par Complexity   O(1) per block, plus the policy's cost, and O(groups) per page; `allocate` as a whole
+///   adds O(groups). Metadata 20 bytes per block id (page blocks rounded up to a power of two), the policies'
+///   and 56 per page. Nothing is allocated after construction.
+/// @par Thread safety   one writer at a time; const calls may run concurrently.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`,
+///   except `audit`.
 template <eviction_policy Eviction = lru_eviction>
 class super_page_pool {
  public:
   explicit super_page_pool(const super_page_options& options);
-  /// `make` is called once for each group.
+  /// Constructs with `make` called once for each group.
   template <eviction_factory<Eviction> Make>
   super_page_pool(const super_page_options& options, Make&& make);
 
-  /// Gives out all the blocks that are asked for, with one reference each, or none.
-  /// @param on_evict  called with each idle block whose contents are given up, before its place is used.
-  /// @return `errc::out_of_group_blocks` for the first group that lacks some, see `shortage`.
-  /// @pre each group stands in `wanted` once at most.
+  /// Allocates all requested blocks with one reference each, or none.
+  /// @param on_evict  called with each idle block whose contents are dropped, before its memory is used.
+  /// @return `errc::out_of_group_blocks` for the first group that lacks blocks, see `shortage`.
+  /// @pre each group occurs in `wanted` at most once.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<const group_blocks> wanted, OnEvict&& on_evict = {}) noexcept {
     return allocate(wanted, std::span<const std::uint64_t>(), on_evict);
   }
 
-  /// The same, if `leave` blocks of each group could still be had afterwards, all together; they are counted
-  /// in what the refusal names. None: as many as there are left.
+  /// Allocates only if `leave` blocks of each group remain available afterwards, all together; a refusal
+  /// counts them as needed. Empty: no minimum.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<const group_blocks> wanted, std::span<const std::uint64_t> leave,
                         OnEvict&& on_evict = {}) noexcept;
 
-  /// The same for one group.
+  /// Allocates blocks of one group.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::size_t group, std::span<block_id> out, OnEvict&& on_evict = {}) noexcept {
     const group_blocks wanted{group, out};
@@ -97,43 +97,43 @@ class super_page_pool {
   /// Adds a reference to an active or idle block.
   result<void> share(block_id block) noexcept;
 
-  /// Takes a reference from an active block. The last one leaves it idle if it is cached, else free.
+  /// Drops a reference from an active block. After the last one it is idle if it is cached, otherwise free.
   result<void> release(block_id block) noexcept;
 
   /// Declares that an active block's contents are worth keeping after its last release. @pre active, not
   /// cached.
   void mark_cached(block_id block, const access_hint& hint = {}) noexcept;
 
-  /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
+  /// Undoes `mark_cached`: an idle block becomes free at once. Has no effect on a block that is not cached.
   void unmark_cached(block_id block) noexcept;
 
   /// Declares that an active block's contents are wrong: `record(block).is_invalid()` until the block is
   /// allocated again. @pre active, not cached.
   void invalidate(block_id block) noexcept { records_[to_index(block)].invalidate(); }
 
-  /// Tells the policy of an access to a cached block.
+  /// Reports an access to a cached block to the policy.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 
-  /// Gives up what `pages` pages keep, the cheapest first, so that they are free; says how many it were.
+  /// Drops the contents of `pages` pages, the cheapest first, so that they become free; returns how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t reclaim_pages(std::uint64_t pages, OnEvict&& on_evict = {}) noexcept;
 
-  /// Gives up the idle block of `group` that its policy names; says whether there was one.
+  /// Drops the idle block of `group` that its policy names; returns whether there was one.
   template <eviction_callback OnEvict = ignore_eviction>
   bool evict_one(std::size_t group, OnEvict&& on_evict = {}) noexcept;
 
-  /// Whether every group could have what it asks for, all together, and what each lacks.
-  /// @param wanted  blocks for each group; `out` as long.
+  /// Computes whether every group can get what it asks for, all together, and what each lacks.
+  /// @param wanted  blocks for each group; `out` has the same length.
   /// @return whether nothing is lacking.
   /// @par Complexity   O(groups).
   bool shortage(std::span<const std::uint64_t> wanted, std::span<group_shortage> out) const noexcept;
 
-  /// Blocks that `group` alone could have now.
+  /// Returns the number of blocks that `group` alone could get now.
   [[nodiscard]] std::uint64_t available(std::size_t group) const noexcept {
     return groups_[group].spare + open_pages() * groups_[group].page_blocks;
   }
 
-  /// Whether `block` is a block of this pool held by somebody.
+  /// Checks that `block` is a block of this pool, active or idle.
   [[nodiscard]] result<void> check(block_id block) const noexcept;
 
   [[nodiscard]] std::size_t groups() const noexcept { return group_count_; }
@@ -141,22 +141,23 @@ class super_page_pool {
   [[nodiscard]] std::uint64_t block_bytes(std::size_t group) const noexcept {
     return groups_[group].block_bytes;
   }
-  /// The group of an active or idle block.
+  /// Returns the group of an active or idle block.
   [[nodiscard]] std::size_t group_of(block_id block) const noexcept {
     return pages_[static_cast<std::size_t>(layout_.page_of(block))].group;
   }
-  /// Offset of an active or idle block behind the pool's first byte, or of the null page for the null block.
+  /// Returns the offset of an active or idle block from the pool's first byte; for the null block, that of
+  /// the null page.
   [[nodiscard]] std::uint64_t offset(block_id block) const noexcept {
     return block == null_block ? 0 : layout_.offset(block, groups_[group_of(block)].block_bytes);
   }
-  /// What a kernel's table holds for an active or idle block, or for the null block.
+  /// Returns the entry in a kernel's table for an active or idle block, or for the null block.
   [[nodiscard]] std::int32_t unit_index(block_id block) const noexcept {
     return static_cast<std::int32_t>(offset(block) / layout_.unit);
   }
   [[nodiscard]] const block_record& record(block_id block) const noexcept {
     return records_[to_index(block)];
   }
-  /// Ids are below this.
+  /// All ids are below this number.
   [[nodiscard]] std::uint64_t block_ids() const noexcept { return records_.size(); }
   /// Bytes that the backing memory must have.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return pages_.size() * layout_.page_bytes; }
@@ -166,9 +167,9 @@ class super_page_pool {
   [[nodiscard]] super_page_group_stats stats(std::size_t group) const noexcept;
   [[nodiscard]] super_page_stats stats() const noexcept;
 
-  /// Proves the pool's invariants: each page is free or counted with its group, its blocks are each active,
-  /// idle or free as it counts them, it stands in the lists it belongs to, and every byte of the budget is
-  /// accounted for. One sentence for each violation. O(block ids); allocates.
+  /// Proves the pool's invariants: each page is free or counted with its group; its blocks are each active,
+  /// idle or free as it counts them; it is in the lists it belongs to; and every byte of the budget is
+  /// accounted for. Returns one sentence for each violation. O(block ids); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -184,8 +185,9 @@ class super_page_pool {
     std::uint16_t active = 0;
     std::uint16_t idle = 0;
     std::uint16_t touched = 0;  // blocks from here on were not used since the page was assigned
-    std::uint32_t free_block = detail::no_index;  // index in the page; those used before, linked
-    std::uint32_t last_idle = 0;                  // when a block in it became idle last
+    std::uint32_t free_block = detail::no_index;  // index in the page; links the free blocks that were used
+                                                  // before
+    std::uint32_t last_idle = 0;                  // when a block in it last became idle
   };
   struct group_record {
     std::uint64_t block_bytes = 0;
@@ -196,9 +198,9 @@ class super_page_pool {
     std::uint64_t spare = 0;   // free and idle blocks of pages that hold an active one
     std::uint64_t open = 0;    // bit i: its i-th list of pages with free blocks is not empty
     std::uint64_t mixed = 0;   // the same for pages with active and idle ones
-    std::uint64_t wanted = 0;  // that the allocation under way has not handed out yet
+    std::uint64_t wanted = 0;  // blocks that the allocation in progress has not handed out yet
   };
-  struct places {  // which lists a page stands in; -1: none
+  struct places {  // the lists that a page is in; -1: none
     std::int32_t open = -1;
     std::int32_t emptiable = -1;
     std::int32_t mixed = -1;
@@ -250,7 +252,8 @@ class super_page_pool {
   std::array<group_record, max_layer_groups> groups_{};
   detail::fixed_array<page_record> pages_;
   detail::fixed_array<block_record> records_;  // by block id
-  detail::fixed_array<std::uint32_t> since_;   // by block id: since when it is idle; free: the next free one
+  detail::fixed_array<std::uint32_t> since_;   // by block id: since when it is idle; for a free block, the
+                                               // next free one
   detail::page_lists idle_;                    // the idle blocks of each page, the oldest first
   detail::fixed_array<std::uint32_t> free_pages_;  // a stack
   std::uint64_t free_page_count_ = 0;

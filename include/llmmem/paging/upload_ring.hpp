@@ -1,5 +1,5 @@
 /// @file
-/// Where block tables are written and uploaded from, so that one in flight is never overwritten.
+/// Memory from which block tables are written and uploaded, so that a table in flight is never overwritten.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,39 +23,40 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How an `upload_ring` is built.
+/// The construction parameters of an `upload_ring`.
 struct upload_ring_options {
-  std::uint64_t slot_bytes = 0;      ///< of the largest table with all that goes along
-  std::uint32_t slots = 3;           ///< tables that may be in flight at once, and the one being written
+  std::uint64_t slot_bytes = 0;      ///< of the largest table with everything uploaded with it
+  std::uint32_t slots = 3;           ///< tables in flight at once, plus the one being written
   std::uint64_t alignment = 256;     ///< of every slot, on both sides; a power of two
-  std::string name = "upload_ring";  ///< what error texts call it
-  metadata_source metadata{};        ///< where its records come from
+  std::string name = "upload_ring";  ///< the name in error texts
+  metadata_source metadata{};        ///< source of memory for its records
 };
 
-/// A ring of slots, each a piece of host memory to write a step's tables into and the piece of device memory
-/// that its kernels read. A slot is handed out again only once the fence it was released behind has passed.
+/// A ring of slots. Each slot is a piece of host memory, into which a step's tables are written, and the
+/// piece of device memory that the step's kernels read. A slot is handed out again only once the fence behind
+/// which it was released has passed.
 ///
-/// Writing the next step's table into the buffer that the last step's copy still reads hands a kernel another
-/// batch's blocks, silently; here that cannot be said.
+/// Writing the next step's table into a buffer that the last step's copy still reads would silently give a
+/// kernel another batch's blocks; this ring makes that impossible.
 ///
 ///     upload_ring<host_space, device_type> ring(host, device, {.slot_bytes = bytes_of_a_batch});
-///     auto slot = ring.acquire().value();                     // or refused: all are in flight
+///     auto slot = ring.acquire().value();                     // refused if all are in flight
 ///     ...                                                     // write tables into slot.staging.span()
 ///     auto there = ring.upload(queue, slot, bytes).value();   // one copy
 ///     ...                                                     // launch behind `there`, on slot.target
 ///     ring.release_after(slot, kernels_done).value();
 ///
-/// A slot whose upload was refused is still held: give it back by `release_after(slot, {})`.
+/// A slot whose upload was refused is still held: return it with `release_after(slot, {})`.
 ///
 /// @tparam Staging  a host-accessible space, pinned for speed.
-/// @tparam Target   the space that kernels read; where both are host memory, `upload` copies all the same.
+/// @tparam Target   the space that kernels read; if both are host memory, `upload` still copies.
 /// @tparam Fence    trivially copyable.
 ///
 /// @par Complexity   O(1); slots are used in turn.
 /// @par Thread safety   one caller at a time.
-/// @par Waits   `acquire_wait` alone.
+/// @par Waits   only `acquire_wait`.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`; all else
-///      returns a `result`.
+///   returns a `result`.
 template <memory_space Staging, memory_space Target, fence Fence = host_fence>
 class upload_ring {
  public:
@@ -63,7 +64,7 @@ class upload_ring {
   static_assert(std::is_trivially_copyable_v<Fence>,
                 "a fence that waits in a ring must be trivially copyable");
 
-  /// A slot in somebody's hands.
+  /// A slot that a caller holds.
   struct slot {
     typename Staging::range_type staging{};
     typename Target::range_type target{};
@@ -79,7 +80,7 @@ class upload_ring {
         target_(target, options.slots, stride_, std::align_val_t{options.alignment}),
         states_(options.slots, state{}, options.metadata, "upload_ring: slots") {}
 
-  /// The slot whose turn it is, or `errc::ring_busy` when it is still in somebody's hands or in flight.
+  /// Acquires the next slot, or returns `errc::ring_busy` when that is still held or in flight.
   [[nodiscard]] result<slot> acquire() noexcept {
     state& next = states_[next_];
     if (next.is_held || !next.after.ready()) {
@@ -88,8 +89,8 @@ class upload_ring {
     return take(next);
   }
 
-  /// The same, but waits for the fence. `errc::ring_busy` where waiting would not help: nobody has released
-  /// it.
+  /// Acquires the next slot, waiting for its fence. `errc::ring_busy` if waiting would not help, because the
+  /// slot has not been released.
   [[nodiscard]] result<slot> acquire_wait() {
     state& next = states_[next_];
     if (next.is_held) return failure{errc::ring_busy, next_, 1, states_.size(), name_.c_str()};
@@ -110,7 +111,8 @@ class upload_ring {
     return queue.copy_in_async(to, from.staging.span().first(static_cast<std::size_t>(bytes)), after);
   }
 
-  /// Gives the slot back once `after` has passed: that of the last kernel that reads the target.
+  /// Returns the slot to the ring once `after` has passed: the fence of the last kernel that reads the
+  /// target.
   result<void> release_after(const slot& done, const Fence& after) noexcept {
     if (const auto held = check(done); !held) return held;
     state& now = states_[done.index];

@@ -1,5 +1,5 @@
 /// @file
-/// Whether a hit in the prefix index is believed: by its tokens, or by its hash alone.
+/// How a hit in the prefix index is verified: by its tokens, or by its hash alone.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,8 +16,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Identity of a block's cached contents: the block, and how often it had been cached. Unlike a key
-/// it cannot collide. The root of every chain is the null block.
+/// Identity of a block's cached contents: the block, and how often it had been cached before. Unlike a key it
+/// cannot collide. The root of every chain is the null block.
 struct chain_link {
   block_id block = null_block;
   std::uint32_t stamp = 0;
@@ -25,13 +25,13 @@ struct chain_link {
   friend constexpr bool operator==(const chain_link&, const chain_link&) noexcept = default;
 };
 
-/// What a prefix index asks before it believes a key.
+/// Verifies hits for a prefix index.
 ///
-/// `store` keeps a full block's tokens; `enrol` says that they are now cached, as the child of `parent`
-/// in `context`; `holds` answers whether a cached block has exactly these tokens after exactly that
-/// parent, and `needs_parent` whether it answers no for good once that parent is cached no more.
-/// `enrol_by_key` says that it was cached by a key from outside, `holds_key` answers whether a
-/// sequence in `context` may have a block that its key was found for.
+/// `store` keeps a full block's tokens; `enrol` records that they are now cached, as the child of `parent` in
+/// `context`; `holds` returns whether a cached block has exactly these tokens after exactly that parent, and
+/// `needs_parent` whether it returns false permanently once that parent is no longer cached. `enrol_by_key`
+/// records that the block was cached by an external key; `holds_key` returns whether a sequence in `context`
+/// may use a block found by its key.
 template <class V>
 concept block_verification =
     std::constructible_from<V, std::uint64_t, std::uint32_t, const metadata_source&> && std::movable<V> &&
@@ -55,12 +55,12 @@ concept block_verification =
 /// before it are equal. By induction from the root the whole prefix is then equal, whatever the hash does:
 /// one tenant never gets another's KV, and a collision costs a hit.
 ///
-/// A child whose parent was evicted and computed again is the child of another identity, and so no hit:
-/// `paged_allocator` gives it up with its parent. Policies that evict tails first (all of ours but LFU and
-/// MIN under pressure) lose nothing by it.
+/// A child whose parent was evicted and computed again is the child of another identity, and so not a hit:
+/// `paged_allocator` drops it with its parent. Policies that evict tails first (all of this library's except
+/// LFU and MIN under pressure) lose nothing by it.
 ///
-/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 48 a block, taken as they are
-/// used.
+/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes per token and 48 per block, taken as they
+///   are used.
 class verify_tokens {
  public:
   static constexpr bool keeps_tokens = true;
@@ -81,20 +81,20 @@ class verify_tokens {
     at = {.context = context, .parent = parent, .stamp = at.stamp + 1};
   }
 
-  /// Cached by a key from outside: its tokens are unknown, so it never answers a question about tokens.
+  /// Records a block cached by an external key: its tokens are unknown, so `holds` is always false for it.
   void enrol_by_key(block_id block, const prefix_context& context) noexcept {
     enrol(block, unknown_parent, context);
   }
 
-  /// What is known of `from` is known of `to`, under a new identity; the old one stays readable until `from`
-  /// is enrolled again.
+  /// Moves what is known of `from` to `to`, under a new identity; the old one stays readable until `from` is
+  /// enrolled again.
   void move(block_id from, block_id to) noexcept {
     std::memcpy(tokens_.data() + first(to), tokens_.data() + first(from), block_tokens_ * sizeof(token_id));
     const record& source = records_[to_index(from)];
     enrol(to, source.parent, source.context);
   }
 
-  /// `change(chain_link&)` for the parent of every block. O(blocks).
+  /// Calls `change(chain_link&)` for the parent of every block. O(blocks).
   template <class Change>
   void each_parent(Change&& change) noexcept {
     for (std::size_t i = 0; i < records_.size(); ++i)
@@ -117,7 +117,7 @@ class verify_tokens {
             std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0);
   }
 
-  /// A key from outside says nothing of the context.
+  /// An external key contains nothing about the context.
   [[nodiscard]] bool holds_key(block_id block, const prefix_context& context) const noexcept {
     return records_[to_index(block)].context == context;
   }
@@ -135,7 +135,8 @@ class verify_tokens {
     std::uint32_t stamp = 0;
   };
 
-  // No chain passes through the null block with a stamp: that is the root's alone, and it has none.
+  // No chain passes through the null block with a stamp: only the root is the null block, and it has no
+  // stamp.
   static constexpr chain_link unknown_parent{null_block, 1};
 
   [[nodiscard]] std::size_t first(block_id block) const noexcept {
@@ -149,10 +150,10 @@ class verify_tokens {
 
 static_assert(block_verification<verify_tokens>);
 
-/// Believes equal keys: no tokens are kept, and no contexts, so that keys from outside must tell tenants and
-/// adapters apart themselves. For keys that come from elsewhere (traces, another service), and
-/// for engines that accept a 128-bit keyed hash as proof. A sequence that is truncated into a full block
-/// caches nothing from there on: the block's tokens are not known.
+/// Trusts equal keys: keeps no tokens and no contexts, so external keys must themselves distinguish tenants
+/// and adapters. For keys that come from elsewhere (traces, another service), and for engines that accept a
+/// 128-bit keyed hash as proof. A sequence that is truncated into a full block caches nothing from there on,
+/// because the block's tokens are not known.
 class trust_hash {
  public:
   static constexpr bool keeps_tokens = false;

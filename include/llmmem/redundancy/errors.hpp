@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of replicas: the codes, what their three numbers are, and their texts.
+/// The errors of replicas: their codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,31 +16,31 @@ inline constexpr std::array redundancy_errors{
     error_info{
         .number = 85,
         .name = "setup_differs",
-        .index = "the first rank that is set up otherwise than rank 0",
+        .index = "the first rank whose setup differs from rank 0's",
         .wanted = "the digest of rank 0's setup",
-        .found = "the digest of that rank's",
+        .found = "the digest of that rank's setup",
         .sentence =
-            "rank {index} is set up otherwise than rank 0 (digests {found} and {wanted}); give all ranks "
+            "the setup of rank {index} differs from rank 0's (digests {found} and {wanted}); give all ranks "
             "the same scheme, sizes, homes and placement"},
     error_info{
         .number = 86,
         .name = "not_recovered",
         .wanted = "the epoch",
-        .found = "the epoch in which it has recovered, 0 for none",
+        .found = "the epoch in which it last recovered, 0 for none",
         .sentence =
-            "it has not recovered in epoch {wanted}, last in epoch {found} (0: never); call recover() on "
-            "all ranks when an epoch begins, and look at what it returns"},
+            "it has not recovered in epoch {wanted}, only in epoch {found} (0: never); call recover() on "
+            "all ranks when an epoch begins, and check its result"},
 };
 
 }  // namespace detail
 
 namespace errc {
 
-/// Ranks are set up differently: index = the first rank that is set up otherwise than rank 0, wanted = the
-/// digest of rank 0's setup, found = the digest of that rank's.
+/// Ranks are set up differently: index = the first rank whose setup differs from rank 0's, wanted = the
+/// digest of rank 0's setup, found = the digest of that rank's setup.
 inline constexpr error_code setup_differs = detail::code_of<85>(detail::redundancy_errors);
-/// A replica was to keep something before it has recovered: wanted = the epoch, found = the epoch in which
-/// it has recovered, 0 for none.
+/// A replica was asked to keep a version before it recovered: wanted = the epoch, found = the epoch in which
+/// it last recovered, 0 for none.
 inline constexpr error_code not_recovered = detail::code_of<86>(detail::redundancy_errors);
 
 }  // namespace errc

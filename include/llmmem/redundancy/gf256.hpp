@@ -15,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// x^8 + x^4 + x^3 + x^2 + 1, of which x (2) generates all bytes but 0.
+/// x^8 + x^4 + x^3 + x^2 + 1; its root x (2) generates all bytes except 0.
 ///
 /// @par Source   H. Peter Anvin, "The mathematics of RAID-6", 2004; ISA-L has the same.
 inline constexpr std::uint32_t gf256_polynomial = 0x11D;
@@ -43,23 +43,23 @@ inline constexpr gf256_tables gf256 = [] {
 
 // Addition and subtraction are `a ^ b`.
 
-/// The product.
+/// Returns the product.
 [[nodiscard]] constexpr std::uint8_t gf256_multiply(std::uint8_t a, std::uint8_t b) noexcept {
   if (a == 0 || b == 0) return 0;
   return detail::gf256.exp[std::size_t{detail::gf256.log[a]} + detail::gf256.log[b]];
 }
 
-/// The byte whose product with `a` is 1. @pre a != 0
+/// Returns the byte whose product with `a` is 1. @pre a != 0
 [[nodiscard]] constexpr std::uint8_t gf256_inverse(std::uint8_t a) noexcept {
   return detail::gf256.exp[std::size_t{255} - detail::gf256.log[a]];
 }
 
-/// `a` times the inverse of `b`. @pre b != 0
+/// Returns `a` times the inverse of `b`. @pre b != 0
 [[nodiscard]] constexpr std::uint8_t gf256_divide(std::uint8_t a, std::uint8_t b) noexcept {
   return gf256_multiply(a, gf256_inverse(b));
 }
 
-/// `a` to the `exponent`-th; 0 to the 0th is 1.
+/// Returns `a` to the `exponent`-th power; 0 to the 0th is 1.
 [[nodiscard]] constexpr std::uint8_t gf256_power(std::uint8_t a, std::uint32_t exponent) noexcept {
   if (exponent == 0) return 1;
   if (a == 0) return 0;
@@ -86,7 +86,7 @@ namespace detail {
   return table;
 }
 
-/// One source into one destination, which is written anew or added to.
+/// Computes one source into one destination, which is overwritten or added to.
 template <gf_start Start>
 result<void> gf_multiply(std::span<std::byte> destination, std::span<const std::byte> source,
                          std::uint8_t coefficient, simd_path path, const char* where) noexcept {
@@ -110,8 +110,8 @@ result<void> gf_multiply(std::span<std::byte> destination, std::span<const std::
 /// @par Complexity      one pass; on the portable path two look-ups a byte.
 /// @par Thread safety   any number of threads on different destinations.
 /// @pre has_simd_path(path). The two share no byte, or are the same bytes.
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which is then as it was.
-///         A shorter one counts as if zeros followed it.
+/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged. A
+///   shorter one counts as if zeros followed it.
 /// @par Source   products of nibbles by shuffles: Plank, Greenan and Miller, "Screaming Fast Galois Field
 ///               Arithmetic Using Intel SIMD Instructions", FAST 2013; as maps of bits: Intel's GFNI.
 inline result<void> gf256_multiply_add(std::span<std::byte> destination, std::span<const std::byte> source,
@@ -120,14 +120,14 @@ inline result<void> gf256_multiply_add(std::span<std::byte> destination, std::sp
                                                             "gf256_multiply_add");
 }
 
-/// `destination = coefficient * source`, byte by byte: as `gf256_multiply_add` to zeros, which need not be
-/// there.
+/// Computes `destination = coefficient * source`, byte by byte: like `gf256_multiply_add` to zeros, which
+/// need not be in memory.
 ///
 /// @par Complexity      one pass, which does not read the destination.
 /// @par Thread safety   any number of threads on different destinations.
 /// @pre has_simd_path(path). The two share no byte, or are the same bytes.
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which is then as it was.
-///         Behind a shorter one the destination stays as it is.
+/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged.
+///   Behind a shorter one the destination stays unchanged.
 inline result<void> gf256_multiply_into(std::span<std::byte> destination, std::span<const std::byte> source,
                                         std::uint8_t coefficient,
                                         simd_path path = best_simd_path()) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// What a Reed-Solomon code computes by: the concept, and the engine that needs no library.
+/// The computation behind a Reed-Solomon code: the concept, and the engine that needs no library.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,7 +16,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A matrix of coefficients over GF(2^8), times sources. Every engine gives the same bytes.
+/// A matrix of coefficients over GF(2^8), times sources. All engines compute the same bytes.
 ///
 ///     E::matrix                                   the coefficients in the engine's form, immutable once
 ///                                                 made; default: none
@@ -26,9 +26,9 @@ inline namespace v0 {
 ///     multiply(m, sources, destinations, bytes)   destinations = m * sources
 ///     add(m, column, source, destinations, bytes) destinations += m's column * source
 ///
-/// The pointers' number is the matrix's, and each has `bytes` bytes behind it, aligned or not. No destination
-/// shares a byte with a source. `multiply` only writes destinations: several may be the same memory, in which
-/// nobody knows then what is. Any number of threads may use one engine and one matrix.
+/// The matrix determines the number of pointers, and each points to `bytes` bytes, aligned or not. No
+/// destination shares a byte with a source. `multiply` only writes destinations: several may be the same
+/// memory, whose contents are then undefined. Any number of threads may use one engine and one matrix.
 template <class E>
 concept gf_engine =
     std::copyable<E> && std::copyable<typename E::matrix> && std::default_initializable<typename E::matrix> &&
@@ -40,10 +40,10 @@ concept gf_engine =
       { engine.add(m, number, source, destinations, bytes) } noexcept;
     };
 
-/// By this library's own kernels: shuffles, affine maps or table look-ups, whichever the processor has.
+/// Uses this library's own kernels: shuffles, affine maps or table look-ups, depending on the processor.
 ///
 /// @par Complexity   a coefficient takes 72 bytes; `multiply` reads each source once for every four rows.
-/// @par Errors       the constructor throws `argument_error` for a path that this machine has not got.
+/// @par Errors       the constructor throws `argument_error` for a path that this machine does not have.
 class portable_gf_engine {
  public:
   class matrix {

@@ -20,8 +20,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// ISA-L's erasure code, which takes the best instructions of x86-64 or aarch64 by itself. The same bytes as
-/// `portable_gf_engine`; `reed_solomon`'s matrix is that of `gf_gen_cauchy1_matrix`.
+/// ISA-L's erasure code, which chooses the best instructions of x86-64 or aarch64 itself. It computes the
+/// same bytes as `portable_gf_engine`; `reed_solomon`'s matrix is that of `gf_gen_cauchy1_matrix`.
 ///
 ///     reed_solomon<isal_gf_engine> code({.data = 8, .parity = 3});
 ///
@@ -32,7 +32,7 @@ class isal_gf_engine {
    private:
     friend class isal_gf_engine;
 
-    /// ISA-L reads the tables, by pointers that are not const.
+    /// ISA-L reads the tables through pointers that are not const.
     [[nodiscard]] unsigned char* tables() const noexcept {
       return const_cast<unsigned char*>(tables_.data());
     }
@@ -89,7 +89,7 @@ class isal_gf_engine {
  private:
   static constexpr std::size_t most_at_once = std::size_t{1} << 30;  // ISA-L counts bytes as int
 
-  // It writes no source, whatever its types say.
+  // It writes no source, although its types allow it.
   template <class Byte>
   [[nodiscard]] static unsigned char** pointers(Byte* const* from) noexcept {
     return reinterpret_cast<unsigned char**>(const_cast<std::byte**>(from));

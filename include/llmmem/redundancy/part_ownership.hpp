@@ -1,5 +1,5 @@
 /// @file
-/// Parts of a state, who owns them in an epoch, and what must move when that changes.
+/// The parts of a state, their owners in an epoch, and what must move when these change.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -19,17 +19,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A part of the state of all ranks: the shard of one, a layer, an expert, a sequence's blocks. It is owned
-/// by one rank at a time, which may own several.
+/// A part of the state of all ranks: the shard of one, a layer, an expert, a sequence's blocks. One rank owns
+/// it at a time; a rank may own several.
 enum class part_id : std::uint32_t {};
 
-/// The number in it, to index with.
+/// Returns its number, as an index.
 [[nodiscard]] constexpr std::uint32_t to_index(part_id part) noexcept {
   return static_cast<std::uint32_t>(part);
 }
 
-/// The scheme, or the nearest that so many ranks can hold: fewer copies, fewer data pieces a parity, and only
-/// then fewer parities. Nothing for one rank alone.
+/// Returns the scheme, or the nearest one that so many ranks can hold: with fewer copies, fewer data pieces
+/// per parity, and only then fewer parities. Nothing for one rank alone.
 [[nodiscard]] inline std::optional<redundancy_scheme> scheme_for(const redundancy_scheme& wanted,
                                                                  rank_count world) {
   const std::uint32_t ranks = to_number(world);
@@ -41,13 +41,13 @@ enum class part_id : std::uint32_t {};
   return redundancy_scheme::rs({.data = ranks - parity, .parity = parity});
 }
 
-/// Who owned what when a version was kept, by ranks of that epoch.
+/// The owners of parts when a version was kept, by ranks of that epoch.
 struct kept_layout {
   std::vector<std::uint64_t> part_bytes{};  ///< by part, the same in all epochs
   std::vector<rank_id> owners{};            ///< by part
   std::uint32_t world = 0;
 
-  /// Where a part begins in the *blob* of its owner: all parts of a rank, in order, one behind the other.
+  /// Returns where a part begins in the *blob* of its owner: all parts of a rank, in order, concatenated.
   [[nodiscard]] std::uint64_t offset_of(part_id part) const noexcept {
     std::uint64_t offset = 0;
     for (std::uint32_t i = 0; i < to_index(part); ++i)
@@ -62,15 +62,15 @@ struct kept_layout {
   }
 };
 
-/// What the members of the next epoch are to those of the one in which a version was kept.
+/// Maps the members of the epoch in which a version was kept to those of the next epoch.
 struct membership_change {
-  /// By rank of then: its rank now, if it lives and has kept that version.
+  /// By old rank: its present rank, if it lives and has kept that version.
   std::vector<std::optional<rank_id>> now{};
-  /// By part: the rank now at the part's home, if there is one. A part goes home when it can.
+  /// By part: the present rank at the part's home, if there is one. A part returns home when it can.
   std::vector<std::optional<rank_id>> home{};
-  std::uint32_t world = 0;  ///< ranks now
+  std::uint32_t world = 0;  ///< number of present ranks
 
-  /// Ranks of then that are gone.
+  /// Returns the old ranks that are lost.
   [[nodiscard]] rank_set lost() const {
     rank_set gone;
     for (std::uint32_t i = 0; i < now.size(); ++i) {
@@ -80,15 +80,15 @@ struct membership_change {
   }
 };
 
-/// Where the bytes of a transfer lie at its source.
+/// Where the bytes of a transfer are at its source.
 enum class kept_place : std::uint8_t {
   own,     ///< in its own blob
   copy,    ///< in its copy of the blob of `of`
   parity,  ///< in its parity piece of codeword `codeword` of its group
 };
 
-/// Bytes that one rank sends another, or keeps, to make a part whole. Ranks are those of now, `of` is one of
-/// then.
+/// Bytes that one rank sends another, or keeps, to complete a part. Ranks are present ones, `of` is an old
+/// one.
 struct part_transfer {
   part_id part{};
   std::uint64_t part_offset = 0;  ///< where they go, or are added, in the part
@@ -99,28 +99,26 @@ struct part_transfer {
   rank_id of{};
   std::uint32_t codeword = 0;
   std::uint64_t place_offset = 0;  ///< where they come from
-  std::uint8_t coefficient = 1;    ///< of a sum
-  bool is_summed = false;          ///< the part's bytes are the sum of all transfers that say so
+  std::uint8_t coefficient = 1;    ///< in a sum
+  bool is_summed = false;          ///< the part's bytes are the sum of all transfers with this flag
 
   friend constexpr bool operator==(const part_transfer&, const part_transfer&) noexcept = default;
 };
 
-/// Who owns what in the next epoch, and what must move for it.
+/// The owners of parts in the next epoch, and what must move for that.
 struct ownership_plan {
-  std::vector<rank_id> owners{};  ///< by part, ranks of now
-  std::vector<part_transfer>
-      transfers{};                ///< all ranks go through them in this order: no two wait for each other
-  rank_set unrecoverable{};       ///< ranks of then whose state nobody can give back
-  std::uint64_t moved_bytes = 0;  ///< between ranks
+  std::vector<rank_id> owners{};           ///< by part, present ranks
+  std::vector<part_transfer> transfers{};  ///< all ranks process them in this order: no deadlock
+  rank_set unrecoverable{};                ///< old ranks whose state cannot be restored
+  std::uint64_t moved_bytes = 0;           ///< between ranks
 };
 
-/// A part stays with its owner if that lives, goes home if its home is there, and is else adopted: by who
-/// holds a copy, so that nothing moves, or by who owns least.
+/// A part stays with its owner if that lives, returns home if its home is occupied, and is otherwise adopted:
+/// by a rank that holds a copy, so that nothing moves, or by the rank that owns least. An owner whose own
+/// place is damaged keeps its parts, and gets them from others.
 ///
-/// An owner whose own place is damaged keeps its parts, and gets them from others.
-///
-/// @param map      how the version was kept; none: by nobody but its owners.
-/// @param damaged  by ranks of then: where nothing is to come from.
+/// @param map      how the version was kept; none: only by its owners.
+/// @param damaged  by old ranks: places from which nothing may come.
 /// @par Complexity   O(parts x (world + parts)), and `plan_recovery`.
 [[nodiscard]] ownership_plan plan_ownership(const kept_layout& layout, const std::optional<replica_map>& map,
                                             const membership_change& change,

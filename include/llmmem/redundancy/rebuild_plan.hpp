@@ -1,5 +1,5 @@
 /// @file
-/// Which pieces of a k+m code give lost ones back, and by which coefficients: data, made by pure functions.
+/// Which pieces of a k+m code restore lost ones, and by which coefficients: data, made by pure functions.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,12 +18,12 @@ inline namespace v0 {
 /// A piece of a k+m code: data pieces are 0 to k - 1, parity pieces k to k + m - 1.
 enum class piece_id : std::uint32_t {};
 
-/// The number in it.
+/// Returns its number.
 [[nodiscard]] constexpr std::uint32_t to_index(piece_id piece) noexcept {
   return static_cast<std::uint32_t>(piece);
 }
 
-/// How many pieces a code has: k of data, and m of parity, as many as may be lost.
+/// The number of pieces of a code: k of data, and m of parity, as many as may be lost.
 struct code_shape {
   std::uint32_t data = 1;
   std::uint32_t parity = 1;
@@ -32,28 +32,29 @@ struct code_shape {
   friend constexpr bool operator==(const code_shape&, const code_shape&) noexcept = default;
 };
 
-/// The pieces a code can have: a Cauchy matrix needs as many different bytes.
+/// The most pieces of a code: a Cauchy matrix needs as many different bytes.
 inline constexpr std::uint32_t most_pieces = 256;
 
-/// "2+2".
+/// Returns "2+2".
 [[nodiscard]] inline std::string to_text(const code_shape& shape) {
   return std::to_string(shape.data) + "+" + std::to_string(shape.parity);
 }
 
-/// `shape` itself. @throws argument_error for one without data or parity, or with more than 256 pieces.
+/// Returns `shape` itself. @throws argument_error for one without data or parity, or with more than 256
+/// pieces.
 inline code_shape checked_shape(const code_shape& shape) {
   if (shape.data == 0 || shape.parity == 0) {
     throw argument_error("reed_solomon: a code of " + to_text(shape) +
-                         "; it has at least one piece of data and one of parity");
+                         "; use at least one piece of data and one of parity");
   }
   if (shape.data > most_pieces || shape.parity > most_pieces || shape.pieces() > most_pieces) {
     throw argument_error("reed_solomon: a code of " + to_text(shape) +
-                         "; data and parity together are at most 256 pieces");
+                         "; use at most 256 pieces of data and parity together");
   }
   return shape;
 }
 
-/// What data piece `data` is multiplied by in piece `piece`: for a parity piece `1 / (piece ^ data)`, a
+/// Returns the factor of data piece `data` in piece `piece`: for a parity piece `1 / (piece ^ data)`, a
 /// Cauchy matrix, of which every square part can be inverted; for a data piece 1 or 0.
 ///
 /// @pre both are less than 256, `data` is a data piece, `piece` is a piece of `shape`.
@@ -65,11 +66,11 @@ inline code_shape checked_shape(const code_shape& shape) {
   return gf256_inverse(static_cast<std::uint8_t>(to_index(piece) ^ to_index(data)));
 }
 
-/// How to get pieces back: each of `targets` is the sum of `sources` times its row of `coefficients`.
+/// How to restore pieces: each of `targets` is the sum of `sources` times its row of `coefficients`.
 struct rebuild_plan {
   std::vector<piece_id> sources;           ///< k of them
-  std::vector<piece_id> targets;           ///< in the order asked for
-  std::vector<std::uint8_t> coefficients;  ///< a row of k for each target
+  std::vector<piece_id> targets;           ///< in the requested order
+  std::vector<std::uint8_t> coefficients;  ///< a row of k per target
 
   [[nodiscard]] std::uint8_t coefficient(std::size_t target, std::size_t source) const noexcept {
     return coefficients[target * sources.size() + source];
@@ -79,7 +80,7 @@ struct rebuild_plan {
 
 namespace detail {
 
-/// "piece 3", "pieces 0, 1 and 4".
+/// Returns "piece 3", "pieces 0, 1 and 4".
 [[nodiscard]] inline std::string pieces_text(std::span<const piece_id> pieces) {
   std::string text = pieces.size() == 1 ? "piece " : "pieces ";
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -105,7 +106,7 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
   }
 }
 
-/// The inverse of a square matrix that has one, by Gauss and Jordan.
+/// Returns the inverse of an invertible square matrix, by Gauss and Jordan.
 [[nodiscard]] inline std::vector<std::uint8_t> gf_inverse(std::vector<std::uint8_t> from, std::size_t n) {
   std::vector<std::uint8_t> to(n * n, 0);
   for (std::size_t i = 0; i < n; ++i)
@@ -135,10 +136,10 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
 
 }  // namespace detail
 
-/// A plan that makes `targets` from `sources`, any k pieces: those that are at hand, or least busy.
+/// Plans to make `targets` from `sources`, any k pieces: those available, or least busy.
 ///
-/// @par Complexity   O(k^3), and O(k^2) a target.
-/// @throws argument_error  for a bad shape, a piece that is none or named twice, or not k sources.
+/// @par Complexity   O(k^3), and O(k^2) per target.
+/// @throws argument_error  for a bad shape, an invalid or duplicate piece, or not k sources.
 [[nodiscard]] inline rebuild_plan plan_rebuild_from(const code_shape& shape,
                                                     std::span<const piece_id> sources,
                                                     std::span<const piece_id> targets) {
@@ -155,7 +156,7 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
     for (std::size_t d = 0; d < k; ++d)
       rows[s * k + d] = code_coefficient(shape, sources[s], piece_id{static_cast<std::uint32_t>(d)});
   }
-  // Data pieces from the sources; a target's own row of the code then says what it is made of.
+  // Data pieces from the sources; a target's own row of the code then gives its coefficients.
   const std::vector<std::uint8_t> inverse = detail::gf_inverse(rows, k);
   rebuild_plan plan{.sources = {sources.begin(), sources.end()},
                     .targets = {targets.begin(), targets.end()},
@@ -172,20 +173,20 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
   return plan;
 }
 
-/// A plan that makes all of `lost` from the others: data pieces first, then the first parity pieces.
+/// Plans to make all of `lost` from the others: data pieces first, then the first parity pieces.
 ///
 ///     rebuild_plan plan = plan_rebuild({.data = 4, .parity = 2}, std::vector{piece_id{1}, piece_id{3}});
 ///
 /// @par Complexity   as `plan_rebuild_from`.
-/// @throws argument_error  for a bad shape, a piece that is none or named twice, or more lost than m:
-///                         the text says which.
+/// @throws argument_error  for a bad shape, an invalid or duplicate piece, or more lost than m: the text says
+///   which.
 [[nodiscard]] inline rebuild_plan plan_rebuild(const code_shape& shape, std::span<const piece_id> lost) {
   checked_shape(shape);
   detail::check_pieces(shape, lost, "lost");
   if (lost.size() > shape.parity) {
     throw argument_error("reed_solomon: " + detail::pieces_text(lost) + " are lost, " +
-                         std::to_string(lost.size()) + " in all; " + to_text(shape) + " bears the loss of " +
-                         std::to_string(shape.parity) + ": take an older version");
+                         std::to_string(lost.size()) + " in all; " + to_text(shape) +
+                         " tolerates the loss of " + std::to_string(shape.parity) + ": use an older version");
   }
   std::vector<bool> is_lost(shape.pieces());
   for (const piece_id piece : lost)

@@ -1,5 +1,5 @@
 /// @file
-/// `plan_recovery`: what to fetch from whom, and by which coefficients, after ranks have failed.
+/// `plan_recovery`: what to fetch from which rank, and by which coefficients, after failures.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -21,14 +21,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a range of a lost state comes back.
+/// How a range of a lost state is restored.
 enum class recovery_kind : std::uint8_t {
   fetch,    ///< one source holds a copy
   rebuild,  ///< the sum of all sources, each times its coefficient
 };
 
-/// What a live rank sends. Of a rebuild it is the beginning of its piece of the step's codeword; where the
-/// piece is shorter than the range it counts as if zeros followed, and may be empty.
+/// What a live rank sends. In a rebuild it is the beginning of its piece of the step's codeword; a piece that
+/// is shorter than the range counts as if zeros followed, and may be empty.
 struct recovery_source {
   rank_id holder{};
   piece_id piece{};
@@ -47,16 +47,15 @@ struct recovery_step {
   friend bool operator==(const recovery_step&, const recovery_step&) = default;
 };
 
-/// What live ranks hold that is damaged where it lies: nothing may come from there, all else that they hold
-/// may.
+/// What live ranks hold that is damaged: nothing may come from there, but everything else may.
 struct damaged_places {
-  /// What a rank keeps for others: a copy of a rank's state, or parity of a codeword of its group.
+  /// Data that a rank keeps for others: a copy of a rank's state, or parity of a codeword of its group.
   struct kept_one {
     rank_id holder{};
     std::uint32_t of = 0;  ///< the rank, or the codeword
     friend constexpr bool operator==(const kept_one&, const kept_one&) noexcept = default;
   };
-  rank_set own{};  ///< ranks whose own state is
+  rank_set own{};  ///< ranks whose own state is damaged
   std::vector<kept_one> copies{};
   std::vector<kept_one> parities{};
 
@@ -68,35 +67,34 @@ struct damaged_places {
   }
 };
 
-/// Steps in any order, or at once: none needs another's outcome.
+/// Steps in any order, or concurrently: none needs the result of another.
 struct recovery_plan {
   std::vector<recovery_step> steps;
-  rank_set unrecoverable;        ///< ranks whose state is lost and nobody can give back: no step is for these
+  rank_set unrecoverable;        ///< ranks whose state is lost and cannot be restored: no step is for these
   std::uint64_t bytes_sent = 0;  ///< by all sources
   std::uint64_t most_sent = 0;   ///< by the busiest
   friend bool operator==(const recovery_plan&, const recovery_plan&) = default;
 };
 
-/// How the states come back of ranks that failed, or whose own state is damaged: each source the least loaded
-/// that there is.
+/// Plans how to restore the states of ranks that failed, or whose own state is damaged: each from the least
+/// loaded sources.
 ///
-/// A load is the bytes a rank sends in this plan so far; ranks with the fewest live holders are served first,
-/// and of those that are loaded alike the first in the map's order. That is greedy: near the least possible
-/// `most_sent`, without a promise to reach it. The plan is of states alone: copies and parity that failed
-/// ranks kept for others come back with the next step that is kept.
+/// A load is the bytes that a rank sends in this plan so far; ranks with the fewest live holders are served
+/// first and, among equally loaded ones, the first in the map's order. That is greedy: near the least
+/// possible `most_sent`, without a guarantee. The plan is only about states: copies and parity that failed
+/// ranks kept for others return with the next step that is kept.
 ///
-/// @param state_bytes  each rank's, in order; those of failed ranks as they were.
-/// @param damaged      what nothing is taken from, of ranks that live. What it says of others is not looked
-/// at.
+/// @param state_bytes  of each rank, in order; for failed ranks as they were.
+/// @param damaged      places of live ranks from which nothing is taken. Entries for other ranks are ignored.
 /// @par Complexity   O(lost x holders x damaged places), and for coded schemes k^3 for each stripe.
-/// @throws argument_error  for another number of states than ranks, or a failed rank past the world.
+/// @throws argument_error  if the numbers of states and ranks differ, or a failed rank is past the world.
 [[nodiscard]] inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
                                                  std::span<const std::uint64_t> state_bytes,
                                                  const damaged_places& damaged = {});
 
 namespace detail {
 
-/// Makes a plan, and knows what each rank sends in it.
+/// Makes a plan, and tracks what each rank sends in it.
 class recovery_planner {
  public:
   recovery_planner(const replica_map& map, const rank_set& failed, std::span<const std::uint64_t> state_bytes,
@@ -149,7 +147,8 @@ class recovery_planner {
     return members;
   }
 
-  /// How many can give back a state, or a stripe of it, beyond those that must; none: nobody can.
+  /// Returns how many sources can restore a state, or a stripe of it, beyond those that must; none: it is
+  /// impossible.
   [[nodiscard]] std::size_t spare_sources(rank_id rank) const {
     if (!map_.scheme().is_coded()) {
       return static_cast<std::size_t>(
@@ -222,7 +221,7 @@ class recovery_planner {
     return step;
   }
 
-  /// What a member has of a codeword: a stripe of its own, or parity as long as the longest stripe.
+  /// Returns a member's bytes of a codeword: a stripe of its own, or parity as long as the longest stripe.
   [[nodiscard]] std::uint64_t piece_bytes(const std::vector<rank_id>& group, const coded_group& layout,
                                           std::uint32_t codeword, piece_id piece,
                                           std::uint32_t member) const {
@@ -254,7 +253,7 @@ inline recovery_plan plan_recovery(const replica_map& map, const rank_set& faile
   const std::uint32_t world = to_number(map.world());
   if (state_bytes.size() != world) {
     throw argument_error("plan_recovery: bytes of " + std::to_string(state_bytes.size()) +
-                         " states are given, the world has " + std::to_string(world) + " ranks");
+                         " states are given, but the world has " + std::to_string(world) + " ranks");
   }
   const rank_set strangers = failed - rank_set::first(map.world());
   if (!strangers.empty()) {

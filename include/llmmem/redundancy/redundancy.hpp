@@ -1,5 +1,5 @@
 /// @file
-/// `redundancy_scheme`: by what the state of ranks outlives the loss of some, as a value.
+/// `redundancy_scheme`: how the state of ranks survives the loss of some, as a value.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,31 +16,31 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What is kept beside a rank's own state.
+/// What is kept in addition to a rank's own state.
 enum class redundancy_kind : std::uint8_t {
   mirror,        ///< whole copies on other ranks
-  parity,        ///< the exclusive or of stripes of k ranks, turning within groups of k + 1 (RAID-5)
-  reed_solomon,  ///< m pieces of parity of k stripes, turning within groups of k + m
+  parity,        ///< the exclusive or of stripes of k ranks, rotating within groups of k + 1 (RAID-5)
+  reed_solomon,  ///< m pieces of parity of k stripes, rotating within groups of k + m
   compute,       ///< another rank computes the same state from the same inputs; no state is sent
 };
 
 /// One of:
 ///
-/// | text | ranks a group | losses a group bears | extra memory a rank | sent for each step kept |
+/// | text | ranks per group | losses a group tolerates | extra memory per rank | sent for each step kept |
 /// |---|---|---|---|---|
 /// | `mirror:F` | F | F - 1 | F - 1 states | F - 1 states |
 /// | `parity:K` | K + 1 | 1 | 1/K of a state | 1 state, in K stripes |
 /// | `rs:K+M` | K + M | M | M/K of a state | M states, in K stripes each |
 /// | `compute` | 2 | 1 | 1 state | nothing: the work is done twice (Bamboo, NSDI 2023) |
 ///
-/// "F copies" counts a rank's own. `coded_group` has the layout of parity and rs.
+/// "F copies" counts a rank's own. `coded_group` describes the layout of parity and rs.
 ///
 /// @par Thread safety   a plain value.
 class redundancy_scheme {
  public:
   static constexpr std::uint32_t most_copies = 1024;
 
-  /// @throws argument_error  for less than 2 or more than 1024 copies, one's own among them.
+  /// @throws argument_error  for less than 2 or more than 1024 copies, including one's own.
   [[nodiscard]] static redundancy_scheme mirror(std::uint32_t copies);
   /// @throws argument_error  for a group of more than 256 ranks, or without data.
   [[nodiscard]] static redundancy_scheme parity(std::uint32_t data);
@@ -51,29 +51,29 @@ class redundancy_scheme {
   }
   [[nodiscard]] static redundancy_scheme compute() noexcept { return {redundancy_kind::compute, 1, 1}; }
 
-  /// Reads "mirror:2", "parity:3", "rs:2+2" or "compute".
-  /// @throws argument_error  for anything else: the text says at what character, and what may stand there.
+  /// Parses "mirror:2", "parity:3", "rs:2+2" or "compute".
+  /// @throws argument_error  for anything else: the text says at which character, and what is expected there.
   [[nodiscard]] static redundancy_scheme parse(std::string_view text);
 
   [[nodiscard]] redundancy_kind kind() const noexcept { return kind_; }
-  /// Whether states are cut into stripes and parity is made of them, rather than copied whole.
+  /// Whether states are divided into stripes with parity, rather than copied whole.
   [[nodiscard]] bool is_coded() const noexcept {
     return kind_ == redundancy_kind::parity || kind_ == redundancy_kind::reed_solomon;
   }
-  /// Whole states of a rank that there are, its own among them.
+  /// The number of whole copies of a rank's state, including its own.
   [[nodiscard]] std::uint32_t copies() const noexcept { return is_coded() ? 1 : 1 + extra_; }
-  /// Of a coded scheme, k + m.
+  /// The code of a coded scheme, k + m.
   [[nodiscard]] code_shape shape() const noexcept { return {.data = data_, .parity = extra_}; }
-  /// The least ranks of a group.
+  /// The smallest number of ranks in a group.
   [[nodiscard]] std::uint32_t group_ranks() const noexcept { return data_ + extra_; }
-  /// How many ranks of a group may be lost, whichever, without losing any state.
+  /// How many ranks of a group may be lost, any of them, without losing any state.
   [[nodiscard]] std::uint32_t tolerates() const noexcept { return extra_; }
 
-  /// Why a world cannot hold it, or nothing: for callers that end with an error of usage.
+  /// Returns why a world cannot hold it, or nothing: for callers that end with a usage error.
   [[nodiscard]] std::optional<std::string> fits(rank_count world) const;
 
-  /// Bytes that a rank keeps for others when every state has `own` bytes and every group its least ranks.
-  /// Stripes are whole units of 64 bytes. @throws length_error  past 2^63 - 1.
+  /// Returns the bytes that a rank keeps for others when every state has `own` bytes and every group its
+  /// smallest number of ranks. Stripes are whole units of 64 bytes. @throws length_error  past 2^63 - 1.
   [[nodiscard]] std::uint64_t extra_bytes(std::uint64_t own) const {
     return checked_multiply(extra_, is_coded() ? stripe_bytes(own, data_) : own,
                             "redundancy: copies or parity pieces x bytes each");
@@ -86,11 +86,11 @@ class redundancy_scheme {
       : kind_(kind), data_(data), extra_(extra) {}
 
   redundancy_kind kind_;
-  std::uint32_t data_;   // k; 1 where states are whole
-  std::uint32_t extra_;  // m, or copies besides one's own
+  std::uint32_t data_;   // k; 1 for whole states
+  std::uint32_t extra_;  // m, or copies in addition to one's own
 };
 
-/// "mirror:2", as `parse` reads it.
+/// Returns "mirror:2", as `parse` reads it.
 [[nodiscard]] inline std::string to_text(const redundancy_scheme& scheme) {
   switch (scheme.kind()) {
     case redundancy_kind::mirror:
@@ -108,16 +108,14 @@ class redundancy_scheme {
 inline redundancy_scheme redundancy_scheme::mirror(std::uint32_t copies) {
   if (copies < 2 || copies > most_copies) {
     throw argument_error("redundancy: a mirror of " + std::to_string(copies) +
-                         (copies == 1 ? " copy" : " copies") +
-                         "; one's own counts, so that it must be 2 to 1024");
+                         (copies == 1 ? " copy" : " copies") + "; use 2 to 1024, including the rank's own");
   }
   return {redundancy_kind::mirror, 1, copies - 1};
 }
 
 inline redundancy_scheme redundancy_scheme::parity(std::uint32_t data) {
   if (data == 0 || data >= most_pieces) {
-    throw argument_error("redundancy: parity over " + std::to_string(data) +
-                         " pieces of data; it must be 1 to 255");
+    throw argument_error("redundancy: parity over " + std::to_string(data) + " pieces of data; use 1 to 255");
   }
   return {redundancy_kind::parity, data, 1};
 }
@@ -126,24 +124,24 @@ inline std::optional<std::string> redundancy_scheme::fits(rank_count world) cons
   const std::uint32_t needed = group_ranks();
   const std::uint32_t there = to_number(world);
   if (there >= needed) return std::nullopt;
-  std::string head = to_text(*this) + " needs " + std::to_string(needed) + " ranks, the world has " +
+  std::string head = to_text(*this) + " needs " + std::to_string(needed) + " ranks, but the world has " +
                      std::to_string(there) + ": start " + std::to_string(needed - there) + " more";
   if (there < 2) return head;
   switch (kind_) {
     case redundancy_kind::mirror:
-      return head + ", or take mirror:" + std::to_string(there);
+      return head + ", or use mirror:" + std::to_string(there);
     case redundancy_kind::parity:
-      return head + ", or take parity:" + std::to_string(there - 1);
+      return head + ", or use parity:" + std::to_string(there - 1);
     default:
       return there > extra_
-                 ? head + ", or take rs:" + std::to_string(there - extra_) + "+" + std::to_string(extra_)
-                 : head + ", or take mirror:" + std::to_string(there);
+                 ? head + ", or use rs:" + std::to_string(there - extra_) + "+" + std::to_string(extra_)
+                 : head + ", or use mirror:" + std::to_string(there);
   }
 }
 
 namespace detail {
 
-/// Reads a scheme's text from its beginning, and says where it stopped being one.
+/// Parses a scheme's text from its beginning, and reports where it is invalid.
 class scheme_reader {
  public:
   explicit scheme_reader(std::string_view text) noexcept : text_(text) {}
@@ -163,17 +161,17 @@ class scheme_reader {
     }
     if (at_ == first || value < least || value > most) {
       fail(first,
-           std::string(what) + " must stand here, " + std::to_string(least) + " to " + std::to_string(most));
+           std::string(what) + " is expected here, " + std::to_string(least) + " to " + std::to_string(most));
     }
     return value;
   }
   void sign(char wanted, const char* then) {
     if (at_ == text_.size() || text_[at_] != wanted)
-      fail(at_, "'" + std::string(1, wanted) + "' must stand here, then " + then);
+      fail(at_, "'" + std::string(1, wanted) + "' is expected here, then " + then);
     ++at_;
   }
   void end() const {
-    if (at_ != text_.size()) fail(at_, "nothing more may stand here");
+    if (at_ != text_.size()) fail(at_, "the text must end here");
   }
   [[noreturn]] LLMMEM_COLD void fail(std::size_t at, const std::string& why) const {
     throw argument_error("redundancy: '" + std::string(text_) + "', character " + std::to_string(at + 1) +
@@ -192,8 +190,8 @@ inline redundancy_scheme redundancy_scheme::parse(std::string_view text) {
   const std::string_view name = reader.word();
   std::optional<redundancy_scheme> scheme;
   if (name == "mirror") {
-    reader.sign(':', "how many copies there are, one's own among them");
-    scheme = mirror(reader.number("how many copies there are, one's own among them,", 2, most_copies));
+    reader.sign(':', "the number of copies including the rank's own");
+    scheme = mirror(reader.number("the number of copies including the rank's own", 2, most_copies));
   } else if (name == "parity") {
     reader.sign(':', "how many ranks' data share a parity");
     scheme = parity(reader.number("how many ranks' data share a parity", 1, most_pieces - 1));
@@ -206,7 +204,7 @@ inline redundancy_scheme redundancy_scheme::parse(std::string_view text) {
   } else if (name == "compute") {
     scheme = compute();
   } else {
-    reader.fail(0, "no scheme begins like this; write mirror:F, parity:K, rs:K+M or compute");
+    reader.fail(0, "not the beginning of a scheme; write mirror:F, parity:K, rs:K+M or compute");
   }
   reader.end();
   return *scheme;

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the state of ranks, kept so that it outlives the loss of some of them.
+/// `redundant_replica`: keeps the state of ranks so that it survives the loss of some of them.
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
@@ -30,123 +30,120 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps each version of a state on other ranks as well, in memory: by copies, parity or a Reed-Solomon code.
-/// When ranks die, the ranks that live give back what those had, to a fresh process in their seat or to the
-/// ranks that adopt it. The training goes on from the version that was committed last.
+/// Keeps each version of a state in the memory of other ranks as well: by copies, parity or a Reed-Solomon
+/// code. When ranks die, the living ranks restore their state, to a fresh process in their seat or to the
+/// ranks that adopt it. Training continues from the last committed version.
 ///
-/// The state is cut into *parts*, of fixed sizes. Each has a home seat and an owner: the rank at home, or the
-/// one that has adopted it. In every epoch:
+/// The state is divided into *parts* of fixed sizes. Each has a home seat and an owner: the rank at home, or
+/// the one that has adopted it. In every epoch:
 ///
-///     replica.recover(by)                       // who owns what now; their bytes, of the last version kept
+///     replica.recover(by)                       // the owners now, and the bytes of the last version kept
 ///     for (each step) {
-///       ... change the parts that are ours ...
-///       replica.keep(version, ours, by)         // sent to the ranks that keep it; counts for nothing yet
+///       ... change this rank's parts ...
+///       replica.keep(version, ours, by)         // sent to the ranks that keep it; not valid yet
 ///       if (all agree that theirs is kept) replica.commit(); else replica.drop();
 ///     }
 ///
-/// - **Two phases, as with files.** A version counts once it is committed, by all or by none: the
-///   agreement in between is the caller's, `communicator::agree`, since it decides more than that. At
-///   whatever moment a rank dies, the version before is whole, or the new one is: a step is repeated at most
-///   once.
-/// - **Before the first commit there is nothing to give back**: `recovered_state::is_there` is false, in
-///   whatever epoch, and `why_not` tells what to load.
-/// - **Memory**: the own parts once, and what the scheme asks for (`redundancy_scheme::extra_bytes`), for
-///   each version held: the committed one, and between `keep` and `commit` the new one. From a `recover`
-///   without destinations to the next `commit` also the parts that came from others, or were rebuilt. A part
-///   that this rank holds whole is not copied for it.
-/// - **A smaller world** than the scheme's groups has the nearest scheme that fits, see `scheme_for`;
-///   a rank alone keeps only its own parts. `tolerates()` tells what the members of now could lose.
-/// - **Checked**: each part has a CRC-32C, made when it is kept, which all ranks know. What comes back is
-///   compared with it: `errc::message_damaged`, never wrong bytes. A rank that recovers a second time from
-///   the same version first proves all that it holds of it, and tells the others what is damaged. Nothing is
-///   taken from there, so that the second time does not end as the first did; all else that it holds still
-///   counts.
+/// - **Two phases, as with files.** A version is valid once all ranks commit it, or none: the caller makes
+///   the agreement in between, with `communicator::agree`, since it decides more than that. Whenever a rank
+///   dies, either the previous version is whole, or the new one: a step is repeated at most once.
+/// - **Before the first commit there is nothing to restore**: `recovered_state::is_there` is false, in every
+///   epoch, and `why_not` says what to load.
+/// - **Memory**: the own parts once, and the scheme's needs (`redundancy_scheme::extra_bytes`), for each
+///   version held: the committed one, and between `keep` and `commit` the new one. From a `recover` without
+///   destinations to the next `commit` also the parts that came from others, or were rebuilt. A part that
+///   this rank holds whole is not copied for it.
+/// - **A smaller world** than the scheme's groups has the nearest scheme that fits, see `scheme_for`; a rank
+///   alone keeps only its own parts. `tolerates()` returns what the present members could lose.
+/// - **Verified**: each part has a CRC-32C, computed when it is kept, which all ranks know. Restored bytes
+///   are compared with it: `errc::message_damaged`, never wrong bytes. A rank that recovers a second time
+///   from the same version first verifies everything that it holds of it, and reports damage to the others.
+///   Nothing is taken from there, so that the second attempt does not fail like the first; everything else
+///   that it holds is still used.
 /// - **Redundant computation** (`redundancy_kind::compute`): no state is sent. A rank that keeps a part for
-///   another computes it as well, and gives it to `keep` beside its own: `wards()`. Checksums are compared: a
-///   part that came out differently on the two is `errc::checksum_differs`, its index that part, and neither
-///   is taken.
+///   another computes it as well, and passes it to `keep` with its own: `wards()`. Checksums are compared: a
+///   part that differs between the two is `errc::checksum_differs`, its index that part, and neither is used.
 ///
 /// @tparam Place   where copies go, by the seats of an epoch's members.
-/// @par Complexity      `keep`: for each byte owned one copy and one checksum, and what the scheme sends:
-///      F - 1 copies, or m stripes of a coded state, in as many rounds as the group has other members.
-/// @par Thread safety   one thread at a time, which owns the transport meanwhile.
-/// @par Errors          what the transport returns: then revoke, agree, and `recover` in the next epoch.
-/// Calls
-///      that wait end at `by`.
+/// @par Complexity      `keep`: for each byte owned one copy and one checksum, and what the scheme sends: F -
+///   1 copies, or m stripes of a coded state, in as many rounds as the group has other members.
+/// @par Thread safety   one thread at a time, which owns the transport during the call.
+/// @par Errors          those of the transport: then revoke, agree, and `recover` in the next epoch. Calls
+///   that wait end at `by`.
 /// @par Source          copies in peers' memory: Wang et al., "Gemini", SOSP 2023; parity: Plank and Li, FTCS
-///      1994; redundant computation: Thorpe et al., "Bamboo", NSDI 2023.
+///   1994; redundant computation: Thorpe et al., "Bamboo", NSDI 2023.
 template <seated_transport T, seat_placement Place = any_seats<>>
 class redundant_replica {
  public:
-  /// The transport outlives it. The scheme, sizes, homes and placement must be the same on all ranks:
+  /// The transport must outlive it. The scheme, sizes, homes and placement must be the same on all ranks:
   /// `recover` compares them.
   /// @param sizes  bytes of each part.
-  /// @param homes  the seat of each part. While no rank sits there, another rank owns the part.
-  /// @throws argument_error  when these two differ in number, or a home is no seat of the job, where the
-  ///      transport knows: `ranks.endpoint().seats()`, as a communicator does.
+  /// @param homes  the seat of each part. While that seat is empty, another rank owns the part.
+  /// @throws argument_error  when these two differ in number, or a home is not a seat of the job, if the
+  ///   transport knows: `ranks.endpoint().seats()`, as a communicator does.
   redundant_replica(T& ranks, const redundancy_scheme& scheme, std::span<const std::uint64_t> sizes,
                     std::span<const seat_id> homes, Place place = Place(),
                     const replica_options& options = {});
   redundant_replica(const redundant_replica&) = delete;
   redundant_replica& operator=(const redundant_replica&) = delete;
 
-  /// What the members of this epoch own, and have kept. All must call it, once an epoch has begun and before
-  /// anything else; again, if it failed, in the next. Afterwards `recovered(part)` has the bytes of each part
-  /// that this rank owns, until the next `commit`.
-  /// @return `errc::state_lost` when more was lost or damaged than the scheme bears, for all ranks alike:
-  ///      `lost()`. Then `forget`, and go back to a checkpoint: `mine()` are the parts to load, and the epoch
-  ///      goes on. Without `forget` the next `recover` comes to the same: nothing is given up unless all are
-  ///      told to. `errc::setup_differs` when ranks were given another scheme, sizes, homes or placement, for
-  ///      all alike: nothing was given back.
+  /// Restores what the members of this epoch own, and have kept. All must call it, once an epoch has begun
+  /// and before anything else; if it failed, again in the next. Afterwards `recovered(part)` has the bytes of
+  /// each part that this rank owns, until the next `commit`.
+  /// @return `errc::state_lost` on all ranks when more was lost or damaged than the scheme tolerates:
+  ///   `lost()`. Then call `forget`, and return to a checkpoint: `mine()` are the parts to load, and the
+  ///   epoch continues. Without `forget` the next `recover` has the same result: nothing is given up unless
+  ///   all ranks ask for it. `errc::setup_differs` on all ranks when they were given different schemes,
+  ///   sizes, homes or placements: nothing was restored.
   result<recovered_state> recover(deadline by) { return recover_to({}, by); }
-  /// The same, and the parts that this rank owns now lie where `into(part)` says: memory that is there
-  /// already is not cleared, and no byte is copied twice. The replica asks once for each of these parts, in
-  /// order, and only where there is something to give back.
+  /// As above, and places the parts that this rank now owns at `into(part)`: existing memory is not cleared,
+  /// and no byte is copied twice. The replica asks once for each of these parts, in order, and only if there
+  /// is something to restore.
   ///
-  /// Until this has succeeded, the destinations have any bytes in them, from the first on.
-  /// @param into  `std::span<std::byte>(part_id)`, of the part's size: else `errc::size_mismatch`, index the
-  ///      part, wanted its bytes, found the destination's, and the epoch is revoked. What it throws passes
-  ///      through, after that.
-  /// @pre no two destinations overlap: each part is proved as it comes, not once all are there
+  /// Until this has succeeded, the contents of the destinations are undefined, from the first on.
+  /// @param into  `std::span<std::byte>(part_id)`, of the part's size: otherwise `errc::size_mismatch`, index
+  ///   the part, wanted its bytes, found the destination's, and the epoch is revoked. An exception from it
+  ///   passes through, after that.
+  /// @pre no two destinations overlap, because each part is verified as it arrives, not once all have arrived
   template <part_destinations Destinations>
   result<recovered_state> recover(deadline by, Destinations into) {
     return recover_to(detail::destinations_ref(into), by);
   }
-  /// Its bytes, until the next `commit`, `forget` or `recover`: at the destination that the caller named, or
-  /// in memory of the replica's. @pre `recover` has found something, and this rank owns the part
+  /// Returns its bytes, until the next `commit`, `forget` or `recover`: at the destination named by the
+  /// caller, or in the replica's memory. @pre `recover` has found something, and this rank owns the part
   [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept LLMMEM_LIFETIMEBOUND {
     return restorer_.recovered(part);
   }
   /// Members of the epoch in which the last version was kept whose state is lost, after `errc::state_lost`.
   [[nodiscard]] const rank_set& lost() const noexcept { return owners_.lost(); }
-  /// All that was kept counts for nothing any more. All ranks must call it, or none.
+  /// Invalidates everything that was kept. All ranks must call it, or none.
   void forget() noexcept;
 
-  /// By part, in this epoch.
+  /// The owners by part, in this epoch.
   [[nodiscard]] std::span<const rank_id> owners() const noexcept LLMMEM_LIFETIMEBOUND {
     return owners_.all();
   }
   /// The parts that this rank owns.
   [[nodiscard]] std::vector<part_id> mine() const { return owners_.mine(); }
-  /// The parts that this rank keeps copies of for others, and computes as well under `compute`.
+  /// The parts that this rank keeps for others by copies, and under `compute` computes as well.
   [[nodiscard]] std::vector<part_id> wards() const { return owners_.wards(); }
-  /// How many of this epoch's members may be lost at once without losing any state, whichever.
+  /// How many of this epoch's members may be lost at once, any of them, without losing any state.
   [[nodiscard]] std::uint32_t tolerates() const noexcept { return map() ? map()->scheme().tolerates() : 0; }
-  /// Which rank keeps what of which in this epoch; nothing for one rank alone.
+  /// Which rank keeps whose state in this epoch; nothing for one rank alone.
   [[nodiscard]] const std::optional<replica_map>& map() const noexcept { return owners_.map(); }
 
-  /// Keeps a version: of all parts that this rank owns, and under `compute` of its wards. Their bytes are
-  /// copied, and may be changed when it returns.
+  /// Keeps a version of all parts that this rank owns, and under `compute` of its wards. Copies their bytes,
+  /// which may change when it returns.
   /// @return `errc::size_mismatch` for parts that are missing, not its own, or of another size: wanted and
-  ///      found are its bytes, wanted 0 where it is not its own, found 0 where it is missing.
-  ///      `errc::not_recovered` before `recover` has come to something in this epoch, be it
-  ///      `errc::state_lost`: the parts have no owners as yet.
+  ///   found are its bytes, wanted 0 if it is not its own, found 0 if it is missing. `errc::not_recovered`
+  ///   before `recover` has had a result in this epoch, including `errc::state_lost`: the parts have no
+  ///   owners yet.
   result<void> keep(std::uint64_t version, std::span<const part_bytes> parts, deadline by);
-  /// What was kept last is the version that counts. @pre all ranks have kept it
+  /// Makes the version kept last the valid one. @pre all ranks have kept it
   void commit() noexcept;
-  /// What was kept last is forgotten, if it is not committed.
+  /// Drops the version kept last, if it is not committed.
   void drop() noexcept { held_.drop(); }
-  /// The version that counts, if there is one.
+  /// The valid version, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> version() const noexcept { return held_.version(); }
 
   [[nodiscard]] replica_stats stats() const noexcept;

@@ -19,24 +19,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A systematic Reed-Solomon code by a Cauchy matrix (`code_coefficient`): data pieces stay as they are, and
-/// any k of the k + m pieces give the others back.
+/// A systematic Reed-Solomon code by a Cauchy matrix (`code_coefficient`): data pieces stay unchanged, and
+/// any k of the k + m pieces restore the others.
 ///
 ///     reed_solomon<> code({.data = 4, .parity = 2});
 ///     code.encode(data, parity).value();
 ///     const rebuild_plan plan = plan_rebuild(code.shape(), lost);
 ///     code.rebuild(plan, sources_in_the_order_of_the_plan, lost_pieces).value();
 ///
-/// Pieces may have any alignment and lengths of their own; a shorter one counts as if zeros followed it.
-/// Parity pieces are as long as the longest data piece, or longer. For one parity piece `xor_parity.hpp` is
-/// faster. The code tells nothing of a damaged piece unless asked by `verify`; check sums find them.
+/// Pieces may have any alignment and different lengths; a shorter one counts as if zeros followed it. Parity
+/// pieces are at least as long as the longest data piece. For one parity piece `xor_parity.hpp` is faster.
+/// The code detects a damaged piece only in `verify`; checksums find it.
 ///
-/// @tparam Engine   what sums of products are computed by; `isal_gf_engine` (`llmmem::isal`) gives the same
-///                  bytes.
-/// @par Complexity      `encode` k m products a byte of a piece, `rebuild` k for each target. Neither
-///                      allocates, `rebuild` but for its coefficients, of a few KiB.
+/// @tparam Engine   computes the sums of products; `isal_gf_engine` (`llmmem::isal`) computes the same bytes.
+/// @par Complexity      `encode` k m products per byte of a piece, `rebuild` k for each target. Neither
+///   allocates, except for the coefficients of `rebuild`, a few KiB.
 /// @par Thread safety   any number of threads, on different destinations.
-/// @par Errors          the constructor throws `argument_error` for a shape that is none.
+/// @par Errors          the constructor throws `argument_error` for an invalid shape.
 template <gf_engine Engine = portable_gf_engine>
 class reed_solomon {
  public:
@@ -54,10 +53,10 @@ class reed_solomon {
   [[nodiscard]] const code_shape& shape() const noexcept { return shape_; }
   [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
 
-  /// Makes all parity pieces from all data pieces.
-  /// @return `errc::size_mismatch` for another number of spans than the shape's (wanted = that, found =
-  ///         spans), `errc::past_the_bytes` when data piece `index` is longer than a parity piece. Nothing is
-  ///         then written.
+  /// Computes all parity pieces from all data pieces.
+  /// @return `errc::size_mismatch` if the number of spans differs from the shape's (wanted = that, found =
+  ///   spans), `errc::past_the_bytes` when data piece `index` is longer than a parity piece. Then nothing is
+  ///   written.
   result<void> encode(std::span<const std::span<const std::byte>> data,
                       std::span<const std::span<std::byte>> parity) const noexcept {
     const failure why = check(data, parity, "reed_solomon::encode");
@@ -66,9 +65,9 @@ class reed_solomon {
     return {};
   }
 
-  /// Brings all parity pieces up to date with a data piece that changed from `before` to `after`.
+  /// Updates all parity pieces after a data piece changed from `before` to `after`.
   /// @par Complexity   two passes over the piece, one over each parity; the other data pieces are not needed.
-  /// @return as `encode`, and `errc::out_of_range` when `changed` is no data piece.
+  /// @return as `encode`, and `errc::out_of_range` when `changed` is not a data piece.
   result<void> update(piece_id changed, std::span<const std::byte> before, std::span<const std::byte> after,
                       std::span<const std::span<std::byte>> parity) const noexcept {
     constexpr const char* where = "reed_solomon::update";
@@ -83,7 +82,7 @@ class reed_solomon {
     return {};
   }
 
-  /// The first parity piece that is not what the data make it, or nothing when all are.
+  /// Returns the first parity piece that does not match the data, or nothing when all do.
   /// @par Complexity   as `encode`, by blocks of a few KiB on the stack.
   /// @return as `encode`.
   [[nodiscard]] result<std::optional<piece_id>> verify(
@@ -96,12 +95,12 @@ class reed_solomon {
     return std::optional<piece_id>{piece_id{shape_.data + static_cast<std::uint32_t>(found)}};
   }
 
-  /// Makes the first bytes of the plan's targets, as many as each span has, from the plan's sources: whole
-  /// pieces in its order. Where a span has more bytes than its piece had, zeros follow.
+  /// Computes the first bytes of the plan's targets, as many as each span has, from the plan's sources: whole
+  /// pieces in its order. If a span is longer than its piece was, zeros follow.
   ///
-  /// @return `errc::size_mismatch` for another number of spans than the plan's, or a plan of another k.
-  ///         Nothing is then written.
-  /// @throws std::bad_alloc  when there is no room for the coefficients.
+  /// @return `errc::size_mismatch` if the number of spans differs from the plan's, or the plan has another k.
+  ///   Then nothing is written.
+  /// @throws std::bad_alloc  when there is no memory for the coefficients.
   result<void> rebuild(const rebuild_plan& plan, std::span<const std::span<const std::byte>> sources,
                        std::span<const std::span<std::byte>> targets) const {
     constexpr const char* where = "reed_solomon::rebuild";

@@ -1,5 +1,5 @@
 /// @file
-/// What a `redundant_replica` asks of its ranks, what it is given, and what it tells.
+/// What a `redundant_replica` requires of its ranks, its input, and its results.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -15,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A transport whose ranks sit in seats, and change with the epoch. `communicator` is one.
+/// A transport whose ranks have seats, and change with the epoch. `communicator` is one.
 template <class T>
 concept seated_transport = transport<T> && requires(const T& ranks) {
   { ranks.epoch() } noexcept -> std::same_as<std::uint64_t>;
@@ -28,7 +28,7 @@ concept part_destinations = requires(D& destinations, part_id part) {
   { destinations(part) } -> std::convertible_to<std::span<std::byte>>;
 };
 
-/// What `part_destinations` was called before. Deprecated: it goes with version 0.2.
+/// The former name of `part_destinations`. Deprecated: it will be removed in version 0.2.
 template <class D>
 concept part_rooms = part_destinations<D>;
 
@@ -38,33 +38,33 @@ struct part_bytes {
   std::span<const std::byte> bytes{};
 };
 
-/// How a replica is set up.
+/// The construction parameters of a replica.
 struct replica_options {
-  const char* name = "redundant_replica";  ///< for error texts; outlives the replica
+  const char* name = "redundant_replica";  ///< the name in error texts; outlives the replica
   std::uint32_t tag = 0x7265'7000;         ///< of its messages: nothing else uses it at the same time
 };
 
 namespace redundancy {
 
-/// Why there is nothing to give back, and so what all ranks load instead. Each rank loads the parts that it
-/// owns now, also where it has loaded them in an earlier epoch: a step that was begun has changed them.
+/// Why there is nothing to restore, and therefore what all ranks load instead. Each rank loads the parts that
+/// it owns now, even if it loaded them in an earlier epoch, because a step that was begun has changed them.
 enum class absence : std::uint8_t {
   none,        ///< there is something
-  never_kept,  ///< no rank has committed anything so far: load what the run began from
-  forgotten,   ///< all were told to `forget`: load the checkpoint that they went back to
-  gone,  ///< no rank is left that knows what was kept: load the newest checkpoint; where there is none, what
-         ///< was trained is lost
+  never_kept,  ///< no rank has committed anything so far: load the initial state of the run
+  forgotten,   ///< all were told to `forget`: load the checkpoint that they returned to
+  gone,  ///< no remaining rank knows what was kept: load the newest checkpoint; without one, the training so
+         ///< far is lost
 };
 
 }  // namespace redundancy
 
 using absence [[deprecated("its name is redundancy::absence")]] = redundancy::absence;
 
-/// What `recover` found: the same on all ranks, but for the bytes.
+/// The result of `recover`: the same on all ranks, except for the bytes.
 struct recovered_state {
-  bool is_there = false;                                    ///< else `why_not` tells what to load
+  bool is_there = false;                                    ///< else `why_not` says what to load
   redundancy::absence why_not = redundancy::absence::none;  ///< why there is nothing
-  std::uint64_t version = 0;                                ///< that all parts are of
+  std::uint64_t version = 0;                                ///< of all parts
   std::uint64_t moved_bytes = 0;                            ///< between ranks
   std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged
 };
@@ -72,7 +72,7 @@ struct recovered_state {
 /// What a replica holds and has done.
 struct replica_stats {
   std::uint64_t own_bytes = 0;   ///< copies of this rank's own parts, of all versions held
-  std::uint64_t kept_bytes = 0;  ///< copies and parity of others', of all versions held
+  std::uint64_t kept_bytes = 0;  ///< copies and parity for others, of all versions held
   std::uint64_t keeps = 0;
   std::uint64_t recoveries = 0;
 };

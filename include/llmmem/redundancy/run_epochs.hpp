@@ -1,6 +1,6 @@
 /// @file
-/// `run_epochs`: a job's epochs one after the other, steps that count for all ranks or for none, until it is
-/// over.
+/// `run_epochs`: runs a job's epochs one after the other, with steps that count for all ranks or for none,
+/// until it is over.
 #pragma once
 
 #include <llmmem/comm/agreement.hpp>
@@ -16,13 +16,13 @@ inline namespace v0 {
 
 namespace redundancy {
 
-/// How something went, for this rank.
+/// The outcome for this rank.
 enum class went : std::uint8_t {
   well,
-  badly,  ///< a rank may have died: the next epoch begins without it. What another epoch would not mend, as
-          ///< `errc::setup_differs`, is thrown instead, or it goes on for ever
-  stop,   ///< the run is to end here, as where state is lost: nobody is asked. Others that do not come to the
-          ///< same go on once this rank's endpoint is gone
+  badly,  ///< a rank may have died: the next epoch begins without it. An error that another epoch would not
+          ///< mend, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
+  stop,   ///< the run ends here, for example because state is lost: no agreement is made. Other ranks with
+          ///< another outcome continue once this rank's endpoint is destroyed
 };
 
 }  // namespace redundancy
@@ -39,16 +39,16 @@ concept epoch_ranks =
       { seen.after(bits) } noexcept -> std::same_as<deadline>;
     };
 
-/// What a rank does in epochs. All ranks' jobs must come to the same `is_over`, and take the same steps.
+/// What a rank does in epochs. All ranks' jobs must agree on `is_over`, and take the same steps.
 ///
-/// - `begin()`, when an epoch has begun: brings this rank to where all are. `redundant_replica::recover`, and
-///   what it says to load.
+/// - `begin()`, when an epoch has begun: brings this rank to the common state. `redundant_replica::recover`,
+///   and loading what it says.
 /// - `is_over()`: no step is left.
-/// - `step()`: one step, up to what counts only when all have done it. `redundant_replica::keep`.
+/// - `step()`: one step, up to the point that counts only when all have done it. `redundant_replica::keep`.
 /// - `commit()`: all have; `drop()`: not all have, or this epoch did not begin well, and the next `begin`
-///   finds what was before. Both throw nothing.
-/// - `agreed_on(outcome)`, if there is one: told of each agreement, before the `commit` or `drop` that comes
-///   of it.
+///   finds the previous state. Neither throws.
+/// - `agreed_on(outcome)`, if it exists: called after each agreement, before the resulting `commit` or
+///   `drop`.
 template <class J>
 concept epoch_job = requires(J& job) {
   { job.begin() } -> std::same_as<redundancy::went>;
@@ -58,15 +58,15 @@ concept epoch_job = requires(J& job) {
   job.drop();
 };
 
-/// How `run_epochs` waits.
+/// The time limits of `run_epochs`.
 struct epoch_options {
-  std::uint64_t patience_ns = 60'000'000'000;  ///< for all that live to come to an agreement
+  std::uint64_t patience_ns = 60'000'000'000;  ///< for all living ranks to reach an agreement
 };
 
 /// How the epochs ended.
 enum class epochs_end : std::uint8_t {
-  finished,  ///< the job is over, and all that live agreed that it is
-  stopped,   ///< `begin` or `step` said so
+  finished,  ///< the job is over, and all living ranks agreed that it is
+  stopped,   ///< `begin` or `step` requested it
 };
 
 namespace detail {
@@ -83,25 +83,26 @@ void tell_agreed(J& job, const comm::agreed& outcome) {
 ///
 ///     while (true) {
 ///       begin the epoch, if one has begun; take a step, unless the job is over
-///       if this did not go well: revoke the epoch, so that nobody waits
+///       if this did not go well: revoke the epoch, so that no rank waits
 ///       agree on whether it went well for all, who is out, and who comes
 ///       commit, or drop
 ///       end, if all are well and the job is over
 ///       begin the next epoch, if one is out, one comes, or it did not go well
 ///     }
 ///
-/// So a step counts for all ranks or for none; who dies costs one step at most. Nobody leaves before all have
-/// agreed that it is over, also where an epoch began with nothing left to do: who needs what a rank holds can
-/// still have it. Who waits to join when the job ends finds nobody: its `join` comes to its deadline.
+/// So a step counts for all ranks or for none; a death costs at most one step. No rank leaves before all have
+/// agreed that the job is over, even if an epoch began with nothing left to do: ranks that need another's
+/// data can still get it. A process that waits to join when the job ends finds no members: its `join` reaches
+/// its deadline.
 ///
-/// @par Complexity      of each step one agreement: 4 messages of some hundred bytes for each other rank.
-/// @par Thread safety   one thread at a time, which owns the ranks meanwhile.
-/// @par Errors          `errc::no_quorum` when the others have gone on without this rank: end the process
-///      and let a fresh one join. What else the agreement returns: who lives did not answer in time. What the
-///      job throws passes through, and the epoch is revoked: the others go on without this rank once it is
-///      gone.
+/// @par Complexity      one agreement per step: 4 messages of some hundred bytes for each other rank.
+/// @par Thread safety   one thread at a time, which owns the ranks during the call.
+/// @par Errors          `errc::no_quorum` when the others have continued without this rank: end the process
+///   and let a fresh one join. Other errors of the agreement: a living rank did not answer in time.
+///   Exceptions of the job pass through, and the epoch is revoked: the others continue without this rank once
+///   it is gone.
 /// @par Source          epochs of User Level Failure Mitigation: Bland et al., IJHPCA 2013; a commit for each
-///      step, by all or by none: Gray, "Notes on data base operating systems", 1978.
+///   step, by all or by none: Gray, "Notes on data base operating systems", 1978.
 template <epoch_ranks T, epoch_job J>
 [[nodiscard]] result<epochs_end> run_epochs(T& ranks, J& job, const epoch_options& options = {}) {
   try {

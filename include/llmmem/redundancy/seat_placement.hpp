@@ -1,5 +1,5 @@
 /// @file
-/// `seat_placement`: the placement of an epoch's members, by the seats that they sit in.
+/// `seat_placement`: the placement for an epoch's members, by their seats.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -22,7 +22,7 @@ concept seat_placement = std::copyable<P> && requires(const P& place, std::span<
   { place(seats) } -> replica_placement;
 };
 
-/// The same placement for any members: it asks for no more than their number.
+/// The same placement for all members: only their number matters.
 template <replica_placement Placement = ring_neighbours>
 class any_seats {
  public:
@@ -35,8 +35,8 @@ class any_seats {
 
 static_assert(seat_placement<any_seats<>>);
 
-/// `failure_domains` of the members that are left: each seat has its domain. Where copies cannot be kept
-/// apart any more, they are spread as well as they can be.
+/// `failure_domains` of the remaining members: each seat has its domain. If copies can no longer be kept
+/// apart, they are spread as well as possible.
 class seat_domains {
  public:
   /// @param domains  by seat.
@@ -55,9 +55,9 @@ inline failure_domains seat_domains::operator()(std::span<const seat_id> seats) 
   of_ranks.reserve(seats.size());
   for (const seat_id seat : seats) {
     if (to_index(seat) >= domains_.size()) {
-      throw argument_error("seat_domains: seat " + std::to_string(to_index(seat)) + " has no domain, " +
+      throw argument_error("seat_domains: seat " + std::to_string(to_index(seat)) + " has no domain, but " +
                            std::to_string(domains_.size()) +
-                           " seats have; give one for each seat of the job");
+                           " seats have one; give one for each seat of the job");
     }
     of_ranks.push_back(domains_[to_index(seat)]);
   }

@@ -1,5 +1,5 @@
 /// @file
-/// `simd_path`: which of a processor's vector instructions erasure codes are computed by.
+/// `simd_path`: the processor's vector instructions that compute erasure codes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,21 +12,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A set of instructions. All give the same bytes. It is a value: what computes takes one, so that every path
-/// of a machine can be tested on it.
+/// A set of instructions. All compute the same bytes. It is passed as a value, so that every path of a
+/// machine can be tested on it.
 enum class simd_path : std::uint8_t {
-  portable,  ///< what every processor of the architecture has
+  portable,  ///< available on every processor of the architecture
   ssse3,     ///< x86-64: 16 bytes, products by shuffles
   avx2,      ///< x86-64: 32 bytes, products by shuffles
   gfni,      ///< x86-64 with AVX-512 and GFNI: 64 bytes, products by affine maps of bits
   neon,      ///< aarch64: 16 bytes, products by table look-ups
 };
 
-/// All there are, on whatever machine.
+/// All paths, available on this machine or not.
 inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_path::ssse3, simd_path::avx2,
                                                      simd_path::gfni, simd_path::neon};
 
-/// Its name.
+/// Returns its name.
 [[nodiscard]] constexpr const char* to_text(simd_path path) noexcept {
   switch (path) {
     case simd_path::portable:
@@ -43,7 +43,7 @@ inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_p
   return "unknown";
 }
 
-/// Whether this machine has it. Asks what the compiler's runtime found out at the program's start.
+/// Whether this machine has it. Uses what the compiler's runtime detected at the program's start.
 [[nodiscard]] inline bool has_simd_path(simd_path path) noexcept {
   switch (path) {
     case simd_path::portable:
@@ -65,7 +65,7 @@ inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_p
   }
 }
 
-/// The fastest that this machine has. A few nanoseconds.
+/// Returns the fastest path of this machine. A few nanoseconds.
 [[nodiscard]] inline simd_path best_simd_path() noexcept {
   for (const simd_path path : {simd_path::gfni, simd_path::avx2, simd_path::ssse3, simd_path::neon}) {
     if (has_simd_path(path)) return path;
@@ -73,11 +73,11 @@ inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_p
   return simd_path::portable;
 }
 
-/// `path` itself. @throws argument_error where this machine has not got it.
+/// Returns `path` itself. @throws argument_error if this machine does not have it.
 inline simd_path checked_simd_path(simd_path path) {
   if (!has_simd_path(path)) {
     throw argument_error(std::string("simd_path: this processor has no ") + to_text(path) +
-                         "; take best_simd_path(), here " + to_text(best_simd_path()));
+                         "; use best_simd_path(), here " + to_text(best_simd_path()));
   }
   return path;
 }

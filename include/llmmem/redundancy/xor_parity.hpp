@@ -1,5 +1,5 @@
 /// @file
-/// Parity by exclusive or: made of pieces, kept up when one changes, and a lost piece made from the rest.
+/// Parity by exclusive or: computed from pieces, updated when one changes, and used to restore a lost piece.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ inline namespace v0 {
 ///
 /// @par Complexity   one pass, bound by memory from a few KiB on.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which is then as it was.
+/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged.
 inline result<void> xor_into(std::span<std::byte> destination, std::span<const std::byte> source,
                              simd_path path = best_simd_path()) noexcept {
   if (source.size() > destination.size()) {
@@ -41,10 +41,10 @@ inline result<void> xor_into(std::span<std::byte> destination, std::span<const s
 
 namespace detail {
 
-/// How much of the destination stays in the cache while further sources are added to it.
+/// The bytes of the destination that stay in the cache while further sources are added.
 inline constexpr std::size_t xor_block = 8192;
 
-/// Bytes `at` to `end` of all sources that reach there, none of which ends between.
+/// Computes bytes `at` to `end` from all sources that reach there, none of which ends in between.
 inline void xor_range(std::span<std::byte> destination, std::span<const std::span<const std::byte>> sources,
                       std::size_t at, std::size_t end, simd_path path) noexcept {
   while (at < end) {
@@ -70,14 +70,14 @@ inline void xor_range(std::span<std::byte> destination, std::span<const std::spa
 
 }  // namespace detail
 
-/// `destination` becomes the exclusive or of all `sources`: the parity of data pieces, or a lost piece from
-/// the parity and the pieces that are left. No source may be the destination here, but the first one.
+/// Sets `destination` to the exclusive or of all `sources`: the parity of data pieces, or a lost piece from
+/// the parity and the remaining pieces. Only the first source may be the destination.
 ///
 /// @par Complexity   each source is read once and the destination written once; blocks of 8 KiB stay in the
-///                   cache where there are more than five sources. O(sources^2) where all lengths differ.
+///   cache if there are more than five sources. O(sources^2) if all lengths differ.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when a source, by its `index`, is longer than the destination, which is
-///         then as it was.
+/// @return `errc::past_the_bytes` when a source, by its `index`, is longer than the destination, which then
+///   is unchanged.
 inline result<void> xor_all(std::span<std::byte> destination,
                             std::span<const std::span<const std::byte>> sources,
                             simd_path path = best_simd_path()) noexcept {
@@ -92,7 +92,7 @@ inline result<void> xor_all(std::span<std::byte> destination,
   }
   std::size_t at = 0;
   while (at < destination.size()) {
-    // Up to where the next source ends.
+    // Up to the end of the next source.
     std::size_t end = destination.size();
     for (const std::span<const std::byte> source : sources) {
       if (source.size() > at) end = std::min(end, source.size());
@@ -103,12 +103,12 @@ inline result<void> xor_all(std::span<std::byte> destination,
   return {};
 }
 
-/// What a parity becomes when one of its pieces changes from `before` to `after`:
-/// `parity ^= before ^ after`. The other pieces need not be at hand.
+/// Updates a parity when one of its pieces changes from `before` to `after`: `parity ^= before ^ after`. The
+/// other pieces are not needed.
 ///
 /// @par Complexity   one pass over the three.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when one is longer than the parity, which is then as it was.
+/// @return `errc::past_the_bytes` when one is longer than the parity, which then is unchanged.
 /// @par Source   the read-modify-write of RAID-4 and RAID-5: Patterson, Gibson and Katz, SIGMOD 1988.
 inline result<void> update_parity(std::span<std::byte> parity, std::span<const std::byte> before,
                                   std::span<const std::byte> after,
@@ -127,11 +127,11 @@ inline result<void> update_parity(std::span<std::byte> parity, std::span<const s
   return xor_into(parity.subspan(common), longer.subspan(common), path);
 }
 
-/// The lost piece's first `lost.size()` bytes, from the parity and all other pieces.
+/// Computes the lost piece's first `lost.size()` bytes, from the parity and all other pieces.
 ///
 /// @par Complexity   as `xor_all`.
-/// @pre has_simd_path(path). `lost` shares no byte with what it is made from.
-/// @return `errc::past_the_bytes` when `lost` is longer than the parity and so than any piece can have been.
+/// @pre has_simd_path(path). `lost` shares no byte with its sources.
+/// @return `errc::past_the_bytes` when `lost` is longer than the parity, and therefore than any piece.
 inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std::byte> parity,
                                  std::span<const std::span<const std::byte>> others,
                                  simd_path path = best_simd_path()) noexcept {
@@ -139,7 +139,7 @@ inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std:
     return failure{
         .code = errc::past_the_bytes, .wanted = lost.size(), .found = parity.size(), .where = "rebuild_lost"};
   }
-  // Only as many bytes of the others as were lost: what follows says nothing about them.
+  // Only as many bytes of the others as were lost: the rest does not matter.
   for (std::size_t at = 0; at < lost.size(); at += detail::xor_block) {
     const std::span<std::byte> block = lost.subspan(at, std::min(lost.size() - at, detail::xor_block));
     std::span<const std::byte> pieces[detail::xor_most] = {parity.subspan(at, block.size())};

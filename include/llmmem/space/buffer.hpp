@@ -1,5 +1,5 @@
 /// @file
-/// `space_buffer`: owns one range of a space, and gives it back.
+/// `space_buffer`: owns one range of a space, and deallocates it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,36 +15,36 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The owner of a range; `range()` is its trivially copyable view. The space outlives it.
+/// The owner of a range; `range()` is its trivially copyable view. The space must outlive it.
 ///
-/// Destroying a buffer gives the range back at once: wait for the copies that touch it first.
+/// Destroying a buffer deallocates the range at once: wait for the copies that use it first.
 ///
-/// @par Thread safety   as a plain value; the space as it says.
-/// @par Errors          the constructors throw; nothing else does.
+/// @par Thread safety   as a plain value; for the space, see there.
+/// @par Errors          only the constructors throw.
 template <memory_space Space>
 class space_buffer {
  public:
   using range_type = typename Space::range_type;
 
-  /// Owns nothing.
+  /// Constructs an empty owner.
   space_buffer() noexcept = default;
 
-  /// `bytes` bytes at a multiple of `alignment`.
+  /// Allocates `bytes` bytes at a multiple of `alignment`.
   /// @throws out_of_memory   when the space lacks them; the text carries the shortage.
   /// @throws length_error    for 0 bytes.
   /// @throws argument_error  for an alignment that is not a power of two.
   space_buffer(Space& space, std::uint64_t bytes, std::align_val_t alignment)
       : space_(&space), range_(space.try_allocate(bytes, static_cast<std::uint64_t>(alignment)).value()) {}
 
-  /// `count` elements of `bytes_each`, the first at a multiple of `alignment`.
-  /// @throws length_error  also when the product passes 2^63 - 1.
+  /// Allocates `count` elements of `bytes_each`, the first at a multiple of `alignment`.
+  /// @throws length_error  also when the product exceeds 2^63 - 1.
   space_buffer(Space& space, std::uint64_t count, std::uint64_t bytes_each, std::align_val_t alignment)
       : space_buffer(space,
                      checked_multiply(count, bytes_each,
                                       (std::string(space.name()) + ": elements x bytes an element").c_str()),
                      alignment) {}
 
-  /// Two numbers after the space read as bytes and alignment, or as elements and bytes an element.
+  /// Two numbers after the space could mean bytes and alignment, or elements and bytes per element.
   template <std::integral Bytes, std::integral Number>
   space_buffer(Space& /*space*/, Bytes /*bytes*/, Number /*number*/) {
     static_assert(
@@ -67,14 +67,14 @@ class space_buffer {
 
   ~space_buffer() { reset(); }
 
-  /// Gives the range back now.
+  /// Deallocates the range now.
   void reset() noexcept {
     if (space_ != nullptr) space_->deallocate(range_);
     space_ = nullptr;
     range_ = range_type{};
   }
 
-  /// Hands the range to the caller, who gives it back.
+  /// Hands the range to the caller, which must deallocate it.
   [[nodiscard]] range_type release() noexcept {
     space_ = nullptr;
     return std::exchange(range_, range_type{});

@@ -1,5 +1,5 @@
 /// @file
-/// What a space of memory is: `memory_space`, the ranges it gives out, and the copies in and out of it.
+/// The concept of a space of memory: `memory_space`, its ranges, and copies into and out of it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,11 +16,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes inside a `Space`: an address in that space's own terms, and a length. Trivially copyable, owns
-/// nothing, and a range of one space does not convert to a range of another.
+/// Bytes inside a `Space`: an address in that space's own terms, and a length. Trivially copyable,
+/// non-owning; a range of one space does not convert to a range of another.
 ///
-/// The address is dereferenceable only where `Space::is_host_accessible`; elsewhere it is what the space's
-/// kernels or its copies understand (a device pointer, a file offset).
+/// The host may dereference the address only if `Space::is_host_accessible`; otherwise it has a meaning for
+/// the space's kernels or copies (a device pointer, a file offset).
 template <class Space>
 struct memory_range {
   std::byte* data = nullptr;
@@ -28,7 +28,7 @@ struct memory_range {
 
   [[nodiscard]] constexpr bool empty() const noexcept { return bytes == 0; }
 
-  /// `count` bytes from `offset` on, or `errc::past_the_bytes` when they reach past the end.
+  /// Returns `count` bytes from `offset` on, or `errc::past_the_bytes` when they reach past the end.
   [[nodiscard]] constexpr result<memory_range> subrange(std::uint64_t offset,
                                                         std::uint64_t count) const noexcept {
     if (offset > bytes || count > bytes - offset) {
@@ -38,15 +38,15 @@ struct memory_range {
     return memory_range{data + offset, count};
   }
 
-  /// The bytes themselves, where the host may touch them.
+  /// The bytes themselves, if the host may access them.
   [[nodiscard]] constexpr std::span<std::byte> span() const noexcept
     requires(Space::is_host_accessible)
   {
     return {data, static_cast<std::size_t>(bytes)};
   }
 
-  /// The same as addresses, to hand to kernels that run where the bytes are: the host must not look there,
-  /// unless `span` is there too. Of a space whose addresses are no memory, a file's, it is of no use.
+  /// The bytes as addresses, for kernels that run where the bytes are: the host must not dereference them,
+  /// unless `span` exists too. Useless for a space whose addresses are not memory, such as a file's.
   [[nodiscard]] constexpr std::span<std::byte> addresses() const noexcept {
     return {data, static_cast<std::size_t>(bytes)};
   }
@@ -56,17 +56,17 @@ struct memory_range {
 
 /// A place where bytes live, with a hard budget.
 ///
-/// - `range_type` is what it gives out: `memory_range<S>` (an adaptor passes on its upstream's).
+/// - `range_type` is the type of its ranges: `memory_range<S>` (an adaptor passes on its upstream's).
 /// - `is_host_accessible` says whether the host may dereference a range.
-/// - `try_allocate(bytes, alignment)` gives a range of at least one byte, its address a multiple of
-///   `alignment` (a power of two), or a `failure` that carries the shortage: `errc::out_of_bytes` past the
-///   budget, `errc::system_refused` when the budget would allow it but what is beneath it does not,
+/// - `try_allocate(bytes, alignment)` returns a range of at least one byte, its address a multiple of
+///   `alignment` (a power of two), or a `failure` with the shortage: `errc::out_of_bytes` past the budget,
+///   `errc::system_refused` when the budget would allow it but the underlying memory refuses,
 ///   `errc::zero_bytes`, `errc::bad_alignment`. A refusal changes nothing.
-/// - `deallocate(range)` takes back a whole range that `try_allocate` gave. It does not throw; what a space
-///   does with a range that is not its own, it says. An empty range is no change. Operations on the range
+/// - `deallocate(range)` takes back a whole range from `try_allocate`. It does not throw; each space
+///   documents what it does with a foreign range. An empty range has no effect. All operations on the range
 ///   must be behind their last fence.
-/// - `used() <= capacity()` at all times; both are bytes, metadata not included.
-/// - `name()` is what error texts call it.
+/// - `used() <= capacity()` at all times; both are bytes, without metadata.
+/// - `name()` is the name in error texts.
 template <class S>
 concept memory_space = requires(S& space, const S& seen, typename S::range_type range, std::uint64_t n) {
   { range.data } -> std::convertible_to<std::byte*>;
@@ -79,17 +79,17 @@ concept memory_space = requires(S& space, const S& seen, typename S::range_type 
   requires std::same_as<std::remove_cv_t<decltype(S::is_host_accessible)>, bool>;
 };
 
-/// Runs copies between host memory and a space, and inside that space. The line along which they go is an
-/// object: a space that has only one (`host_space`, `testing::simulated_space`) is its own queue, elsewhere
-/// it is a stream or a ring that the caller makes. There is no default one.
+/// Runs copies between host memory and a space, and inside that space. The line of execution is an object: a
+/// space with only one (`host_space`, `testing::simulated_space`) is its own queue, otherwise it is a stream
+/// or a ring that the caller makes. There is no default queue.
 ///
 /// Each call starts when all of `after` have passed, and returns the fence that passes when the copy is done.
 /// Until then source and destination belong to the copy: neither may be written, and the destination not
-/// read. The span `after` itself need only live through the call. Copies of one queue that touch the same
-/// bytes are ordered by `after` and by nothing else.
+/// read. The span `after` itself need only live during the call. Only `after` orders copies of one queue that
+/// use the same bytes.
 ///
 /// A refusal is a value and starts nothing: `errc::size_mismatch` when the two lengths differ,
-/// `errc::dead_range` when the range is not inside a live one of the space. Source and destination inside a
+/// `errc::dead_range` when the range is not inside a live one of the space. Source and destination in one
 /// space must not overlap: `errc::overlapping_ranges`.
 template <class Q, class Space>
 concept copy_queue =
@@ -101,15 +101,15 @@ concept copy_queue =
       { queue.copy_within_async(range, range, after) } -> std::same_as<result<typename Q::fence_type>>;
     };
 
-/// A space, its own queue, that moves bytes between itself and `Other` without memory of the host: files that
-/// a device reads and writes (GPUDirect Storage), devices with a link. Where the host can touch neither
-/// space, tiers go this way instead of through a ring. Both calls are as those of a `copy_queue`; a machine,
-/// file or range that does not allow it is for the space to refuse, or to take another way for.
+/// A space that is its own queue and moves bytes between itself and `Other` without host memory: files that a
+/// device reads and writes (GPUDirect Storage), devices with a link. If the host can access neither space,
+/// tiers use this path instead of a ring. Both calls are like those of a `copy_queue`; if a machine, file or
+/// range does not allow it, the space refuses, or uses another path.
 ///
-/// Tiers pass nothing in `after`: their ranges wait for no copy. Kernels that used a range of `Other` are
-/// before its copies only if these go along the queue of `Other` (its stream), or wait for a mark of that
-/// queue; a space says whether they do. Else who ran the kernels waits for them, on the host, before leases
-/// end.
+/// Tiers pass nothing in `after`: their ranges wait for no copy. Kernels that used a range of `Other` precede
+/// its copies only if these use the queue of `Other` (its stream), or wait for a mark of that queue; a space
+/// documents whether they do. Otherwise the code that ran the kernels must wait for them on the host before
+/// leases end.
 template <class S, class Other>
 concept straight_queue = copy_queue<S, S> && memory_space<Other> &&
                          requires(S& space, typename S::range_type own, typename Other::range_type other,

@@ -1,5 +1,5 @@
 /// @file
-/// Bytes seen as elements of a type, with size and alignment checked.
+/// Views bytes as elements of a type, after checking size and alignment.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,14 +15,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A type whose bytes are all there is to it: `float`, a struct of numbers.
+/// A type that consists only of its bytes: `float`, a struct of numbers.
 template <class T>
 concept plain_element = std::is_trivially_copyable_v<T> && std::is_object_v<T> && !std::is_const_v<T>;
 
-/// `bytes` as elements of `T`, which they hold or are to hold. A view: it owns nothing.
+/// Returns `bytes` as elements of `T`, which they hold or will hold: a non-owning view.
 ///
-/// @par Errors   `length_error` when they are no whole number of elements, `argument_error` when the first is
-///      not aligned for `T`; both name `what`.
+/// @par Errors   `length_error` when they are not a whole number of elements, `argument_error` when the first
+///   is not aligned for `T`; both name `what`.
 template <plain_element T, class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 [[nodiscard]] std::span<std::conditional_t<std::is_const_v<Byte>, const T, T>> as_elements(
@@ -30,12 +30,12 @@ template <plain_element T, class Byte>
   using element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
   if (bytes.size() % sizeof(T) != 0) {
     throw length_error(std::string(what) + ": " + std::to_string(bytes.size()) +
-                       " bytes are no whole number of elements of " + std::to_string(sizeof(T)) +
-                       "; take the type that was stored");
+                       " bytes are not a whole number of elements of " + std::to_string(sizeof(T)) +
+                       "; use the type that was stored");
   }
   if (reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(T) != 0) {
     throw argument_error(std::string(what) + ": the bytes are not aligned to " + std::to_string(alignof(T)) +
-                         ", as elements must be; allocate them so");
+                         ", as elements must be; allocate them with that alignment");
   }
   return {reinterpret_cast<element*>(bytes.data()), bytes.size() / sizeof(T)};
 }

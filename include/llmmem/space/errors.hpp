@@ -1,6 +1,5 @@
 /// @file
-/// Why something is refused, of memory, ranges and files: the codes, what their three numbers are, and their
-/// texts.
+/// The errors of memory, ranges and files: their codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,15 +14,16 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The system may tell why, or not.
+/// The system may or may not report the reason.
 [[nodiscard]] LLMMEM_COLD constexpr const char* system_refused_sentence(const failure& why) noexcept {
-  return why.index == 0 ? "the memory beneath it refused {wanted} bytes, though its budget has {found} left; "
-                          "free memory elsewhere, or lower the budget"
-                        : "the memory beneath it refused {wanted} bytes (error {index}), though its budget "
-                          "has {found} left; free memory elsewhere, or lower the budget";
+  return why.index == 0
+             ? "the underlying memory refused {wanted} bytes, although the budget has {found} left; "
+               "free memory elsewhere, or lower the budget"
+             : "the underlying memory refused {wanted} bytes (error {index}), although the budget "
+               "has {found} left; free memory elsewhere, or lower the budget";
 }
 
-/// What stands for a name in braces, beyond the three numbers.
+/// Returns the text for a name in braces, in addition to the three numbers.
 [[nodiscard]] LLMMEM_COLD inline std::string file_term(const failure& why, std::string_view name) {
   return name == "place" ? place_text(why) : failed_because(why.index);
 }
@@ -32,29 +32,27 @@ inline constexpr std::array space_errors{
     error_info{.number = 28,
                .name = "zero_bytes",
                .raises = error_kind::length,
-               .sentence = "an allocation of 0 bytes; ask for at least 1"},
+               .sentence = "an allocation of 0 bytes; request at least 1"},
     error_info{.number = 30,
                .name = "system_refused",
                .raises = error_kind::out_of_memory,
-               .index = "the system's error number, 0 when it tells none",
-               .wanted = "bytes asked of the memory beneath",
-               .found = "bytes left of the budget",
+               .index = "the system's error number, 0 if unknown",
+               .wanted = "bytes requested of the underlying memory",
+               .found = "bytes left in the budget",
                .sentence_for = system_refused_sentence},
-    error_info{
-        .number = 31,
-        .name = "dead_range",
-        .raises = error_kind::handle,
-        .wanted = "bytes of the range",
-        .sentence =
-            "the range of {wanted} bytes is not inside a live one; it was deallocated before, or another "
-            "space gave it out"},
+    error_info{.number = 31,
+               .name = "dead_range",
+               .raises = error_kind::handle,
+               .wanted = "bytes of the range",
+               .sentence = "the range of {wanted} bytes is not inside a live one; it was already "
+                           "deallocated, or belongs to another "
+                           "space"},
     error_info{.number = 35,
                .name = "already_mapped",
                .wanted = "offset in the range",
-               .found = "offset of the mapping in the way",
-               .sentence =
-                   "offset {wanted} of the range is in the way of the mapping at offset {found}; unmap that "
-                   "first"},
+               .found = "offset of the existing mapping",
+               .sentence = "offset {wanted} of the range overlaps the mapping at offset {found}; unmap that "
+                           "first"},
     error_info{.number = 36,
                .name = "not_mapped",
                .wanted = "offset in the range",
@@ -63,8 +61,8 @@ inline constexpr std::array space_errors{
                    "there"},
     error_info{.number = 37,
                .name = "still_mapped",
-               .found = "mappings in the way",
-               .sentence = "{found} mappings keep it from being given back; unmap them first"},
+               .found = "mappings that still exist",
+               .sentence = "{found} mappings prevent its release; unmap them first"},
     error_info{
         .number = 38,
         .name = "reserve_refused",
@@ -105,7 +103,7 @@ inline constexpr std::array space_errors{
                .index = "the system's error number",
                .wanted = "bytes",
                .found = "offset",
-               .sentence = "sync{cause}; what was written before may be lost: write it again elsewhere",
+               .sentence = "sync{cause}; earlier writes may be lost: write them again to another file",
                .term = file_term},
     error_info{.number = 52,
                .name = "grow_failed",
@@ -115,27 +113,27 @@ inline constexpr std::array space_errors{
                .found = "offset",
                .sentence = "room for {place}{cause}",
                .term = file_term},
-    error_info{.number = 53,
-               .name = "file_ends",
-               .raises = error_kind::io,
-               .wanted = "end of the bytes asked for",
-               .found = "where the file ends",
-               .sentence =
-                   "bytes up to {wanted} asked for, the file ends at {found}; it was cut short, or never "
-                   "written so far"},
+    error_info{
+        .number = 53,
+        .name = "file_ends",
+        .raises = error_kind::io,
+        .wanted = "end of the bytes requested",
+        .found = "the end of the file",
+        .sentence =
+            "bytes up to {wanted} requested, but the file ends at {found}; it was truncated, or has not been "
+            "written so far"},
     error_info{.number = 54,
                .name = "file_locked",
                .raises = error_kind::io,
                .index = "the system's error number",
-               .sentence =
-                   "another process, or another object of this one, holds the file; end that, or take "
-                   "another path: each rank and each tier needs its own"},
+               .sentence = "another process, or another object in this one, holds the file; end that, or use "
+                           "another path: each rank and each tier needs its own"},
     error_info{.number = 55,
                .name = "not_opened",
                .wanted = "bytes",
                .sentence =
-                   "it was opened only to be read; open it with open_mode::update or open_mode::create (a "
-                   "model_file_space is never written to: adopt what lies there, and keep what changes in "
+                   "it was opened only for reading; open it with open_mode::update or open_mode::create (a "
+                   "model_file_space is never written: adopt its contents, and keep changes in "
                    "another buffer)"},
 };
 
@@ -143,18 +141,18 @@ inline constexpr std::array space_errors{
 
 namespace errc {
 
-/// An allocation of nothing.
+/// An allocation of 0 bytes.
 inline constexpr error_code zero_bytes = detail::code_of<28>(detail::space_errors);
-/// The memory beneath a space refused: index = the system's error number, 0 when it tells none, wanted =
-/// bytes asked of the memory beneath, found = bytes left of the budget.
+/// The underlying memory of a space refused: index = the system's error number, 0 if unknown, wanted = bytes
+/// requested of the underlying memory, found = bytes left in the budget.
 inline constexpr error_code system_refused = detail::code_of<30>(detail::space_errors);
 /// A range that is not inside a live one: wanted = bytes of the range.
 inline constexpr error_code dead_range = detail::code_of<31>(detail::space_errors);
-/// Another mapping is in the way: wanted = offset in the range, found = offset of the mapping in the way.
+/// Another mapping exists there: wanted = offset in the range, found = offset of the existing mapping.
 inline constexpr error_code already_mapped = detail::code_of<35>(detail::space_errors);
-/// No mapping begins there, or one goes on: wanted = offset in the range.
+/// No mapping begins there, or one continues: wanted = offset in the range.
 inline constexpr error_code not_mapped = detail::code_of<36>(detail::space_errors);
-/// Mappings keep a range from being given back: found = mappings in the way.
+/// Mappings prevent the release of a range: found = mappings that still exist.
 inline constexpr error_code still_mapped = detail::code_of<37>(detail::space_errors);
 /// The system refused address space: index = the system's error number, wanted = bytes of address space.
 inline constexpr error_code reserve_refused = detail::code_of<38>(detail::space_errors);
@@ -168,14 +166,13 @@ inline constexpr error_code write_failed = detail::code_of<50>(detail::space_err
 /// Bytes written to the file `where` may not have reached the device: index = the system's error number,
 /// wanted = bytes, found = offset.
 inline constexpr error_code sync_failed = detail::code_of<51>(detail::space_errors);
-/// The file `where` could not be made larger: index = the system's error number, wanted = bytes, found =
-/// offset.
+/// The file `where` could not be enlarged: index = the system's error number, wanted = bytes, found = offset.
 inline constexpr error_code grow_failed = detail::code_of<52>(detail::space_errors);
-/// The file `where` ends before: wanted = end of the bytes asked for, found = where the file ends.
+/// The file `where` ends earlier: wanted = end of the bytes requested, found = the end of the file.
 inline constexpr error_code file_ends = detail::code_of<53>(detail::space_errors);
 /// Another process holds the file `where`: index = the system's error number.
 inline constexpr error_code file_locked = detail::code_of<54>(detail::space_errors);
-/// The file was opened only to be read: wanted = bytes.
+/// The file was opened only for reading: wanted = bytes.
 inline constexpr error_code not_opened = detail::code_of<55>(detail::space_errors);
 
 }  // namespace errc

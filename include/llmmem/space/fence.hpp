@@ -1,5 +1,5 @@
 /// @file
-/// Fences: how an asynchronous operation says when it is done. The concept, and the fence of host threads.
+/// Fences: how an asynchronous operation reports its completion. The concept, and the fence of host threads.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,14 +13,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A point in some timeline that, once passed, stays passed. Cheap to copy: every copy is the same point.
+/// A point in a timeline that, once passed, stays passed. Cheap to copy: every copy is the same point.
 ///
 /// - A default-constructed fence has passed: "nothing to wait for".
-/// - `ready()` tells, without waiting, whether it has passed; what was written before it is then visible.
-/// - `wait()` returns once it has. It may throw what the timeline reports, a lost device say.
+/// - `ready()` returns, without waiting, whether it has passed; everything written before it is then visible.
+/// - `wait()` returns once it has. It may throw what the timeline reports, for example a lost device.
 ///
-/// A fence owns nothing. The timeline behind it (counter, stream, virtual clock) belongs to whoever runs the
-/// operations, and outlives the fences it gave out.
+/// A fence owns nothing. The timeline behind it (counter, stream, virtual clock) belongs to the code that
+/// runs the operations, and must outlive its fences.
 template <class F>
 concept fence = std::copyable<F> && std::default_initializable<F> && requires(const F& f) {
   { f.ready() } noexcept -> std::same_as<bool>;
@@ -51,7 +51,7 @@ class host_timeline;
 /// @par Thread safety   any number of threads may ask and wait on copies of one fence.
 class host_fence {
  public:
-  /// Has passed.
+  /// Constructs a fence that has passed.
   constexpr host_fence() noexcept = default;
 
   /// Whether the point has passed. One acquire load.
@@ -73,19 +73,19 @@ class host_fence {
 
 static_assert(fence<host_fence>);
 
-/// A counter whose points pass in order: the completion side of `host_fence`. Whoever completes work (an I/O
-/// thread, a copy pool, a test) owns one; it is the host's form of a timeline semaphore.
+/// A counter whose points pass in order: the completion side of `host_fence`. The code that completes work
+/// (an I/O thread, a copy pool, a test) owns one; it is the host's form of a timeline semaphore.
 ///
 ///     host_timeline done;
-///     host_fence copied = done.issue();              // hand this out
+///     host_fence copied = done.issue();              // give this to waiters
 ///     ... worker: copy, then done.pass(copied) ...
 ///     copied.wait();
 ///
 /// Points pass in the order they were issued: passing one passes all before it. Work that completes in any
-/// order takes one timeline for each worker.
+/// order needs one timeline per worker.
 ///
-/// @par Thread safety   `issue`, `pass` and the fences may be used from any threads at once. The timeline
-///                      must outlive its fences and every call of `pass`.
+/// @par Thread safety   `issue`, `pass` and the fences may be used from any threads concurrently. The
+///   timeline must outlive its fences and every call of `pass`.
 /// @par Complexity      one atomic operation each; `pass` wakes the waiters.
 /// @par Errors          nothing throws; `pass` of another timeline's fence is refused.
 class host_timeline {
@@ -94,13 +94,13 @@ class host_timeline {
   host_timeline(const host_timeline&) = delete;
   host_timeline& operator=(const host_timeline&) = delete;
 
-  /// The next point: a fence that passes when `pass` is called with it or a later one.
+  /// Returns the next point: a fence that passes when `pass` is called with it or a later one.
   [[nodiscard]] host_fence issue() noexcept {
     return {this, issued_.fetch_add(1, std::memory_order_relaxed) + 1};
   }
 
-  /// Passes `f` and all points issued before it. A point that has passed already, or a default-constructed
-  /// fence, is no change.
+  /// Passes `f` and all points issued before it. A point that has already passed, or a default-constructed
+  /// fence, has no effect.
   /// @return `errc::foreign_handle` when another timeline issued `f`; then nothing passes.
   result<void> pass(const host_fence& f) noexcept {
     if (f.timeline_ == nullptr) return {};
@@ -116,7 +116,7 @@ class host_timeline {
     return {};
   }
 
-  /// Points issued and passed so far; equal when nothing is under way.
+  /// Points issued and passed so far; equal when nothing is in progress.
   [[nodiscard]] std::uint64_t issued() const noexcept { return issued_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t passed() const noexcept { return passed_.load(std::memory_order_acquire); }
 

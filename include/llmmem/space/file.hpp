@@ -1,6 +1,6 @@
 /// @file
-/// `io_file`: an open file, with what is needed to move bytes past the page cache where that can be had, and
-/// the reason where it cannot.
+/// `io_file`: an open file, with the means to bypass the page cache where possible, and the reason where it
+/// is not.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -31,71 +31,71 @@ inline namespace v0 {
 
 /// How a file is opened.
 enum class open_mode : std::uint8_t {
-  read,        ///< it must be there
-  update,      ///< it must be there, and may be written
-  create,      ///< made when it is not there; what it holds stays
-  create_new,  ///< it must not be there yet
+  read,        ///< it must exist
+  update,      ///< it must exist, and may be written
+  create,      ///< created if it does not exist; existing contents stay
+  create_new,  ///< it must not exist yet
 };
 
-/// Whether bytes should go past the page cache (O_DIRECT).
+/// Whether bytes should bypass the page cache (O_DIRECT).
 enum class direct_io : std::uint8_t {
-  preferred,  ///< where file system and device allow it
-  required,   ///< or else it is an error
+  preferred,  ///< if file system and device allow it
+  required,   ///< otherwise it is an error
   never,
 };
 
-/// Why bytes of a file go through the page cache.
+/// Why the bytes of a file go through the page cache.
 enum class fallback_reason : std::uint8_t {
   none,         ///< they do not
   not_asked,    ///< `direct_io::never`
   refused,      ///< the file system refused to open it for direct I/O
-  unsupported,  ///< it opens so, and says that it cannot do it
-  rejected,     ///< it opens so, and then refused a transfer that kept to what it asks for
+  unsupported,  ///< it opens so, but reports that it cannot do it
+  rejected,     ///< it opens so, but refused a transfer within its limits
 };
 
-/// The reason as a clause.
+/// Returns the reason as a clause.
 [[nodiscard]] constexpr std::string_view to_string(fallback_reason why) noexcept {
   switch (why) {
     case fallback_reason::none:
       return "direct";
     case fallback_reason::not_asked:
-      return "direct I/O was not asked for";
+      return "direct I/O was not requested";
     case fallback_reason::refused:
       return "the file system does not open files for direct I/O";
     case fallback_reason::unsupported:
-      return "the file system says that it has no direct I/O for this file";
+      return "the file system reports that it has no direct I/O for this file";
     case fallback_reason::rejected:
-      return "the file system refused a direct transfer that was aligned as it asks";
+      return "the file system refused a direct transfer with the required alignment";
   }
   return "unknown";
 }
 
-/// What a file asks of direct transfers.
+/// A file's requirements for direct transfers.
 struct direct_limits {
   std::uint64_t offset_alignment = 4096;  ///< of offset and length
   std::uint64_t memory_alignment = 4096;  ///< of the address
 };
 
-/// What keeps two processes, or two objects of one, from writing to the same file.
+/// What prevents two processes, or two objects in one, from writing to the same file.
 enum class file_locks : std::uint8_t {
   system,  ///< the system does (flock)
   caller   ///< the caller does: for file systems without locks. No lock is taken
 };
 
-/// How a file is set up.
+/// The options for opening a file.
 struct file_options {
   open_mode mode = open_mode::create;
   direct_io direct = direct_io::preferred;
-  std::uint32_t permissions = 0600;       ///< of a file that is made, before the umask
-  file_locks locks = file_locks::system;  ///< of users of the file that lock it
+  std::uint32_t permissions = 0600;       ///< of a new file, before the umask
+  file_locks locks = file_locks::system;  ///< for users of the file that lock it
 };
 
-/// A file that the system does not open, or not as asked.
+/// A file that the system does not open, or not as requested.
 class file_error : public io_error {
  public:
   file_error(const std::string& text, int number) : io_error(text), number_(number) {}
 
-  /// The system's, as `errno` has them.
+  /// The system's error number, as in `errno`.
   [[nodiscard]] int number() const noexcept { return number_; }
 
  private:
@@ -114,16 +114,16 @@ namespace detail {
 
 }  // namespace detail
 
-/// An open file, block device or character device. Transfers take it by address: it does not move, and
-/// outlives them and the failures kept about them.
+/// An open file, block device or character device. Transfers refer to it by address: it does not move, and
+/// must outlive them and the failures recorded about them.
 ///
-/// Where direct I/O can be had it holds two descriptors, one for whole aligned blocks past the page cache and
-/// one for what is left at either end, as KvikIO's "opportunistic direct I/O" does. File systems in memory
-/// (tmpfs) open files so too, and have nothing to go past.
+/// If direct I/O is possible it holds two descriptors, one for whole aligned blocks past the page cache and
+/// one for the rest at either end, like KvikIO's "opportunistic direct I/O". File systems in memory (tmpfs)
+/// also open files this way, but have nothing to bypass.
 ///
-/// @par Thread safety   everything `const` from any threads at once; the system orders the rest.
-/// @par Errors          the constructor throws `file_error` with path and errno, `io_error` where the system
-///      would open it and this does not; the rest are values.
+/// @par Thread safety   any threads may call everything `const` concurrently; the system orders the rest.
+/// @par Errors          the constructor throws `file_error` with path and errno, `io_error` if the system
+///   would open it but this class does not; the rest are values.
 class io_file {
  public:
   explicit io_file(std::string path, const file_options& options = {});
@@ -138,49 +138,49 @@ class io_file {
   [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] bool is_writable() const noexcept { return writable_; }
 
-  /// Descriptors: through the page cache, and past it (-1 where that cannot be had).
+  /// The descriptors: through the page cache, and past it (-1 if that is not possible).
   [[nodiscard]] int buffered() const noexcept { return buffered_; }
   [[nodiscard]] int direct() const noexcept {
     return rejected_.load(std::memory_order_relaxed) ? -1 : direct_;
   }
 
-  /// Past it, as it was opened, whether or not transfers go by it still.
+  /// The direct descriptor as opened, whether or not transfers still use it.
   [[nodiscard]] int opened_direct() const noexcept { return direct_; }
 
-  /// What direct transfers must keep to; of use only where `direct()` is not -1. Offsets are aligned to whole
-  /// pages at least, so that no page is written both through the cache and past it.
+  /// The requirements for direct transfers; meaningful only if `direct()` is not -1. Offsets are aligned to
+  /// whole pages at least, so that no page is written both through the cache and past it.
   [[nodiscard]] const direct_limits& limits() const noexcept { return limits_; }
 
-  /// Why there is no direct I/O, and the system's error number where it gave one.
+  /// Why there is no direct I/O, and the system's error number if there is one.
   [[nodiscard]] fallback_reason fallback() const noexcept {
     return rejected_.load(std::memory_order_relaxed) ? fallback_reason::rejected : fallback_;
   }
   [[nodiscard]] int fallback_errno() const noexcept { return fallback_errno_; }
 
-  /// Said by who got EINVAL for a direct transfer that kept to the limits: from here on there is none.
+  /// Reports EINVAL for a direct transfer within the limits: from here on none is made.
   void reject_direct() const noexcept { rejected_.store(true, std::memory_order_relaxed); }
 
-  /// Bytes of the file or device.
+  /// Returns the bytes of the file or device.
   [[nodiscard]] result<std::uint64_t> size() const noexcept {
     struct stat status{};
     if (::fstat(buffered_, &status) != 0) return failed(errc::read_failed, errno, 0, 0);
     if (!S_ISBLK(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
-    const off_t end = ::lseek(buffered_, 0, SEEK_END);  // nobody else uses the position
+    const off_t end = ::lseek(buffered_, 0, SEEK_END);  // nothing else uses the position
     if (end < 0) return failed(errc::read_failed, errno, 0, 0);
     return static_cast<std::uint64_t>(end);
   }
 
-  /// Sets the length; what comes on reads as zero.
+  /// Sets the length; added bytes read as zero.
   result<void> resize(std::uint64_t bytes) noexcept {
     return grown([&] { return ::ftruncate(buffered_, static_cast<off_t>(bytes)); }, bytes, 0);
   }
 
-  /// Takes room on the device for `[offset, offset + bytes)` now, so that writing there cannot fail for lack
-  /// of it. A file system that cannot do so grows the file only. After a refusal some of it may have been
-  /// taken: `punch` gives that back. 0 bytes are no change, here and below.
+  /// Allocates space on the device for `[offset, offset + bytes)` now, so that writing there cannot fail for
+  /// lack of it. A file system that cannot do so only extends the file. After a refusal some space may have
+  /// been allocated: `punch` releases it. 0 bytes have no effect, here and below.
   result<void> reserve(std::uint64_t offset, std::uint64_t bytes) noexcept;
 
-  /// Gives the room there back; it reads as zero from then on. `errc::grow_failed` where that cannot be had.
+  /// Releases the space there; it reads as zero from then on. `errc::grow_failed` if that is not possible.
   result<void> punch(std::uint64_t offset, std::uint64_t bytes) noexcept {
     if (bytes == 0) return {};
     return grown(
@@ -194,11 +194,11 @@ class io_file {
   /// Copies bytes within the file, on the calling thread. @pre the two runs do not overlap.
   result<void> copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept;
 
-  /// Returns once what was written, and what is needed to read it, is on the device (fdatasync). After a
-  /// failure nothing is known of what was written since the last success: the system may have dropped it, and
-  /// would call the next sync a success (Rebello et al., "Can Applications Recover from fsync Failures?",
-  /// 2020). So every later one fails alike: write what must last to another file.
-  /// The name of a file just made is part of its folder, which has to be synced for itself.
+  /// Returns once all written data, and what is needed to read it, is on the device (fdatasync). After a
+  /// failure nothing is known of the data written since the last success: the system may have dropped it, and
+  /// would report success for the next sync (Rebello et al., "Can Applications Recover from fsync Failures?",
+  /// 2020). So every later sync fails too: write data that must last to another file. The name of a new file
+  /// is part of its folder, which must be synced separately.
   result<void> sync() noexcept {
     if (sync_error_.load(std::memory_order_relaxed) == 0) {
       const int error = detail::sync_data(buffered_);
@@ -208,16 +208,16 @@ class io_file {
     return failed(errc::sync_failed, sync_error_.load(std::memory_order_relaxed), 0, 0);
   }
 
-  /// Goes on with another open file in place of its own, which is closed: one that took its name. The
-  /// descriptor is this object's from here on; what is known of failed syncs was of the old one.
-  /// @pre nothing is under way, and direct I/O was not asked for.
+  /// Replaces the open file by another one that took its name, and closes the old one. This object owns the
+  /// descriptor from here on; earlier sync failures concerned the old file.
+  /// @pre nothing is in flight, and direct I/O was not requested.
   void replace(int descriptor) noexcept {
     ::close(std::exchange(buffered_, descriptor));
     sync_error_.store(0, std::memory_order_relaxed);
   }
 
-  /// Takes the file for this object alone, against other processes and other objects that ask likewise
-  /// (flock). Given back when the object or the process ends; a forked child shares it.
+  /// Locks the file for this object alone, against other processes and objects that also lock it (flock).
+  /// Released when the object or the process ends; a forked child shares it.
   result<void> lock() noexcept {
     while (::flock(buffered_, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -226,9 +226,9 @@ class io_file {
     locked_by_ = ::getpid();
     return {};
   }
-  /// The lock ends with the object, whoever else still has the open file: a kernel lets go of the files of an
-  /// I/O ring some time after the ring. Not for a file to which a device may still write. In a forked child
-  /// no change.
+  /// Makes the lock end with the object, even if others still have the open file: a kernel releases the files
+  /// of an I/O ring some time after the ring. Not for a file to which a device may still write. No effect in
+  /// a forked child.
   void unlock_at_end() noexcept { unlocks_ = true; }
 
  private:
@@ -265,7 +265,7 @@ class io_file {
   fallback_reason fallback_ = fallback_reason::none;
   int fallback_errno_ = 0;
   mutable std::atomic<bool> rejected_{false};
-  std::atomic<int> sync_error_{0};  // of the first sync that failed
+  std::atomic<int> sync_error_{0};  // of the first failed sync
   direct_limits limits_;
 };
 
@@ -303,7 +303,7 @@ inline io_file::io_file(std::string path, const file_options& options)
     open_direct(writable_ ? O_RDWR : O_RDONLY);
     if (direct_ < 0 && options.direct == direct_io::required) {
       throw io_error(path_ + ": direct I/O is required, but " + std::string(to_string(fallback_)) +
-                     "; take another file system, or direct_io::preferred");
+                     "; use another file system, or direct_io::preferred");
     }
   } catch (...) {
     if (direct_ >= 0) ::close(direct_);
@@ -312,10 +312,10 @@ inline io_file::io_file(std::string path, const file_options& options)
   }
 }
 
-/// Without waiting for whoever might write to a pipe of that name.
+/// Does not wait for a writer of a pipe of that name.
 inline void io_file::open_buffered(int flags, std::uint32_t permissions) {
   if (path_.find('\0') != std::string::npos) {
-    throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
+    throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path contains a zero byte");
   }
   buffered_ = detail::open_again(path_.c_str(), flags | O_NONBLOCK, permissions);
   if (buffered_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
@@ -375,7 +375,7 @@ inline result<void> io_file::reserve(std::uint64_t offset, std::uint64_t bytes) 
   return *now >= offset + bytes ? result<void>{} : resize(offset + bytes);
 }
 
-/// What one call moves; 0 at the end of the file.
+/// Returns the bytes that one call moved; 0 at the end of the file.
 inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t from,
                                                 std::uint64_t bytes) noexcept {
   auto source = static_cast<off_t>(from);
@@ -388,7 +388,7 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
   if (errno != ENOSYS && errno != EOPNOTSUPP && errno != EXDEV && errno != EINVAL) {
     return failed(errc::write_failed, errno, bytes, to);
   }
-  // Not every file system has the call, nor every device.
+  // Not every file system or device has the call.
   std::byte part[16384];
   const std::size_t once = bytes < sizeof part ? static_cast<std::size_t>(bytes) : sizeof part;
   do {
@@ -423,18 +423,18 @@ inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uin
 
 namespace detail {
 
-/// Whether a file system has no locks, by the number with which it refused one.
+/// Whether a refusal with this number means that the file system has no locks.
 [[nodiscard]] constexpr bool has_no_locks(int number) noexcept {
   return number == ENOLCK || number == ENOSYS || number == EOPNOTSUPP || number == EINVAL;
 }
 
-/// What to do where the file system refuses a lock because it has none.
+/// What to do if the file system refuses a lock because it has none.
 inline constexpr std::string_view without_locks =
-    "the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and see to it "
+    "the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and ensure "
     "that no other process has the file";
 
-/// Takes a file for one object alone, as its options say.
-/// @throws io_error  when another one has it, or the system has no locks.
+/// Locks a file for one object alone, according to its options.
+/// @throws io_error  when another one holds it, or the system has no locks.
 inline void hold_alone(io_file& file, file_locks locks) {
   if (locks == file_locks::caller) return;
   const result<void> locked = file.lock();

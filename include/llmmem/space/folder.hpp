@@ -1,5 +1,5 @@
 /// @file
-/// Names of files that outlast a crash: what a folder says is durable only once the folder itself is synced.
+/// Names of files that survive a crash: a folder's names are durable only once the folder itself is synced.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,7 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Returns once the names in the folder of `path` are on the device: files made, renamed and removed there.
+/// Returns once the names in the folder of `path` are on the device: files created, renamed and removed
+/// there.
 ///
 /// @par Errors   `errc::sync_failed` with the system's error number; `where` is `path`.
 inline result<void> sync_folder_of(const std::string& path) {
@@ -44,25 +45,25 @@ inline result<void> sync_folder_of(const std::string& path) {
   return error == 0 ? result<void>{} : result<void>(failed(error));
 }
 
-/// Gives the file `from` the name `to`, in place of a file that has it, and returns once that is on the
-/// device. Whoever opens `to`, at any time and after any crash, finds one file or the other, whole; of `from`
-/// only what was synced before.
+/// Renames the file `from` to `to`, replacing an existing file, and returns once that is on the device. At
+/// any time and after any crash, a reader that opens `to` finds one file or the other, whole; of `from` only
+/// what was synced before.
 ///
-/// @par Errors   `errc::write_failed` when the name was not given, `errc::sync_failed` when it was and
-///      may not outlast a crash; `where` is `to`.
+/// @par Errors   `errc::write_failed` when it was not renamed, `errc::sync_failed` when it was but may not
+///   survive a crash; `where` is `to`.
 inline result<void> replace_file(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0)
     return failure{errc::write_failed, static_cast<std::uint32_t>(errno), 0, 0, to.c_str()};
   return sync_folder_of(to);
 }
 
-/// The folder of a file, held open: the file's name in it is the same wherever the process goes, and however
-/// the folder is called by then.
+/// The folder of a file, held open: the file's name in it stays valid wherever the process goes, and however
+/// the folder is renamed.
 ///
 /// @par Errors   the constructor throws `io_error`.
 class open_folder {
  public:
-  /// @param path  of a file in it, which need not be there.
+  /// @param path  of a file in it, which need not exist.
   explicit open_folder(const std::string& path) : name_(path.substr(path.rfind('/') + 1)) {
     const std::string folder = path.substr(0, path.size() - name_.size());
     folder_ = detail::open_again(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY, 0);
@@ -73,9 +74,9 @@ class open_folder {
   ~open_folder() { ::close(folder_); }
 
   [[nodiscard]] int descriptor() const noexcept { return folder_; }
-  /// Of the file, in the folder.
+  /// The name of the file in the folder.
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
-  /// As `sync_folder_of`: the system's error number, or 0.
+  /// As `sync_folder_of`: returns the system's error number, or 0.
   [[nodiscard]] int sync() const noexcept {
     while (::fsync(folder_) != 0) {
       if (errno != EINTR) return errno;

@@ -16,27 +16,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// An array of `T` in a virtual memory: addresses for `capacity()` elements are reserved at once, memory
-/// comes and goes behind them in steps as `resize` asks. Pointers to elements stay valid as long as these are
-/// there: what a KV cache of one sequence, or a table that grows during a run, wants instead of copying.
+/// An array of `T` in a virtual memory: addresses for `capacity()` elements are reserved at once, and
+/// `resize` adds and removes memory behind them in steps. Pointers to elements stay valid while the elements
+/// exist: suitable for the KV cache of one sequence, or a table that grows during a run, instead of copying.
 ///
-/// Elements that memory comes for are what the system gives: zeros on the host, anything on a device, and
-/// what was written before where the step never left. The memory outlives the range.
+/// New elements have the system's contents: zeros on the host, undefined on a device, and the earlier
+/// contents if the step was never removed. The memory must outlive the range.
 ///
-/// @par Complexity      O(steps gained or lost) mappings.
-/// @par Thread safety   none; the memory as it says.
-/// @par Errors          the constructor throws `length_error` and what a refused reservation calls for;
-///                      nothing else throws.
+/// @par Complexity      O(steps added or removed) mappings.
+/// @par Thread safety   none; for the memory, see there.
+/// @par Errors          the constructor throws `length_error` and the exception of a refused reservation;
+///   nothing else throws.
 template <virtual_memory Memory, class T = std::byte>
 class growable_range {
  public:
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
-  /// Owns nothing, and cannot grow.
+  /// Constructs an empty range that cannot grow.
   growable_range() noexcept = default;
 
-  /// @param capacity    the most elements it will ever hold; only addresses are taken for them.
-  /// @param step_bytes  memory comes and goes in pieces of this, rounded up to the granularity; 0 for that.
+  /// @param capacity    the most elements it will ever hold; only addresses are reserved for them.
+  /// @param step_bytes  the unit in which memory is added and removed, rounded up to the granularity; 0: the
+  ///   granularity.
   growable_range(Memory& memory, std::uint64_t capacity, std::uint64_t step_bytes = 0) : memory_(&memory) {
     const std::string who(memory.name());
     if (capacity == 0) throw length_error(who + ": growable_range: a capacity of 0 elements");
@@ -65,8 +66,8 @@ class growable_range {
     static_cast<void>(memory_->release(range_));  // refused after a refusal above: the memory keeps both
   }
 
-  /// Makes it hold `count` elements: takes memory that is missing, gives back whole steps that are not needed
-  /// any more. After a refusal it is as it was. `errc::out_of_range` past the capacity.
+  /// Makes it hold `count` elements: adds missing memory, and removes whole steps that are no longer needed.
+  /// A refusal changes nothing. `errc::out_of_range` past the capacity.
   [[nodiscard]] result<void> resize(std::uint64_t count) noexcept {
     if (count > capacity_) {
       return failure{.code = errc::out_of_range,
@@ -86,11 +87,11 @@ class growable_range {
     return {};
   }
 
-  /// One element more, a copy of `value`.
+  /// Appends a copy of `value`.
   [[nodiscard]] result<void> push_back(const T& value) noexcept
     requires(Memory::is_host_accessible)
   {
-    const T copy = value;  // it may be an element of this
+    const T copy = value;  // it may be an element of this range
     if (const result<void> grown = resize(size_ + 1); !grown) return grown;
     data()[size_ - 1] = copy;
     return {};
@@ -100,7 +101,7 @@ class growable_range {
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return capacity_; }
-  /// Bytes of memory behind it now, whole steps.
+  /// Bytes of memory behind it now, in whole steps.
   [[nodiscard]] std::uint64_t committed_bytes() const noexcept { return committed_; }
   [[nodiscard]] const virtual_range& range() const noexcept { return range_; }
 
@@ -121,7 +122,7 @@ class growable_range {
   }
 
  private:
-  /// Step by step, so that each can be given back by itself; all of them or none.
+  /// Step by step, so that each can be removed separately; all of them or none.
   [[nodiscard]] result<void> grow(std::uint64_t wanted) noexcept {
     for (std::uint64_t at = committed_; at < wanted; at += step_) {
       const result<physical_handle> made = commit(*memory_, range_, at, step_);

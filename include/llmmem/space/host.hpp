@@ -1,5 +1,5 @@
 /// @file
-/// `host_space`: ordinary memory of the host, under a hard budget, with misuse of its ranges caught.
+/// `host_space`: ordinary host memory under a hard budget, with detection of misused ranges.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,29 +25,30 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a host space is set up.
+/// The construction parameters of a host space.
 struct host_options {
-  std::uint64_t budget = 0;                     ///< most bytes it may hold; there is no default, 0 is refused
-  std::string name = "host_space";              ///< for error texts
-  misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of taking back a wrong range
+  std::uint64_t budget = 0;                     ///< most bytes it may hold; there is no default, and 0 is
+                                                ///< refused
+  std::string name = "host_space";              ///< the name in error texts
+  misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of deallocating a wrong range
   void* misuse_context = nullptr;               ///< passed to the handler
 };
 
 /// Host memory from a `byte_source`, under a hard budget.
 ///
-/// For arenas, slabs and staging buffers: hundreds of ranges, carved further by what uses them. For millions
-/// of small objects take an allocator that carves ranges of this.
+/// For arenas, slabs and staging buffers: hundreds of ranges, which their users divide further. For millions
+/// of small objects use an allocator that divides ranges of this space.
 ///
 /// The budget is charged with what the source takes (`footprint`): whole pages for mapped requests. Every
-/// range is recorded, and `deallocate` finds the record before it touches memory: a range taken back twice,
-/// with another length, from its middle or from another space goes to the misuse handler, which aborts unless
-/// told otherwise. Destroying the space gives everything still live back to the source.
+/// range is recorded, and `deallocate` finds the record before it touches memory: a range deallocated twice,
+/// with another length, from its middle or from another space goes to the misuse handler, which aborts by
+/// default. Destroying the space returns all live ranges to the source.
 ///
 /// @par Complexity      O(log n) look-up and O(n) bookkeeping in the number of live ranges, plus the source.
 /// @par Thread safety   any number of threads; one mutex. Copies run on the calling thread, outside the
-/// mutex.
+///   mutex.
 /// @par Errors          the constructor throws `length_error`; nothing else throws.
-/// @tparam Source  where bytes come from: `page_source`, `pmr_source` (space/pmr.hpp), or your own.
+/// @tparam Source  the source of bytes: `page_source`, `pmr_source` (space/pmr.hpp), or a user-defined one.
 template <byte_source Source>
 class basic_host_space {
  public:
@@ -62,14 +63,15 @@ class basic_host_space {
 
   basic_host_space(Source source, host_options options) : ledger_(std::move(source), std::move(options)) {}
 
-  /// At least `bytes` bytes at a multiple of `alignment`; their content is anything.
+  /// Allocates at least `bytes` bytes at a multiple of `alignment`; their contents are undefined.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const result<std::byte*> data = ledger_.take(bytes, alignment);
     if (!data) return data.error();
     return range_type{*data, bytes};
   }
 
-  /// Takes back a range as `try_allocate` gave it; an empty one is no change. See the class for a wrong one.
+  /// Deallocates a range exactly as `try_allocate` returned it; an empty one has no effect. See the class for
+  /// wrong ranges.
   void deallocate(range_type range) noexcept { ledger_.give_back(range.data, range.bytes); }
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ledger_.options().budget; }
@@ -77,7 +79,7 @@ class basic_host_space {
   [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return ledger_.options().name; }
 
   /// @name Copies
-  /// Run on the calling thread: they wait for `after`, copy, and return a fence that has passed.
+  /// These run on the calling thread: they wait for `after`, copy, and return a fence that has passed.
   /// @{
   [[nodiscard]] result<host_fence> copy_in_async(range_type destination, std::span<const std::byte> source,
                                                  std::span<const host_fence> after) noexcept {
@@ -100,11 +102,11 @@ class basic_host_space {
 
   [[nodiscard]] space_stats stats() const noexcept { return ledger_.stats(); }
 
-  /// Proves that the live ranges do not overlap and that their bytes are what the budget was charged with.
-  /// Returns one sentence for each violation; none means proven. O(ranges); allocates.
+  /// Proves that the live ranges do not overlap and that their bytes add up to the charged budget. Returns
+  /// one sentence for each violation; an empty result means proven. O(ranges); allocates.
   [[nodiscard]] std::vector<std::string> audit() { return ledger_.audit(); }
 
-  /// What lies beneath, for its report. Not while another thread allocates.
+  /// The source, for its report. Not while another thread allocates.
   [[nodiscard]] const Source& source() const noexcept { return ledger_.source(); }
 
  private:

@@ -25,17 +25,17 @@ inline namespace v0 {
 /// When physical memory is taken from the system.
 enum class backing : std::uint8_t {
   when_touched,  ///< page by page; a system that runs out kills the process, as with any other memory
-  at_once,  ///< when a handle is made: running out is a value, and making one takes as long as zeroing it
+  at_once,       ///< when a handle is made: a shortage is a value, and making one takes as long as zeroing it
 };
 
 /// How a `host_mapper` takes memory.
 struct host_mapper_options {
   std::uint64_t granularity = 0;  ///< a multiple of the page size; 0: the page size
   backing take = backing::when_touched;
-  huge_pages huge = huge_pages::never;  ///< a hint, and for shared memory few systems take it
+  huge_pages huge = huge_pages::never;  ///< a hint, which few systems accept for shared memory
 };
 
-/// What a `host_mapper` was refused without consequence.
+/// Harmless refusals to a `host_mapper`.
 struct host_mapper_report {
   std::uint64_t huge_advised = 0;  ///< mappings for which `madvise(MADV_HUGEPAGE)` succeeded
   std::uint64_t huge_refused = 0;  ///< mappings for which it did not
@@ -44,9 +44,9 @@ struct host_mapper_report {
 
 namespace detail {
 
-/// A few mappings that stand for nothing, to be let go when a process is at its limit of mappings: replacing
-/// a mapping by bare addresses asks for one more than are held, and must not fail where it would mend the
-/// shortage.
+/// A few unused mappings in reserve, to be released when a process is at its limit of mappings: replacing a
+/// mapping by bare addresses temporarily needs one more than are held, and must not fail where it would
+/// relieve the shortage.
 class spare_mappings {
  public:
   spare_mappings() noexcept = default;
@@ -60,16 +60,16 @@ class spare_mappings {
     }
   }
 
-  /// Maps what is missing of them, as far as the system grants it.
+  /// Maps the missing ones, as far as the system grants it.
   void take(const memory_file& file) noexcept {
     for (std::byte*& each : pages_) {
-      // All of the same page: two that lie side by side would be one mapping to the system otherwise.
+      // All map the same page, because the system would merge adjacent pages into one mapping.
       if (each == nullptr) each = file.map(nullptr, 0, system_page_bytes(), PROT_NONE);
       if (each == nullptr) return;
     }
   }
 
-  /// Gives one up. False when there is none.
+  /// Releases one. False when there is none.
   [[nodiscard]] bool let_go() noexcept {
     for (std::byte*& each : pages_) {
       if (each == nullptr) continue;
@@ -80,17 +80,17 @@ class spare_mappings {
   }
 
  private:
-  std::array<std::byte*, 4> pages_{};  // one for the new mapping, two where it cuts one in three
+  std::array<std::byte*, 4> pages_{};  // one for the new mapping, two if it splits one in three
 };
 
 }  // namespace detail
 
-/// Maps pieces of one memfd. Every handle is a part of the file of its own, never used for another, so
-/// that handles made one after the other and mapped side by side cost the kernel one entry, not two.
+/// Maps pieces of one memfd. Every handle is its own part of the file, never reused for another, so that
+/// handles made consecutively and mapped next to each other cost the kernel one entry, not two.
 ///
 /// @par Thread safety   none of its own.
 /// @par Errors          the constructor throws `system_error` without memfd and `argument_error` for a
-///                      granularity that is no multiple of the page size; error numbers are `errno`.
+///   granularity that is not a multiple of the page size; error numbers are `errno`.
 class host_mapper {
  public:
   static constexpr bool is_host_accessible = true;
@@ -100,13 +100,13 @@ class host_mapper {
       const int why = errno;
       throw system_error("host_mapper: memfd_create: " + std::string(std::strerror(why)) + " (errno " +
                          std::to_string(why) +
-                         "); Linux has it from 3.17 on, and a sandbox may forbid it: take host_space there");
+                         "); Linux has it from 3.17 on, and a sandbox may forbid it: use host_space there");
     }
     const std::uint64_t page = system_page_bytes();
     if (options_.granularity == 0) options_.granularity = page;
     if (options_.granularity % page != 0) {
       throw argument_error("host_mapper: a granularity of " + std::to_string(options_.granularity) +
-                           " bytes is no multiple of the page size, " + std::to_string(page));
+                           " bytes is not a multiple of the page size, " + std::to_string(page));
     }
     spare_.take(file_);
   }
@@ -129,7 +129,7 @@ class host_mapper {
     }
     if (options_.take == backing::at_once) {
       if (const int error = file_.fill(offset, bytes); error != 0) {
-        static_cast<void>(file_.resize(offset));  // what was taken goes back
+        static_cast<void>(file_.resize(offset));  // releases the part that was taken
         return {.error = static_cast<std::uint32_t>(error)};
       }
     }
@@ -152,10 +152,10 @@ class host_mapper {
     return 0;
   }
 
-  /// `map` did it.
+  /// Not needed, because `map` did it.
   [[nodiscard]] std::uint32_t allow(std::byte*, std::uint64_t) noexcept { return 0; }
 
-  /// Puts addresses without memory in place of the mappings, so that nobody else is given them.
+  /// Replaces the mappings by addresses without memory, so that the system gives them to no other mapping.
   [[nodiscard]] std::uint32_t unmap(std::byte* at, std::uint64_t bytes) noexcept {
     while (reserve_addresses_at(at, bytes) == nullptr) {
       const std::uint32_t error = last_error();
@@ -175,11 +175,11 @@ class host_mapper {
   host_mapper_options options_;
   memory_file file_;
   detail::spare_mappings spare_;
-  std::uint64_t length_ = 0;  // of the file; grows only
+  std::uint64_t length_ = 0;  // of the file; only grows
   host_mapper_report report_;
 };
 
-/// Virtual memory of the host, for what a `growable_range` or a `stitched_arena` does on a device.
+/// Virtual memory of the host: allows what a `growable_range` or a `stitched_arena` does on a device.
 using host_virtual_memory = basic_virtual_memory<host_mapper>;
 
 static_assert(page_mapper<host_mapper>);

@@ -1,5 +1,5 @@
 /// @file
-/// The ranges that a space has given out, so that one it never gave, or took back before, is caught.
+/// The live ranges of a space, to detect a range that it never allocated, or that was already deallocated.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,25 +16,25 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A deallocation that cannot be right: a bug in the caller, found before any memory was touched.
+/// An invalid deallocation: a bug in the caller, found before any memory was touched.
 struct misuse {
   /// What is wrong with the range.
   enum class kind : std::uint8_t {
     none,
-    not_live,    ///< no live range is at that address: taken back before, or another space's
-    inside,      ///< the address lies inside a live range, not at its start
-    wrong_size,  ///< the address is right, the length is not
-    in_flight,   ///< a copy that touches it has not passed its fence
+    not_live,    ///< no live range is at that address: already deallocated, or of another space
+    inside,      ///< the address is inside a live range, not at its start
+    wrong_size,  ///< the address is right, but the length is not
+    in_flight,   ///< a copy that uses it has not passed its fence
   };
 
   kind what = kind::none;
   const char* where = "";                ///< name of the space
   const std::byte* address = nullptr;    ///< as given
   std::uint64_t bytes = 0;               ///< as given
-  const std::byte* live_from = nullptr;  ///< start of the live range that it touches, if one
+  const std::byte* live_from = nullptr;  ///< start of the live range that it overlaps, if any
   std::uint64_t live_bytes = 0;          ///< length of that range
 
-  /// One sentence for a person. Allocates.
+  /// Returns one sentence for a person. Allocates.
   [[nodiscard]] LLMMEM_COLD std::string message() const {
     const auto at = [](const std::byte* p) {
       char text[32];
@@ -45,24 +45,24 @@ struct misuse {
     std::string start = std::string(where) + ": deallocate of " + n(bytes) + " bytes at " + at(address);
     switch (what) {
       case kind::none:
-        return start + ": nothing is wrong";
+        return start + ": valid";
       case kind::not_live:
-        return start + ": no live range is there; it was deallocated before, or another space gave it out";
+        return start + ": no live range is there; it was already deallocated, or belongs to another space";
       case kind::inside:
         return start + ": that is inside the live range of " + n(live_bytes) + " bytes at " + at(live_from) +
-               "; give back whole ranges";
+               "; deallocate whole ranges";
       case kind::wrong_size:
         return start + ": the live range there has " + n(live_bytes) +
-               " bytes; give back the range as it was given";
+               " bytes; deallocate the range exactly as it was allocated";
       case kind::in_flight:
-        return start + ": a copy that touches it is under way; wait for its fence first";
+        return start + ": a copy that uses it is in flight; wait for its fence first";
     }
     return start;
   }
 };
 
-/// Told of a misuse, in place of an exception that `deallocate` may not throw. When it returns, the call has
-/// no effect.
+/// Receives a misuse instead of an exception, because `deallocate` may not throw. When it returns, the call
+/// has no effect.
 using misuse_handler = void (*)(const misuse&, void* context) noexcept;
 
 /// The default handler: writes the message to stderr and aborts, as C libraries do on a double free.
@@ -71,10 +71,10 @@ using misuse_handler = void (*)(const misuse&, void* context) noexcept;
   std::abort();
 }
 
-/// The live ranges of a space, ordered by address, each with a `Payload` (how to give it back).
+/// The live ranges of a space, ordered by address, each with a `Payload` (how to deallocate it).
 ///
-/// @par Complexity      look-up O(log n), insertion and removal O(n) moves of one entry: spaces give out
-///                      slabs and arenas, hundreds of ranges, not millions.
+/// @par Complexity      look-up O(log n), insertion and removal O(n) moves of one entry: spaces allocate
+///   slabs and arenas, hundreds of ranges, not millions.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          nothing throws.
 template <class Payload>
@@ -86,7 +86,7 @@ class live_ranges {
     Payload payload{};
   };
 
-  /// Makes room for one more range, so that `insert` cannot fail. False when there is no memory for it.
+  /// Makes space for one more range, so that `insert` cannot fail. False when there is no memory for it.
   [[nodiscard]] bool reserve_one() noexcept {
     if (entries_.size() < entries_.capacity()) return true;
     try {
@@ -102,7 +102,7 @@ class live_ranges {
     entries_.insert(entries_.begin() + (after(data) - entries_.data()), entry{data, bytes, payload});
   }
 
-  /// The live range that holds all of `[data, data + bytes)`, or null. O(log n).
+  /// Returns the live range that contains all of `[data, data + bytes)`, or null. O(log n).
   [[nodiscard]] const entry* holding(const std::byte* data, std::uint64_t bytes) const noexcept {
     const entry* e = below(data);
     if (e == nullptr) return nullptr;
@@ -110,7 +110,7 @@ class live_ranges {
     return offset <= e->bytes && bytes <= e->bytes - offset ? e : nullptr;
   }
 
-  /// What is wrong with giving back `[data, data + bytes)`.
+  /// Returns what is wrong with deallocating `[data, data + bytes)`.
   [[nodiscard]] misuse check(const char* where, const std::byte* data, std::uint64_t bytes) const noexcept {
     misuse found{.what = misuse::kind::none, .where = where, .address = data, .bytes = bytes};
     const entry* e = below(data);
@@ -136,8 +136,8 @@ class live_ranges {
     return removed;
   }
 
-  /// The lowest multiple of `alignment` from `begin` on where `bytes` are free, for spaces whose addresses
-  /// are numbers. O(n). @pre `bytes` and `alignment` are at most 2^63, `alignment` is not 0.
+  /// Returns the lowest multiple of `alignment` from `begin` on where `bytes` are free, for spaces whose
+  /// addresses are numbers. O(n). @pre `bytes` and `alignment` are at most 2^63, `alignment` is not 0.
   [[nodiscard]] std::uint64_t first_gap(std::uint64_t begin, std::uint64_t bytes,
                                         std::uint64_t alignment) const noexcept {
     const auto aligned = [alignment](std::uint64_t offset) {
@@ -159,7 +159,7 @@ class live_ranges {
   /// Bytes of this table itself.
   [[nodiscard]] std::uint64_t metadata_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
 
-  /// Proves that the ranges are in order and do not overlap; one sentence for each that is not. O(n);
+  /// Proves that the ranges are in order and do not overlap; returns one sentence for each violation. O(n);
   /// allocates.
   [[nodiscard]] std::vector<std::string> audit(const char* where) const {
     std::vector<std::string> found;
@@ -178,7 +178,7 @@ class live_ranges {
     return reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from);
   }
 
-  /// The first entry that starts after `data`.
+  /// Returns the first entry that starts after `data`.
   [[nodiscard]] const entry* after(const std::byte* data) const noexcept {
     const entry* first = entries_.data();
     for (std::size_t count = entries_.size(); count != 0;) {
@@ -193,7 +193,7 @@ class live_ranges {
     return first;
   }
 
-  /// The last entry that starts at or before `data`, or null.
+  /// Returns the last entry that starts at or before `data`, or null.
   [[nodiscard]] const entry* below(const std::byte* data) const noexcept {
     const entry* next = after(data);
     return next == entries_.data() ? nullptr : next - 1;

@@ -1,5 +1,5 @@
 /// @file
-/// `memory_file`: memory without an address, to be mapped at as many as one likes. Linux.
+/// `memory_file`: memory without an address, which can be mapped any number of times. Linux.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,23 +22,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes of a page, as the system tells.
+/// Returns the bytes of a page, as reported by the system.
 [[nodiscard]] inline std::uint64_t system_page_bytes() noexcept {
   const long size = ::sysconf(_SC_PAGESIZE);
   return size > 0 ? static_cast<std::uint64_t>(size) : 65536;
 }
 
-/// The owner of a memfd: a file in memory that has no name. Its pages come when they are touched, all zero.
+/// The owner of a memfd: a file in memory without a name. Its pages are allocated when they are touched, all
+/// zero.
 ///
 /// A process that forks shares the bytes with its child: mappings of it are `MAP_SHARED`.
 ///
 /// @par Thread safety   as a file descriptor.
-/// @par Errors          every call gives 0 or an `errno`; nothing throws.
+/// @par Errors          every call returns 0 or an `errno`; nothing throws.
 class memory_file {
  public:
   memory_file() noexcept = default;
 
-  /// @param name  what /proc/PID/maps calls it. `is_open` tells whether the system granted it, else `errno`.
+  /// @param name  its name in /proc/PID/maps. `is_open` says whether the system granted it, else `errno`.
   explicit memory_file(const char* name) noexcept : file_(::memfd_create(name, MFD_CLOEXEC)) {}
 
   memory_file(memory_file&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
@@ -57,13 +58,13 @@ class memory_file {
     return again([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); });
   }
 
-  /// Takes pages for `[offset, offset + bytes)` now rather than when they are touched.
+  /// Allocates pages for `[offset, offset + bytes)` now instead of when they are touched.
   [[nodiscard]] int fill(std::uint64_t offset, std::uint64_t bytes) noexcept {
     return again(
         [&] { return ::fallocate(file_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)); });
   }
 
-  /// Gives the pages there back to the system; they read as zero from then on.
+  /// Returns the pages there to the system; they read as zero from then on.
   [[nodiscard]] int punch(std::uint64_t offset, std::uint64_t bytes) noexcept {
     return again([&] {
       return ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
@@ -77,7 +78,7 @@ class memory_file {
     return ::fstat(file_, &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
   }
 
-  /// Maps `[offset, offset + bytes)` at `address`, in place of what is there, or anywhere for null. Null when
+  /// Maps `[offset, offset + bytes)` at `address`, replacing what is there, or anywhere for null. Null when
   /// the system refuses.
   [[nodiscard]] std::byte* map(std::byte* address, std::uint64_t offset, std::uint64_t bytes,
                                int protection) const noexcept {
@@ -99,8 +100,8 @@ class memory_file {
   int file_ = -1;
 };
 
-/// `bytes` of addresses at a multiple of `boundary`, without memory: touching them faults. Null when the
-/// system refuses. @pre both are multiples of the page size, `boundary` is not 0.
+/// Reserves `bytes` of addresses at a multiple of `boundary`, without memory: touching them faults. Null when
+/// the system refuses. @pre both are multiples of the page size, `boundary` is not 0.
 [[nodiscard]] inline std::byte* reserve_addresses(std::uint64_t bytes, std::uint64_t boundary) noexcept {
   const std::uint64_t page = system_page_bytes();
   constexpr std::uint64_t most = std::uint64_t{1} << 62;
@@ -121,7 +122,7 @@ class memory_file {
   return data;
 }
 
-/// Puts addresses without memory in place of whatever is mapped at `address`. Null when the system refuses.
+/// Replaces whatever is mapped at `address` by addresses without memory. Null when the system refuses.
 [[nodiscard]] inline std::byte* reserve_addresses_at(std::byte* address, std::uint64_t bytes) noexcept {
   void* const at = ::mmap(address, static_cast<std::size_t>(bytes), PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -1,5 +1,5 @@
 /// @file
-/// Metadata from a `std::pmr::memory_resource`. Apart from metadata.hpp because `<memory_resource>` is a
+/// Metadata from a `std::pmr::memory_resource`. Separate from metadata.hpp because `<memory_resource>` is a
 /// heavy include.
 #pragma once
 

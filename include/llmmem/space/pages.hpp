@@ -1,6 +1,6 @@
 /// @file
-/// Where host memory comes from: the heap for what is small, whole pages of the operating system for the
-/// rest, with huge pages and a NUMA node where it grants them.
+/// The sources of host memory: the heap for small requests, whole pages of the operating system for the rest,
+/// with huge pages and a NUMA node where the system grants them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,20 +24,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What lies beneath a host space.
+/// The source of memory below a host space.
 ///
 /// - `footprint(bytes, alignment)`: the bytes that such a request takes, at least `bytes`; the space charges
 ///   these to its budget.
-/// - `take(bytes, alignment)`: an aligned address, or null. Never throws.
-/// - `give_back(data, bytes, alignment)`: as they were taken.
+/// - `take(bytes, alignment)`: returns an aligned address, or null. Never throws.
+/// - `give_back(data, bytes, alignment)`: returns them as they were taken.
 ///
-/// One whose own giving back can be refused keeps those bytes, and has besides:
-///
-/// - `kept_bytes()`: as `footprint` counts them; the space charges them to its budget.
+/// A source whose own release can be refused keeps those bytes, and also has:
+/// - `kept_bytes()`: counted like `footprint`; the space charges them to its budget.
 /// - `give_back_kept()`: tries again. Neither throws.
 ///
-/// One that can tell beforehand that a request is never had may have `refusal(bytes, alignment)`: the
-/// `failure`, or nothing, as `std::optional`.
+/// A source that can tell in advance that a request is impossible may have `refusal(bytes, alignment)`:
+/// returns the `failure`, or nothing, as `std::optional`.
 template <class S>
 concept byte_source = std::movable<S> && requires(S& source, std::byte* data, std::uint64_t n) {
   { source.footprint(n, n) } noexcept -> std::same_as<std::uint64_t>;
@@ -45,15 +44,15 @@ concept byte_source = std::movable<S> && requires(S& source, std::byte* data, st
   { source.give_back(data, n, n) } noexcept;
 };
 
-/// Whether to ask for transparent huge pages.
+/// Whether to request transparent huge pages.
 enum class huge_pages : std::uint8_t { never, advise };
 
 /// How a `page_source` takes memory.
 struct page_options {
   std::uint64_t map_from = std::uint64_t{1}
-                           << 20;            ///< requests of this many bytes and more get pages of their own
+                           << 20;            ///< requests of at least this many bytes get their own pages
   huge_pages huge = huge_pages::advise;      ///< for requests of at least one huge page
-  std::optional<std::uint32_t> numa_node{};  ///< node to prefer; every request then gets its own pages
+  std::optional<std::uint32_t> numa_node{};  ///< preferred node; every request then gets its own pages
 };
 
 /// What the operating system granted. Hints are best effort: a refusal costs speed, not correctness.
@@ -64,20 +63,22 @@ struct page_report {
   std::uint64_t numa_bound = 0;       ///< requests for which `mbind` succeeded
   std::uint64_t numa_refused = 0;     ///< requests for which it did not
   int last_errno = 0;                 ///< of the last refusal; 0 when there was none
-  std::uint64_t page_bytes = 0;       ///< as `sysconf` tells
-  std::uint64_t huge_page_bytes = 0;  ///< as the kernel tells; 0 when it has no transparent huge pages
+  std::uint64_t page_bytes = 0;       ///< as reported by `sysconf`
+  std::uint64_t huge_page_bytes = 0;  ///< as reported by the kernel; 0 without transparent huge pages
 };
 
-/// Heap and pages. Small requests go to the aligned `operator new`; those of `map_from` bytes, or aligned
-/// past a page, or bound to a NUMA node, get pages of their own from `mmap`, which go back to the system when
-/// given back. A request of at least a huge page starts on a huge page boundary and is advised.
+/// Heap and pages. Small requests go to the aligned `operator new`; requests of at least `map_from` bytes,
+/// with an alignment larger than a page, or bound to a NUMA node, get their own pages from `mmap`, which
+/// return to the system when released. A request of at least a huge page starts on a huge page boundary and
+/// is advised.
 ///
-/// @par Complexity      one to four system calls for a mapped request. Pages are first touched by their user.
+/// @par Complexity      one to four system calls for a mapped request. The user's first access allocates the
+///   pages.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `argument_error`; nothing else throws.
 class page_source {
  public:
-  /// Largest node number that `mbind` is asked for.
+  /// The largest node number that is passed to `mbind`.
   static constexpr std::uint32_t max_numa_node = 1022;
 
   explicit page_source(const page_options& options = {}) : options_(options) {
@@ -140,7 +141,7 @@ class page_source {
 #endif
   }
 
-  /// Maps more than is needed where the alignment asks for it, and unmaps what sticks out.
+  /// Maps more than needed if the alignment requires it, and unmaps the excess.
   [[nodiscard]] std::byte* map(std::uint64_t length, std::uint64_t alignment) noexcept {
     const std::uint64_t page = report_.page_bytes;
     const bool huge = options_.huge == huge_pages::advise && report_.huge_page_bytes != 0 &&

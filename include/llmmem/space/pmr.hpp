@@ -1,5 +1,5 @@
 /// @file
-/// Host memory from any `std::pmr::memory_resource`. Apart from host.hpp, so that only its users pay for
+/// Host memory from any `std::pmr::memory_resource`. Separate from host.hpp, so that only its users pay for
 /// `<memory_resource>`.
 #pragma once
 
@@ -14,11 +14,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `byte_source` over a memory resource, which it does not own and which outlives it. A resource that
-/// throws has refused; no exception passes.
+/// A `byte_source` over a memory resource, which it does not own and which must outlive it. An exception of
+/// the resource counts as a refusal; none escapes.
 ///
-/// @par Thread safety   the space holds its lock around every call; a resource that others use at the same
-///                      time must be synchronised itself.
+/// @par Thread safety   the space holds its lock around every call; a resource that is also used elsewhere at
+///   the same time must synchronise itself.
 /// @par Errors          the constructor throws `argument_error` on null.
 class pmr_source {
  public:

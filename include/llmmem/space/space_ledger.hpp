@@ -1,5 +1,5 @@
 /// @file
-/// `space_ledger`: what every space keeps of the ranges it has given out.
+/// `space_ledger`: the record that every space keeps of its ranges.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,19 +22,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A byte source under a hard budget, with every range recorded. What a source keeps that could not be given
-/// back yet is charged, too: it takes memory. Any number of threads; one mutex.
+/// A byte source under a hard budget, with every range recorded. Bytes that a source keeps because they could
+/// not be returned yet are charged too, because they take memory. Any number of threads; one mutex.
 /// @tparam Options  has `budget`, `name`, `on_misuse` and `misuse_context`.
 template <class Source, class Options>
 class space_ledger {
  public:
   space_ledger(Source source, Options options) : source_(std::move(source)), options_(std::move(options)) {
     if (options_.budget == 0) {
-      throw length_error(options_.name + ": the budget is 0 bytes; say how much it may hold");
+      throw length_error(options_.name + ": the budget is 0 bytes; set the bytes that it may hold");
     }
     if (options_.budget > max_bytes) {
       throw length_error(options_.name + ": a budget of " + std::to_string(options_.budget) +
-                         " bytes passes the limit of 2^63 - 1");
+                         " bytes exceeds the limit of 2^63 - 1");
     }
   }
   space_ledger(const space_ledger&) = delete;
@@ -103,7 +103,7 @@ class space_ledger {
     options_.on_misuse(wrong, options_.misuse_context);
   }
 
-  /// Whether all of it lies inside one live range.
+  /// Whether all of it is inside one live range.
   [[nodiscard]] bool holds(const std::byte* data, std::uint64_t bytes) const noexcept {
     const std::lock_guard lock(mutex_);
     return live_.holding(data, bytes) != nullptr;
@@ -121,7 +121,7 @@ class space_ledger {
     now.used = charged();
     return now;
   }
-  /// What a source has besides, called under the lock.
+  /// Calls an optional function of the source, under the lock.
   template <class Call>
   auto with_source(Call call) noexcept {
     const std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ class space_ledger {
     }
     if (taken != stats_.used || charged() > options_.budget) {
       found.push_back(options_.name + ": live ranges take " + std::to_string(taken) +
-                      " bytes, the budget of " + std::to_string(options_.budget) + " was charged with " +
+                      " bytes, but the budget of " + std::to_string(options_.budget) + " was charged with " +
                       std::to_string(charged()));
     }
     return found;
@@ -146,7 +146,7 @@ class space_ledger {
   [[nodiscard]] static std::byte* to_mutable(const std::byte* data) noexcept {
     return const_cast<std::byte*>(data);
   }
-  /// The error number of a refusal, of a source that keeps one.
+  /// Returns the error number of a refusal, for a source that records one.
   [[nodiscard]] static std::uint32_t why(const Source& source) noexcept {
     if constexpr (requires { source.last_error(); }) {
       return source.last_error();
@@ -171,11 +171,11 @@ class space_ledger {
   mutable std::mutex mutex_;
   Source source_;
   Options options_;
-  live_ranges<std::uint64_t> live_;  // payload: the alignment it was asked with
+  live_ranges<std::uint64_t> live_;  // payload: the requested alignment
   space_stats stats_;
 };
 
-/// Why a copy between a range of a space and bytes elsewhere cannot be, before it begins.
+/// Returns why a copy between a range of a space and bytes elsewhere is impossible, before it begins.
 template <class Space>
 [[nodiscard]] result<void> check_copy(const Space& space, const char* where, typename Space::range_type ours,
                                       const std::byte* to, std::uint64_t to_bytes, const std::byte* from,

@@ -1,5 +1,5 @@
 /// @file
-/// `space_stats`: what every space counts.
+/// `space_stats`: the counters of every space.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,11 +14,11 @@ struct space_stats {
   std::uint64_t used = 0;            ///< bytes charged to the budget now
   std::uint64_t peak = 0;            ///< most bytes charged at once
   std::uint64_t ranges = 0;          ///< live ranges
-  std::uint64_t allocations = 0;     ///< ranges given out since construction
+  std::uint64_t allocations = 0;     ///< ranges allocated since construction
   std::uint64_t refusals = 0;        ///< allocations refused
   std::uint64_t misuses = 0;         ///< deallocations refused
   std::uint64_t metadata_bytes = 0;  ///< bytes of bookkeeping, outside the budget
-  std::uint64_t kept_bytes = 0;      ///< of `used`: given back, but what lies beneath has not taken it yet
+  std::uint64_t kept_bytes = 0;      ///< of `used`: deallocated, but not yet returned to the source
 };
 
 }  // namespace v0

@@ -24,23 +24,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a system answers: a value, or the number of its error (`errno`, a `CUresult`), 0 for none.
+/// A system's answer: a value, or an error number (`errno`, a `CUresult`), 0 for none.
 struct mapper_answer {
   std::uint64_t value = 0;
   std::uint32_t error = 0;
 };
 
-/// The system calls beneath a virtual memory, without memory of what was done. `basic_virtual_memory` checks
-/// every argument first, and calls only what its contract allows.
+/// The system calls below a virtual memory, without any record of them. `basic_virtual_memory` checks every
+/// argument first, and makes only calls that the contract allows.
 ///
-/// - `granularity()`: what sizes and offsets are multiples of.
-/// - `reserve(bytes)`: the address, a multiple of the granularity. `release` gives all of it back.
-/// - `create(bytes)`: a token for physical memory (a file offset, a `CUmemGenericAllocationHandle`);
-///   `destroy` gives it back. Neither `release` nor `destroy` can be refused.
-/// - `map(address, token, bytes)`, `unmap(address, bytes)`: an error number, or 0. `unmap` may span several
-///   mappings that touch.
-/// - `allow(address, bytes)`: makes what was mapped readable and writable (`cuMemSetAccess`); 0 where `map`
-///   did it.
+/// - `granularity()`: the unit of sizes and offsets.
+/// - `reserve(bytes)`: returns the address, a multiple of the granularity. `release` returns all of it.
+/// - `create(bytes)`: returns a token for physical memory (a file offset, a `CUmemGenericAllocationHandle`);
+///   `destroy` returns it to the system. Neither `release` nor `destroy` can be refused.
+/// - `map(address, token, bytes)`, `unmap(address, bytes)`: return an error number, or 0. `unmap` may span
+///   several adjacent mappings.
+/// - `allow(address, bytes)`: makes mapped memory readable and writable (`cuMemSetAccess`); 0 if `map` did
+///   it.
 template <class M>
 concept page_mapper = std::movable<M> && requires(M& mapper, const M& read, std::byte* at, std::uint64_t n) {
   { read.granularity() } noexcept -> std::same_as<std::uint64_t>;
@@ -54,22 +54,22 @@ concept page_mapper = std::movable<M> && requires(M& mapper, const M& read, std:
   requires std::same_as<std::remove_cv_t<decltype(M::is_host_accessible)>, bool>;
 };
 
-/// How a virtual memory is set up.
+/// The construction parameters of a virtual memory.
 struct virtual_memory_options {
-  std::uint64_t budget = 0;             ///< most physical bytes; there is no default, 0 is refused
+  std::uint64_t budget = 0;             ///< most physical bytes; there is no default, and 0 is refused
   std::uint32_t max_ranges = 4096;      ///< ranges reserved at once
   std::uint32_t max_handles = 65536;    ///< physical handles at once
   std::uint32_t max_mappings = 131072;  ///< mappings at once
-  std::string name = "virtual_memory";  ///< for error texts
-  metadata_source metadata{};           ///< where the tables come from
+  std::string name = "virtual_memory";  ///< the name in error texts
+  metadata_source metadata{};           ///< source of memory for its tables
 };
 
 /// A `virtual_memory` over a `page_mapper`: tables of fixed size, a hard budget, and every misuse refused
-/// before the system is asked.
+/// before the system is called.
 ///
-/// Destroying it unmaps and gives back everything.
+/// Destroying it unmaps and returns everything.
 ///
-/// @par Complexity      O(log n) in the mappings held, for each handle mapped or unmapped.
+/// @par Complexity      O(log n) in the mappings held, per handle mapped or unmapped.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor throws `length_error` and `out_of_memory`; nothing else throws. Error
 ///                      numbers in a failure are the mapper's.
@@ -143,11 +143,11 @@ class basic_virtual_memory {
   }
   /// @}
 
-  /// The system beneath, for what it alone can tell.
+  /// The underlying system, for facts that only it knows.
   [[nodiscard]] const Mapper& mapper() const noexcept { return mapper_; }
   [[nodiscard]] Mapper& mapper() noexcept { return mapper_; }
 
-  /// One sentence for each invariant that is broken; none when all hold. O(n log n); allocates.
+  /// Returns one sentence for each broken invariant; an empty result means all hold. O(n log n); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -171,11 +171,11 @@ class basic_virtual_memory {
 
   [[nodiscard]] static virtual_memory_options checked(virtual_memory_options options) {
     if (options.budget == 0) {
-      throw length_error(options.name + ": the budget is 0 bytes; say how much it may hold");
+      throw length_error(options.name + ": the budget is 0 bytes; set the bytes that it may hold");
     }
     if (options.budget > max_bytes) {
       throw length_error(options.name + ": a budget of " + std::to_string(options.budget) +
-                         " bytes passes the limit of 2^63 - 1");
+                         " bytes exceeds the limit of 2^63 - 1");
     }
     if (options.max_ranges == 0 || options.max_handles == 0 || options.max_mappings == 0) {
       throw length_error(options.name + ": max_ranges, max_handles and max_mappings must each be at least 1");
@@ -201,7 +201,7 @@ class basic_virtual_memory {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
   }
 
-  /// Whether `bytes` can be a size or offset at all; `errc::ok` when it can.
+  /// Checks whether `bytes` is a valid size or offset; `errc::ok` if so.
   [[nodiscard]] failure check_multiple(std::uint64_t bytes) const noexcept {
     const std::uint64_t unit = mapper_.granularity();
     return bytes % unit == 0 ? failure{} : why_not(errc::bad_granularity, bytes, unit);
@@ -210,7 +210,7 @@ class basic_virtual_memory {
     if (bytes == 0) return why_not(errc::zero_bytes, 0, 0);
     return check_multiple(bytes);
   }
-  /// Whether `[offset, offset + bytes)` lies in the live range, on the grid.
+  /// Checks whether `[offset, offset + bytes)` is inside the live range, on the grid.
   [[nodiscard]] failure check_piece(const virtual_range& range, std::uint64_t offset,
                                     std::uint64_t bytes) const noexcept {
     if (const failure wrong = ranges_.check(range_id(range), options_.name.c_str()); wrong.code != errc::ok) {
@@ -225,7 +225,7 @@ class basic_virtual_memory {
     return {};
   }
 
-  struct range_key {  // what a table needs of a `virtual_range`, or of a mapping
+  struct range_key {  // the part of a `virtual_range` or a mapping that a table needs
     std::uint32_t slot = 0;
     std::uint32_t generation = 0;
     std::uint32_t owner = 0;

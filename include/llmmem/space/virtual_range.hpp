@@ -1,5 +1,6 @@
 /// @file
-/// Addresses apart from the memory behind them: what a virtual memory is, and what is done with any of them.
+/// Addresses separate from the memory behind them: the concept of a virtual memory, and operations on any of
+/// them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Reserved addresses. Trivially copyable, owns nothing; the handle in it goes stale when it is released.
+/// Reserved addresses. Trivially copyable, non-owning; the handle in it becomes stale when it is released.
 struct virtual_range {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
@@ -48,33 +49,33 @@ struct virtual_stats {
   std::uint64_t unmap_calls = 0;     ///< calls to the system that unmapped
   std::uint64_t create_calls = 0;    ///< handles created since construction
   std::uint64_t stuck_mappings = 0;  ///< mapped by a refused call that could not be undone
-  std::uint64_t refusals = 0;        ///< calls refused, for whatever reason
+  std::uint64_t refusals = 0;        ///< calls refused for any reason
   std::uint64_t metadata_bytes = 0;  ///< bytes of bookkeeping, outside the budget
 };
 
-/// Address space and physical memory, taken and given back apart, the second under a hard budget.
+/// Address space and physical memory, allocated and released separately, the second under a hard budget.
 ///
 /// The model is that of CUDA's virtual memory management (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`
-/// with `cuMemSetAccess`, `cuMemUnmap`, `cuMemRelease`, `cuMemAddressFree`), whose rules hold everywhere:
-/// sizes and offsets are multiples of `granularity()`, a handle is mapped whole, and unmapping takes whole
+/// with `cuMemSetAccess`, `cuMemUnmap`, `cuMemRelease`, `cuMemAddressFree`), whose rules apply everywhere:
+/// sizes and offsets are multiples of `granularity()`, a handle is mapped whole, and unmapping removes whole
 /// mappings.
 ///
-/// - `try_reserve(bytes)`: addresses without memory. Touching them faults.
-/// - `release(range)`: gives addresses back. Refused while anything is mapped there.
-/// - `try_create(bytes)`: memory without an address, charged to the budget. `errc::out_of_bytes` past it.
-/// - `destroy(handle)`: gives memory back. Refused while it is mapped.
-/// - `map(range, offset, handles)`: puts `handles` side by side from `offset` on. The same handle may be
-///   mapped at several places, which are then the same bytes. Refused where something is mapped.
-/// - `unmap(range, offset, bytes)`: takes away all mappings there. Refused where it would cut one or meet a
+/// - `try_reserve(bytes)`: reserves addresses without memory. Touching them faults.
+/// - `release(range)`: releases addresses. Refused while anything is mapped there.
+/// - `try_create(bytes)`: allocates memory without an address, charged to the budget. `errc::out_of_bytes`
+///   past it.
+/// - `destroy(handle)`: releases memory. Refused while it is mapped.
+/// - `map(range, offset, handles)`: maps `handles` next to each other from `offset` on. The same handle may
+///   be mapped at several places, which then are the same bytes. Refused where something is mapped.
+/// - `unmap(range, offset, bytes)`: removes all mappings there. Refused where it would split one or meet a
 ///   hole.
-/// - `decommit(range, offset, bytes)`: the same, and the memory that is mapped nowhere else goes back to the
-///   system.
-/// - `mapped_at(range, offset)`: the handle whose mapping begins there.
-/// - `bytes_of(handle)`, `mappings_of(handle)`: 0 for a handle that names nothing.
+/// - `decommit(range, offset, bytes)`: the same, and releases the memory that is mapped nowhere else.
+/// - `mapped_at(range, offset)`: returns the handle whose mapping begins there.
+/// - `bytes_of(handle)`, `mappings_of(handle)`: 0 for an invalid handle.
 ///
 /// A refusal is a value and changes nothing. (One exception: a system that refuses to map the n-th of several
-/// handles, and then to unmap those before it, leaves these mapped; `stats().stuck_mappings` counts them.)
-/// Work that touches a range is finished before it is unmapped.
+/// handles, and then to unmap the ones before it, leaves these mapped; `stats().stuck_mappings` counts them.)
+/// Work that uses a range must finish before it is unmapped.
 template <class V>
 concept virtual_memory =
     requires(V& memory, const V& read, const virtual_range& range, const physical_handle& handle,
@@ -97,12 +98,12 @@ concept virtual_memory =
       requires std::same_as<std::remove_cv_t<decltype(V::is_host_accessible)>, bool>;
     };
 
-/// `bytes` rounded up to a multiple of `granularity`. @pre the sum does not pass 2^63 - 1.
+/// Returns `bytes` rounded up to a multiple of `granularity`. @pre the sum does not exceed 2^63 - 1.
 [[nodiscard]] constexpr std::uint64_t round_up_to(std::uint64_t granularity, std::uint64_t bytes) noexcept {
   return (bytes + granularity - 1) / granularity * granularity;
 }
 
-/// Puts fresh memory behind `[offset, offset + bytes)`, as one handle. Nothing is changed by a refusal.
+/// Maps new memory behind `[offset, offset + bytes)`, as one handle. A refusal changes nothing.
 template <virtual_memory V>
 [[nodiscard]] result<physical_handle> commit(V& memory, const virtual_range& range, std::uint64_t offset,
                                              std::uint64_t bytes) noexcept {
@@ -115,8 +116,8 @@ template <virtual_memory V>
   return made;
 }
 
-/// A new range in which `handles` lie side by side: scattered memory as one piece (GMLake, arXiv 2401.08156).
-/// Nothing is changed by a refusal.
+/// Makes a new range in which `handles` are adjacent: scattered memory as one piece (GMLake, arXiv
+/// 2401.08156). A refusal changes nothing.
 template <virtual_memory V>
 [[nodiscard]] result<virtual_range> stitch(V& memory, std::span<const physical_handle> handles) noexcept {
   std::uint64_t bytes = 0;

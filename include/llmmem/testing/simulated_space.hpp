@@ -92,11 +92,11 @@ class simulated_space {
   simulated_space(virtual_clock& clock, simulated_options options)
       : clock_(&clock), options_(std::move(options)), link_(options_.link), internal_(options_.internal) {
     if (options_.budget == 0) {
-      throw length_error(options_.name + ": the budget is 0 bytes; say how much it may hold");
+      throw length_error(options_.name + ": the budget is 0 bytes; set the bytes that it may hold");
     }
     if (options_.budget > max_bytes) {
       throw length_error(options_.name + ": a budget of " + std::to_string(options_.budget) +
-                         " bytes passes the limit of 2^63 - 1");
+                         " bytes exceeds the limit of 2^63 - 1");
     }
   }
 

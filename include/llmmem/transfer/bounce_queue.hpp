@@ -1,6 +1,6 @@
 /// @file
-/// `bounce_queue`: copies between two spaces of which the host can touch neither, through a staging ring of
-/// host memory.
+/// `bounce_queue`: copies between two spaces that the host cannot access, through a staging ring of host
+/// memory.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,42 +25,44 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a bounce queue is set up.
+/// The construction parameters of a bounce queue.
 struct bounce_options {
-  std::uint64_t budget_bytes = std::uint64_t{8}
-                               << 20;                 ///< host memory of the ring, taken at once; never more
-  std::uint64_t slot_bytes = std::uint64_t{1} << 20;  ///< most bytes of a piece; the budget has as many slots
-  std::uint64_t alignment = 4096;                     ///< of each slot: a page lets files be read directly
-  std::uint32_t max_operations = 64;                  ///< under way or waiting
-  std::uint32_t max_failures = 64;                    ///< kept until concluded; then it takes nothing more
-  std::string name = "bounce_queue";                  ///< for error texts
+  std::uint64_t budget_bytes = std::uint64_t{8} << 20;  ///< host memory of the ring, allocated at once; never
+                                                        ///< more
+  std::uint64_t slot_bytes = std::uint64_t{1} << 20;    ///< most bytes of a piece; the budget determines the
+                                                        ///< number of slots
+  std::uint64_t alignment = 4096;                       ///< of each slot: a page lets files be read directly
+  std::uint32_t max_operations = 64;                    ///< in flight or waiting
+  std::uint32_t max_failures = 64;                      ///< kept until concluded; at the limit it accepts
+                                                        ///< nothing more
+  std::string name = "bounce_queue";                    ///< the name in error texts
   metadata_source metadata{};
 };
 
-/// Counters of a bounce queue.
+/// The counters of a bounce queue.
 struct bounce_stats {
   std::uint64_t budget_bytes = 0;  ///< of the ring, in whole slots
   std::uint64_t used_bytes = 0;    ///< of slots with a piece in them
-  std::uint64_t peak_bytes = 0;    ///< most of these at once
-  std::uint64_t lost_bytes = 0;    ///< of slots never used again, as a device may still write there
-  std::uint64_t bytes_down = 0;    ///< moved, whatever became of their operation
+  std::uint64_t peak_bytes = 0;    ///< the maximum so far
+  std::uint64_t lost_bytes = 0;    ///< of slots that are never reused, because a device may still write there
+  std::uint64_t bytes_down = 0;    ///< moved, whatever the outcome of their operation
   std::uint64_t bytes_up = 0;      ///< likewise
-  std::uint64_t operations = 0;    ///< over, well or not
-  std::uint64_t failures = 0;      ///< over, and failed
+  std::uint64_t operations = 0;    ///< completed, successful or not
+  std::uint64_t failures = 0;      ///< completed, and failed
   std::uint64_t metadata_bytes = 0;
 };
 
-/// The checksum of what an operation moves, taken while it is in host memory. Lives until the operation is
-/// over.
+/// The checksum of the bytes that an operation moves, computed while they are in host memory. Must live until
+/// the operation is complete.
 struct bounce_checksum {
-  std::uint64_t bytes = 0;  ///< how many count, from the first on; at most those moved
-  std::uint32_t crc = 0;    ///< CRC-32C of these, once the operation has gone well
+  std::uint64_t bytes = 0;  ///< how many bytes count, from the first on; at most those moved
+  std::uint32_t crc = 0;    ///< CRC-32C of these, once the operation has succeeded
 };
 
-/// Copies between two spaces neither of which the host can touch, or has a copy straight to the other: a
-/// device and a file, two files, two devices without a link. Each copy is cut into pieces, and each piece
-/// takes two hops: out of its source into a slot of the ring, and from there to its destination. As many
-/// pieces are under way as there are slots, so that with two or more of them both links work at once.
+/// Copies between two spaces, neither of which the host can access or that can copy directly to the other: a
+/// device and a file, two files, two devices without a link. Each copy is divided into pieces, and each piece
+/// takes two hops: from its source into a slot of the ring, and from there to its destination. As many pieces
+/// are in flight as there are slots, so with two or more of them both links work at once.
 ///
 ///     file_space<uring_io> disk("nvme", {.budget = 1 << 30});
 ///     file_space<> share("nfs", {.budget = 1 << 30});
@@ -69,23 +71,23 @@ struct bounce_checksum {
 ///     ...                                             // between.poll() now and then
 ///     sent.wait();
 ///
-/// - **The budget is hard**: all of the ring is taken by the constructor, and what does not fit waits.
-/// - **Who is first**: pieces of urgent operations before others, of one urgency in the order asked for.
-/// - **What goes on by itself**: hops that have begun. The next hop of a piece, and the next piece, begin in
-///   `copy_*_async`, `poll`, and whoever waits for a fence.
-/// - **Failures**: of an operation whose piece fails, no further piece begins; it is over when those under
-///   way are. Its destination then has parts of both. `errc::completion_lost` only where the destination may
-///   still be written to; a slot that may be is never used again.
+/// - **The budget is hard**: the constructor allocates the whole ring, and pieces that do not fit wait.
+/// - **Order**: pieces of urgent operations first; with equal urgency, in the order of the requests.
+/// - **Progress**: hops that have begun continue by themselves. The next hop of a piece, and the next piece,
+///   begin in `copy_*_async`, `poll`, and while a thread waits for a fence.
+/// - **Failures**: when a piece fails, no further piece of its operation begins; the operation is complete
+///   when those in flight are. Its destination then has a mix of old and new bytes. `errc::completion_lost`
+///   only if the destination may still be written to; a slot that may be is never reused.
 ///
 /// @tparam Upper, Lower  spaces that are their own queues. "Down" is from the first to the second.
-/// @tparam Staging       where the ring lies: host memory, or pinned memory that devices read at full speed.
+/// @tparam Staging       the space of the ring: host memory, or pinned memory that devices read at full
+///   speed.
 /// @par Complexity      a poll O(slots), and O(max_operations) for each piece that begins. No allocation
-///                      after construction.
-/// @par Thread safety   one thread at a time, waits for its fences included.
-/// @par Errors          the constructor throws `argument_error` for a budget without room for one slot or an
-///                      alignment that is no power of two, `out_of_memory` when `staging` has not got it.
-///                      Everything else is a value; what a space's copies throw becomes
-///                      `errc::dependency_failed`.
+///   after construction.
+/// @par Thread safety   one thread at a time, including waits for its fences.
+/// @par Errors          the constructor throws `argument_error` for a budget smaller than one slot or an
+///   alignment that is not a power of two, `out_of_memory` when `staging` lacks the memory. Everything else
+///   is a value; exceptions of a space's copies become `errc::dependency_failed`.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 class bounce_queue {
@@ -95,22 +97,22 @@ class bounce_queue {
   using lower_range = typename Lower::range_type;
   static constexpr std::size_t max_after = 4;
 
-  /// The spaces outlive it, and `staging` the other two: a device may write to a lost slot until they are
-  /// gone.
+  /// The spaces must outlive it, and `staging` the other two: a device may write to a lost slot until they
+  /// are destroyed.
   bounce_queue(Upper& upper, Lower& lower, Staging& staging, bounce_options options = {});
   bounce_queue(const bounce_queue&) = delete;
   bounce_queue& operator=(const bounce_queue&) = delete;
 
-  /// Waits for what is under way; what has not begun is not done.
+  /// Waits for hops in flight; the rest is not done.
   ~bounce_queue();
 
   /// Begins to copy `from` to `to`, when all of `after` have passed: fences of this queue or another, at most
-  /// `max_after`. When one of them failed, it does, with `errc::dependency_failed`.
+  /// `max_after`. If one of them failed, the copy fails with `errc::dependency_failed`.
   ///
-  /// Until it is over both ranges belong to the copy. `errc::size_mismatch`, `errc::out_of_range` for more in
-  /// `after`, `errc::table_full` beyond `max_operations`, `errc::failures_kept`, and `errc::out_of_bytes`
-  /// when every slot is lost.
-  /// @param checksum  of the bytes moved, if wanted.
+  /// Until it is complete both ranges belong to the copy. `errc::size_mismatch`, `errc::out_of_range` for
+  /// more in `after`, `errc::table_full` beyond `max_operations`, `errc::failures_kept`, and
+  /// `errc::out_of_bytes` when every slot is lost.
+  /// @param checksum  of the bytes moved, optional.
   [[nodiscard]] result<transfer_fence> copy_down_async(lower_range to, upper_range from,
                                                        std::span<const transfer_fence> after = {},
                                                        transfer::urgency how = transfer::urgency::write_back,
@@ -124,10 +126,10 @@ class bounce_queue {
     return start(way::up, to, from, after, how, checksum);
   }
 
-  /// Goes on with what can go on. Never waits, but for a place that another thread takes at the same time in
-  /// a device's queue that both use.
+  /// Makes all possible progress. Never waits, except for an entry that another thread takes at the same time
+  /// in a shared device queue.
   void poll() noexcept;
-  /// Makes an operation more urgent than it was. No change once it is over.
+  /// Makes an operation more urgent. No effect once it is complete.
   void promote(const transfer_fence& of, transfer::urgency how) noexcept {
     if (!board_.gave(of) || of.ready()) return;
     transfer::urgency& had = operations_[transfer_board::slot_of(of)].how;
@@ -140,13 +142,13 @@ class bounce_queue {
 
   enum class way : std::uint8_t { down, up };
 
-  /// How far a slot's piece has come.
+  /// The progress of a slot's piece.
   enum class hop : std::uint8_t {
     idle,     ///< no piece
-    filling,  ///< on its way out of the source
-    filled,   ///< here, and the destination's queue had no room yet
-    leaving,  ///< on its way to the destination
-    lost      ///< no piece any more, for good
+    filling,  ///< being copied from the source
+    filled,   ///< in the slot, and the destination's queue had no space yet
+    leaving,  ///< being copied to the destination
+    lost      ///< permanently unused
   };
 
   struct slot {
@@ -165,7 +167,7 @@ class bounce_queue {
     transfer::urgency how = transfer::urgency::demand;
     std::uint32_t flying = 0;  // slots
     std::uint32_t after_count = 0;
-    std::uint64_t number = 0;  // the order asked for
+    std::uint64_t number = 0;  // the order of the requests
     std::uint64_t begun = 0;   // bytes
     upper_range upper{};
     lower_range lower{};

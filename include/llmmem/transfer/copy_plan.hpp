@@ -1,6 +1,5 @@
 /// @file
-/// `copy_plan`: which of several ways to copy many pieces is the quickest, by what was measured on the
-/// device.
+/// `copy_plan`: chooses the fastest of several ways to copy many pieces, from measurements on the device.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,33 +19,33 @@ inline namespace v0 {
 
 /// A way to copy many pieces.
 enum class copy_way : std::uint8_t {
-  loop,     ///< one call of the driver for each
+  loop,     ///< one driver call per piece
   batch,    ///< one call for all: cudaMemcpyBatchAsync
-  strided,  ///< one call for all, where they lie evenly apart: cudaMemcpy2DAsync
+  strided,  ///< one call for all, if they are evenly spaced: cudaMemcpy2DAsync
   kernel    ///< one kernel, whose threads copy: `copy_batch`, `copy_few`
 };
 inline constexpr std::size_t copy_ways = 4;
 
-/// Where pieces go.
+/// The direction of a copy.
 enum class copy_direction : std::uint8_t { up, down, within };
 inline constexpr std::size_t copy_directions = 3;
 
-/// Whether a copy has the device itself follow addresses of the host. Some devices see pinned memory at the
-/// host's own addresses, of others such a copy is a fault that ends the context: there it takes the addresses
-/// at which they see it. The driver's own copies find that out by themselves.
+/// Whether in a copy the device itself dereferences host addresses. Some devices see pinned memory at the
+/// host's own addresses; on others such a copy is a fault that ends the context, so there it uses the
+/// addresses at which they see it. The driver's own copies handle that themselves.
 [[nodiscard]] constexpr bool follows_host_addresses(copy_way way, copy_direction direction) noexcept {
   return direction != copy_direction::within && (way == copy_way::batch || way == copy_way::kernel);
 }
 
-/// What is to be copied, as far as the choice depends on it.
+/// The properties of a copy on which the choice depends.
 struct copy_shape {
   copy_direction direction = copy_direction::up;
-  std::uint64_t bytes = 0;  ///< of a piece, on average
+  std::uint64_t bytes = 0;  ///< average per piece
   std::uint64_t count = 0;  ///< of pieces
 };
 
-/// Which ways there are: what a runtime has, what the pieces allow, and what a stream that is being captured
-/// takes (no batch: the capture would go on without it, and the copy be missing from the graph).
+/// The available ways: what a runtime has, what the pieces allow, and what a stream under capture accepts (no
+/// batch: the capture would continue without it, and the copy would be missing from the graph).
 struct copy_ways_open {
   bool batch = false;
   bool strided = false;
@@ -58,39 +57,38 @@ struct copy_ways_open {
   }
 };
 
-/// What a plan is measured at.
+/// The points at which a plan is measured.
 struct copy_grid {
   std::vector<std::uint64_t> bytes{4096, 16384, 65536, 262144, 1048576, 4194304};
   std::vector<std::uint64_t> counts{1, 8, 64, 512, 4096};
-  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< of a measurement: larger ones are left out
+  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< of a measurement: larger ones are skipped
 };
 
-/// Times of every way, direction, size and count, from which the quickest way is chosen. There is no way that
-/// is always the best: engines of a device cost microseconds a piece, kernels take processors from whoever
-/// computes, and where they cross depends on the device and on the count as much as on the size.
+/// Times of every way, direction, size and count, from which the fastest way is chosen. No way is always the
+/// best: a device's copy engines cost microseconds per piece, kernels take processors from computing, and the
+/// crossover depends on the device and on the count as much as on the size.
 ///
 ///     copy_plan plan = copy_plan::measured({}, [&](copy_way way, const copy_shape& shape) { ... });  // ns
-///     std::string text = plan.text();  // kept beside the engine's settings
+///     std::string text = plan.text();  // kept with the engine's settings
 ///     copy_plan again = copy_plan::parsed(text);
 ///     copy_way way = again.choose({copy_direction::up, 32768, 200}, {.batch = true, .kernel = true});
 ///
-/// Between what was measured, times are interpolated linearly by size and by count: what calls, pieces and
-/// bytes each take a share of is met exactly. Above it, and where a point was left out, they grow with bytes
-/// and count, below it they stay. Without measurements, and for what was not measured, it chooses by what
-/// others have seen: see `choose`.
+/// Between measured points, times are interpolated linearly by size and by count: exact for a cost that is a
+/// sum of shares for calls, pieces and bytes. Above them, and where a point was skipped, they grow with bytes
+/// and count; below, they stay constant. Without measurements, and for unmeasured cases, it chooses by
+/// published experience: see `choose`.
 ///
 /// @par Complexity      `choose` O(log of the grid).
-/// @par Thread safety   const calls may run together.
+/// @par Thread safety   const calls may run concurrently.
 /// @par Errors          `measured` throws `argument_error` for a grid that does not rise, or has more than
-/// 4096
-///                      points, `parsed` `format_error` with the line.
+///   4096 points, `parsed` throws `format_error` with the line.
 class copy_plan {
  public:
-  /// Nothing was measured.
+  /// Constructs a plan without measurements.
   copy_plan() = default;
 
-  /// Asks `nanoseconds(way, shape)` for each point of the grid: the time of one copy of that shape, or
-  /// nothing where that way cannot be.
+  /// Calls `nanoseconds(way, shape)` for each point of the grid: it returns the time of one copy of that
+  /// shape, or nothing if that way is impossible.
   template <class Measure>
   [[nodiscard]] static copy_plan measured(copy_grid grid, Measure nanoseconds) {
     copy_plan made(std::move(grid));
@@ -111,16 +109,16 @@ class copy_plan {
     }
     return made;
   }
-  /// What `text` wrote.
+  /// Parses the output of `text`.
   [[nodiscard]] static copy_plan parsed(std::string_view text);
   [[nodiscard]] std::string text() const;
 
-  /// The quickest of the ways that are open, for what was measured. Where nothing was: one piece by a call of
-  /// its own; pieces evenly apart by one strided call; below 32 KiB each, more than 16 of them, by the
-  /// kernel; else by a batch, or one after the other. (vllm#42212, vllm#57555: on an H100 batches of pieces
-  /// below 28 KiB ran at 4 to 7 GB/s, at 64 KiB at 51; on an A30 kernels won from some 64 pieces on.)
+  /// Returns the fastest available way by the measurements. Without any: one piece by its own call; evenly
+  /// spaced pieces by one strided call; more than 16 pieces below 32 KiB each by the kernel; otherwise by a
+  /// batch, or one after the other. (vllm#42212, vllm#57555: on an H100 batches of pieces below 28 KiB ran at
+  /// 4 to 7 GB/s, at 64 KiB at 51; on an A30 kernels won from about 64 pieces on.)
   [[nodiscard]] copy_way choose(const copy_shape& shape, const copy_ways_open& open) const noexcept;
-  /// What a copy takes, nanoseconds, by interpolation; nothing where that was not measured.
+  /// Returns the interpolated time of a copy in nanoseconds; nothing if that was not measured.
   [[nodiscard]] std::optional<double> nanoseconds(copy_way way, const copy_shape& shape) const noexcept;
 
   [[nodiscard]] bool is_measured() const noexcept { return !times_.empty(); }
@@ -135,8 +133,8 @@ class copy_plan {
         static_cast<std::size_t>(way) * copy_directions + static_cast<std::size_t>(direction);
     return (of_way * grid_.bytes.size() + b) * grid_.counts.size() + c;
   }
-  /// Of a point of the grid: what was measured there, or at fewer pieces or bytes, times how many more there
-  /// are; 0 where nothing was.
+  /// The time of a point of the grid: as measured there, or at fewer pieces or bytes, scaled by their ratio;
+  /// 0 if none was.
   [[nodiscard]] double time_near(copy_way way, copy_direction direction, std::size_t b,
                                  std::size_t c) const noexcept;
   [[nodiscard]] double& time(copy_way way, copy_direction direction, std::size_t b, std::size_t c) noexcept {

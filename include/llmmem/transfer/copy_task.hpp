@@ -1,5 +1,5 @@
 /// @file
-/// `copy_task`: one copy of a batch, as batched copies and kernels take it.
+/// `copy_task`: one copy of a batch, for batched copies and kernels.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// Which part of a transfer can go past the page cache: the arithmetic of unaligned heads and tails.
+/// Which part of a transfer can bypass the page cache: the arithmetic of unaligned heads and tails.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,7 +10,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes that go to the system in one request, and how.
+/// The bytes of one request to the system, and its path.
 struct io_span {
   std::uint64_t bytes = 0;
   bool direct = false;
@@ -20,12 +20,12 @@ struct io_span {
 
 namespace transfer {
 
-/// The first request of a transfer of `bytes` between `offset` of a file and `address` in memory: the head up
-/// to the first aligned offset, then whole aligned blocks, at most `most` bytes at a time, then the tail.
-/// Heads and tails go through the page cache; so does everything when memory and file are not aligned alike,
-/// which no splitting can mend.
+/// Returns the first request of a transfer of `bytes` between `offset` of a file and `address` in memory: the
+/// head up to the first aligned offset, then whole aligned blocks, at most `most` bytes at a time, then the
+/// tail. Heads and tails go through the page cache; so does everything if memory and file have different
+/// alignment, because no splitting helps then.
 ///
-/// Asked again for what is left after a transfer that fell short, it finds the way back to aligned blocks.
+/// Called again for the rest after a short transfer, it returns to aligned blocks.
 ///
 /// @pre `bytes` and `most` are not 0, `most` is at least `limits.offset_alignment`, alignments are powers of
 ///      two.

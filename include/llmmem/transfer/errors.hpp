@@ -1,6 +1,6 @@
 /// @file
-/// Why something is refused, of transfers and their queues: the codes, what their three numbers are, and
-/// their texts.
+/// The errors of transfers and their queues: their codes, the meaning of their three numbers, and their
+/// texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What stands for a name in braces, beyond the three numbers.
+/// Returns the text for a name in braces, in addition to the three numbers.
 [[nodiscard]] LLMMEM_COLD inline std::string transfer_term(const failure& why, std::string_view name) {
   return name == "place" ? place_text(why) : failed_because(why.index);
 }
@@ -60,15 +60,15 @@ inline constexpr std::array transfer_errors{
 
 namespace errc {
 
-/// A transfer was given up: wanted = bytes to move, found = bytes moved before.
+/// A transfer was cancelled: wanted = bytes to move, found = bytes moved before.
 inline constexpr error_code cancelled = detail::code_of<56>(detail::transfer_errors);
 /// The device never answered: wanted = bytes, found = offset.
 inline constexpr error_code completion_lost = detail::code_of<57>(detail::transfer_errors);
-/// What it was to come after failed; it did not begin.
+/// An operation that it depends on failed; it did not begin.
 inline constexpr error_code dependency_failed = detail::code_of<58>(detail::transfer_errors);
-/// Its outcome was asked for before it was there.
+/// Its outcome was requested before it was known.
 inline constexpr error_code not_finished = detail::code_of<59>(detail::transfer_errors);
-/// The system refused what the I/O engine itself asked of it: index = the system's error number.
+/// The system refused a request of the I/O engine itself: index = the system's error number.
 inline constexpr error_code engine_failed = detail::code_of<65>(detail::transfer_errors);
 /// Failures that were not cleared fill their table: found = failures kept, all that the options allow.
 inline constexpr error_code failures_kept = detail::code_of<66>(detail::transfer_errors);

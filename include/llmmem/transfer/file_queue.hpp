@@ -1,6 +1,6 @@
 /// @file
 /// `file_queue`: moves bytes between files and host memory, asynchronously, of any size and alignment, and
-/// wholly or not at all.
+/// completely or not at all.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -41,52 +41,52 @@ inline namespace v0 {
 ///     auto back = queue.start(read_from(file, 0, other), transfer::urgency::demand, written).value();
 ///     back.wait();                              // throws what failed: operation, path, offset, bytes, errno
 ///
-/// - **Whole or failed.** A transfer that falls short is gone on with; an operation succeeds only when every
-///   byte has moved. The end of a file before that is `errc::file_ends`.
-/// - **Any size, offset and address.** What is aligned goes past the page cache; heads and tails, and all of
-///   a copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
-/// - **Order** is asked for: operations that touch the same bytes of a file, one of them writing, need each
-///   other's fences in `after`. When one of these fails, the operation does not begin
-///   (`errc::dependency_failed`). A fence of another queue in `after` is polled; that queue must go on by
-///   itself, or be driven by somebody else.
-/// - **Urgent first**: see `urgency`; `promote` when somebody comes to wait for a prefetch.
-/// - **EINTR, EAGAIN** and EBUSY are tried again, after a pause that grows; **EINVAL** of an aligned direct
-///   transfer makes the file fall back to the page cache (`io_file::fallback`), another error fails the
-///   operation, and only it.
-/// - **Nobody waits for ever** on what cannot come: an engine that fails `max_attempts` times in a row fails
-///   all operations (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its own
-///   (`errc::completion_lost`), and when every slot is lost so, all that follow until an answer comes. The
-///   device may still write to the memory of a lost request: keep it until the queue is gone.
+/// - **Whole or failed.** A short transfer is continued; an operation succeeds only when every byte has
+///   moved. The end of a file before that is `errc::file_ends`.
+/// - **Any size, offset and address.** Aligned parts bypass the page cache; heads and tails, and all of a
+///   copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
+/// - **Order** is explicit: operations that use the same bytes of a file, one of them writing, need each
+///   other's fences in `after`. If one of these fails, the operation does not begin
+///   (`errc::dependency_failed`). A fence of another queue in `after` is polled; that queue must make
+///   progress by itself, or be driven by another thread.
+/// - **Urgent first**: see `urgency`; call `promote` when a thread starts to wait for a prefetch.
+/// - **EINTR, EAGAIN** and EBUSY are retried, after a growing pause; **EINVAL** of an aligned direct transfer
+///   makes the file fall back to the page cache (`io_file::fallback`); another error fails only its
+///   operation.
+/// - **No endless waits**: an engine that fails `max_attempts` times in a row fails all operations
+///   (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its own
+///   (`errc::completion_lost`), and when every slot is lost so, all later ones until an answer arrives. The
+///   device may still write to the memory of a lost request: keep it until the queue is destroyed.
 ///
-/// A failure names the file by a pointer to its path: files outlive the failures kept about them. A process
-/// that forks leaves the queue to its parent: the child must not touch or destroy it.
+/// A failure names the file by a pointer to its path: files must outlive the failures kept about them. A
+/// process that forks leaves the queue to its parent: the child must not use or destroy it.
 ///
-/// Durability is another matter: `io_file::sync` once the fences of what must last have passed.
+/// Durability is separate: call `io_file::sync` once the fences of data that must last have passed.
 ///
 /// @par Complexity      O(1) for each request of `block_bytes`; no allocation after construction. `cancel`,
-///                      `promote` and a failure walk what is queued at that urgency.
-/// @par Thread safety   any number of threads; one mutex, held for bookkeeping only. With
-///                      `drive_by::waiters` one of those who wait drives, and the others sleep.
+///   `promote` and a failure walk the queue of that urgency.
+/// @par Thread safety   any number of threads; one mutex, held only for bookkeeping. With `drive_by::waiters`
+///   one of the waiting threads drives, and the others sleep.
 /// @par Errors          the constructor throws `argument_error`, `out_of_memory`, `system_error` and what the
-///                      engine's throws; everything else is a value, or told by the fence.
+///   engine's throws; everything else is a value, or reported by the fence.
 template <io_engine Engine = posix_io>
 class file_queue {
  public:
   using fence_type = transfer_fence;
   static constexpr std::uint64_t most_block_bytes = std::uint64_t{1} << 30;
 
-  /// @param engine  what the engine is made from, in place.
+  /// @param engine  the arguments from which the engine is constructed in place.
   template <class... Args>
   explicit file_queue(file_queue_options options = {}, Args&&... engine);
   file_queue(const file_queue&) = delete;
   file_queue& operator=(const file_queue&) = delete;
 
-  /// Cancels what has not begun, and waits for what the system has been asked for, lost requests too. Fences
-  /// must not be used any more.
+  /// Cancels what has not begun, and waits for all requests to the system, including lost ones. Fences must
+  /// not be used afterwards.
   ~file_queue();
 
-  /// Begins all of `copies` as one operation, once all of `after` have passed; its fence. Files and memory
-  /// stay as they are until then.
+  /// Begins all of `copies` as one operation, once all of `after` have passed; returns its fence. Files and
+  /// memory must stay unchanged until then.
   /// @return `errc::table_full` (operations or copies), `errc::failures_kept` (see `clear_failures`),
   ///         `errc::out_of_range` (more than 4 of `after`, or bytes no file has), `errc::null_handle`,
   ///         `errc::not_opened`.
@@ -102,21 +102,20 @@ class file_queue {
     return start(std::span(&copy, 1), how, std::span(&after, 1));
   }
 
-  /// Asks for nothing more of the operation: it fails with `errc::cancelled`, which is kept as all failures
-  /// are, once what the system has begun has come back. What was moved so far, was. Of an operation that is
-  /// over it is no change.
+  /// Stops the operation: it fails with `errc::cancelled`, which is kept like all failures, once the begun
+  /// requests have returned. Bytes moved so far stay moved. No effect on a completed operation.
   void cancel(const transfer_fence& of) noexcept;
 
   /// Makes the operation more urgent; never less.
   void promote(const transfer_fence& of, transfer::urgency how) noexcept;
 
-  /// Bytes moved so far; all of them once it is over is not told here, but by the fence.
+  /// Returns the bytes moved so far; for completion ask the fence.
   [[nodiscard]] std::uint64_t bytes_done(const transfer_fence& of) const noexcept;
 
-  /// Lets operations go on without waiting. Needed now and then with `drive_by::waiters`, else no change.
+  /// Makes progress without waiting. Needed now and then with `drive_by::waiters`, otherwise without effect.
   void poll() noexcept;
 
-  /// Returns when nothing is under way.
+  /// Returns when no operation is in flight.
   void wait_idle() noexcept;
 
   /// Forgets failures: see `transfer_board`.
@@ -133,7 +132,7 @@ class file_queue {
   }
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
 
-  /// Tells the engine of memory that most copies will touch: see `registers_memory`.
+  /// Registers memory with the engine that most copies will use: see `registers_memory`.
   /// @pre nothing was started yet.
   result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept
     requires registers_memory<Engine>
@@ -142,18 +141,19 @@ class file_queue {
     return engine_.register_memory(ranges);
   }
 
-  /// Tells the engine of a file that many copies will touch: see `registers_files`; an engine that is none is
-  /// not told. Before the next request; where there is no room its copies go as before
-  /// (`file_queue_stats::files_registered`, `files_plain`). Spaces over files do so themselves.
+  /// Registers a file with the engine that many copies will use: see `registers_files`; no effect for an
+  /// engine without that. Takes effect before the next request; without a free entry its copies continue as
+  /// before (`file_queue_stats::files_registered`, `files_plain`). Spaces over files do so themselves.
   void register_file(const io_file& file) noexcept;
-  /// The opposite. A file that was registered is forgotten before it is closed, unless the queue goes first:
-  /// else the system keeps it open, and a file that is opened later would be taken for it. No copy of it may
-  /// be under way or waiting. With `drive_by::waiters` the system lets go of it when somebody drives again.
+  /// Unregisters a file. A registered file must be unregistered before it is closed, unless the queue is
+  /// destroyed first: otherwise the system keeps it open, and a file opened later would be confused with it.
+  /// No copy of it may be in flight or waiting. With `drive_by::waiters` the system releases it when a thread
+  /// drives again.
   void forget_file(const io_file& file) noexcept;
 
  private:
   static constexpr std::size_t batch = 64;
-  static constexpr std::uint64_t poll_ns = 100'000;  // how often fences of other queues are asked; a pause
+  static constexpr std::uint64_t poll_ns = 100'000;  // interval for checking fences of other queues; a pause
 
   [[nodiscard]] static file_queue_options checked(file_queue_options options);
   [[nodiscard]] static std::uint32_t depth_of(const file_queue_options& options,
@@ -174,9 +174,9 @@ class file_queue {
     const timespec span{static_cast<time_t>(ns / second), static_cast<long>(ns % second)};
     ::nanosleep(&span, nullptr);
   }
-  /// Whether the engine has failed too often to be asked again.
+  /// Whether the engine has failed too often to be called again.
   [[nodiscard]] bool gave_up() const noexcept { return engine_failures_ >= options_.max_attempts; }
-  /// Whether the system has nothing of ours any more.
+  /// Whether the system has no requests of this queue.
   [[nodiscard]] bool is_quiet() const noexcept { return engine_.in_flight() == 0 || gave_up(); }
 
   [[nodiscard]] static io_tuner_options tuner_options(const file_queue_options& options, std::uint32_t depth);
@@ -184,7 +184,7 @@ class file_queue {
   void tell_files() noexcept {
     if constexpr (registers_files<Engine>) files_.apply(engine_);
   }
-  /// By the thread that drove: others may not.
+  /// Called by the driving thread, because others may not.
   void forget_files() noexcept {
     if constexpr (registers_files<Engine>) engine_.forget_files();
   }
@@ -197,18 +197,18 @@ class file_queue {
 
   file_queue_options options_;
   mutable std::mutex mutex_;
-  std::atomic<std::uint32_t> bell_{0};  // rung when a sleeper should look again
+  std::atomic<std::uint32_t> bell_{0};  // rung when a sleeper should check again
   Engine engine_;
   detail::transfer_core core_;
   detail::file_table files_;
   io_tuner tuner_;
-  std::uint64_t window_ns_ = 0;     // since when the window of the tuner lasts; 0 between two
+  std::uint64_t window_ns_ = 0;     // start of the tuner's present window; 0 between two
   std::uint64_t window_bytes_ = 0;  // moved before it
-  std::uint64_t quiet_until_ = 0;   // by now_ns(): the system asked to be left alone
+  std::uint64_t quiet_until_ = 0;   // by now_ns(): the system asked for a pause
   std::uint32_t engine_failures_ = 0;
-  std::uint32_t followers_ = 0;  // waiters that let another one drive
-  bool kicked_ = false;          // something was started, or ended, while somebody drove
-  bool driven_ = false;          // somebody is in the engine, without the lock
+  std::uint32_t followers_ = 0;  // waiters that let another thread drive
+  bool kicked_ = false;          // an operation was started, or ended, while a thread drove
+  bool driven_ = false;          // a thread is in the engine, without the lock
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -284,7 +284,7 @@ result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copi
 template <io_engine Engine>
 void file_queue<Engine>::register_file(const io_file& file) noexcept {
   if constexpr (registers_files<Engine>) {
-    // Nobody is woken for it: that would make whoever registers the one thread of a ring for one.
+    // Wakes no thread, because the calling thread would then become the ring's single issuer.
     const std::scoped_lock lock(mutex_);
     files_.add(file.opened_direct());
     files_.add(file.buffered());
@@ -301,7 +301,7 @@ void file_queue<Engine>::forget_file(const io_file& file) noexcept {
   }
 }
 
-/// What there is to do is begun: by who drives, or here.
+/// Begins all possible work: by the driving thread, or here.
 template <io_engine Engine>
 void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
   if (driven_) {
@@ -363,7 +363,7 @@ void file_queue<Engine>::wait_idle() noexcept {
   }
 }
 
-/// The limits of the options within those of the queue.
+/// Returns the options' limits within those of the queue.
 template <io_engine Engine>
 io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& options, std::uint32_t depth) {
   io_tuner_options t = options.tuner;
@@ -382,9 +382,9 @@ io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& opt
   return t;
 }
 
-/// A window lasts for eight times what may be under way, and not less than the options say, once as much has
-/// passed at the new setting. Only one during which more was always waiting to be asked for tells how fast
-/// the device is.
+/// A window lasts for eight times the bytes that may be in flight, and at least as long as the options say,
+/// once as much has passed at the new setting. Only a window with waiting work at all times measures the
+/// device's speed.
 template <io_engine Engine>
 void file_queue<Engine>::tune(std::uint64_t now) noexcept {
   const std::uint64_t moved = core_.bytes_moved();
@@ -404,7 +404,7 @@ void file_queue<Engine>::tune(std::uint64_t now) noexcept {
   }
 }
 
-/// A thread that must wait: it drives, or sleeps until the one that does has brought something.
+/// A waiting thread: it drives, or sleeps until the driving thread has a result.
 template <io_engine Engine>
 void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
   if (!driven_) return drive(lock, 1);
@@ -416,13 +416,13 @@ void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
   --followers_;
 }
 
-/// One turn: begin what can be, take what has come back, wait for `least` of it. The lock is given up around
-/// the engine's waiting; `driven_` keeps everyone else away from the engine meanwhile.
+/// One turn: begins what can begin, takes completions, waits for `least` of them. Releases the lock while the
+/// engine waits; `driven_` keeps other threads away from the engine.
 /// @pre not `driven_`.
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {
   driven_ = true;
-  // A waiter's thread writes here; the queue's own holds them back for good.
+  // A waiting caller's thread writes here; the queue's own thread blocks the signals permanently.
   std::optional<detail::write_signals_held> held;
   if (options_.driver == transfer::drive_by::waiters) held.emplace().raised();
   tell_files();
@@ -435,7 +435,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   if (quiet) limit = detail::smaller(limit, quiet_until_ - now);
   if (core_.waits_for_others()) limit = detail::smaller(limit, poll_ns);
   const bool sleeps = least != 0 && core_.flying() == 0;
-  if (followers_ != 0) ring();  // some may be over already, before anything came back
+  if (followers_ != 0) ring();  // some may be complete before any completion arrives
   lock.unlock();
   if (sleeps) sleep_for(detail::smaller(limit, quiet ? limit : poll_ns));
   std::array<io_completion, batch> completions{};
@@ -449,7 +449,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   if (options_.tuning == io_tuning::on) tune(then);
   if (gave_up()) core_.engine_failed(count.error());
   if (followers_ != 0) ring();  // one of them drives next
-  // What was started meanwhile was left to us.
+  // Operations started in the meantime were left to this thread.
   if (std::exchange(kicked_, false) && least == 0) drive(lock, 0);
 }
 

@@ -23,7 +23,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a file space is set up.
+/// The construction parameters of a file space.
 struct file_space_options {
   std::uint64_t budget = 0;  ///< most bytes of the file in use; 0 is refused
   file_options file{};
@@ -32,27 +32,28 @@ struct file_space_options {
   void* misuse_context = nullptr;
 };
 
-/// The bytes of one file, given out in ranges whose `data` is an offset into it: nothing for a host to
-/// follow.
+/// The bytes of one file, allocated in ranges whose `data` is an offset into it: the host cannot dereference
+/// it.
 ///
-/// Room on the device is taken when a range is given out, so that a full disk shows there and not in the
-/// middle of a transfer, and is given back with the range. The first page of the file is never given out.
-/// Ranges begin at whole pages; the budget counts their bytes, the device whole pages.
+/// Space on the device is allocated with a range, so that a full disk shows there and not in the middle of a
+/// transfer, and is released with the range. The first page of the file is never allocated. Ranges begin at
+/// whole pages; the budget counts their bytes, the device whole pages.
 ///
-/// What a file held before is not looked at; whoever wants it back says where it lies. Nothing is durable
-/// before `file().sync()`.
+/// Existing contents of a file are ignored; a caller that wants them back names their place. Nothing is
+/// durable before `file().sync()`.
 ///
-/// A space that writes has its file alone: a second one on the same path, in this process or another, is
-/// refused, as the two would write over each other. Give each rank and each tier a path of its own. Where the
-/// file system has no locks, or with `file_locks::caller`, that is the caller's to see to; devices are not
+/// A space that writes owns its file exclusively: a second one on the same path, in this process or another,
+/// is refused, because the two would overwrite each other. Give each rank and each tier its own path. If the
+/// file system has no locks, or with `file_locks::caller`, the caller must ensure that; devices are not
 /// locked.
 ///
 /// @par Complexity      O(live ranges) for allocation; a copy as in `file_queue`.
-/// @par Thread safety   any number of threads; one mutex, not held while the file system takes or gives room.
+/// @par Thread safety   any number of threads; one mutex, not held while the file system allocates or
+///   releases space.
 /// @par Errors          the constructor throws `length_error` for a budget of 0 or past 2^63 - 1, `io_error`
-///                      for a file that another space has, and what `io_file` and `file_queue` do.
-///                      `try_allocate` also refuses with `errc::grow_failed`:
-///                      the device is full, or its quota. A failed copy is told by its fence.
+///   for a file that another space owns, and what `io_file` and `file_queue` throw. `try_allocate` also
+///   refuses with `errc::grow_failed`: the device is full, or its quota. A failed copy is reported by its
+///   fence.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class file_space {
@@ -60,7 +61,7 @@ class file_space {
   using range_type = memory_range<file_space>;
   using fence_type = transfer_fence;
   static constexpr bool is_host_accessible = false;
-  /// What is kept here leaves the memory of this process: tiers keep a checksum of it.
+  /// Data kept here leaves the memory of this process: tiers keep a checksum of it.
   static constexpr bool leaves_memory = true;
 
   template <class... Args>
@@ -74,7 +75,7 @@ class file_space {
   }
   file_space(const file_space&) = delete;
   file_space& operator=(const file_space&) = delete;
-  /// The next one may have the file at once, unless a request was never answered.
+  /// The next space may have the file at once, unless a request was never answered.
   ~file_space() {
     if (queue_.stats().lost == 0) file_.unlock_at_end();
   }
@@ -123,7 +124,7 @@ class file_space {
   }
 
  protected:
-  /// A range without its room on the device: what lies there stays as it is.
+  /// Returns a range without allocating space on the device: existing contents stay.
   [[nodiscard]] result<range_type> take(std::uint64_t bytes, std::uint64_t alignment) noexcept;
 
  private:
@@ -137,7 +138,8 @@ class file_space {
     if (!locked && locked.error().code == errc::file_locked) locked.error().raise();
   }
   [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
-    if (options.budget == 0) throw length_error(path + ": the budget is 0 bytes; say how much it may hold");
+    if (options.budget == 0)
+      throw length_error(path + ": the budget is 0 bytes; set the bytes that it may hold");
     if (options.budget > max_bytes) {
       throw length_error(path + ": the budget is " + std::to_string(options.budget) +
                          " bytes; the most is 2^63 - 1");
@@ -161,9 +163,9 @@ class file_space {
     static_cast<void>(live_.remove(range.data));
     used_ -= range.bytes;
   }
-  /// Whole pages of it: no other range begins in its last one.
+  /// Releases whole pages of it: no other range begins in its last one.
   void punch_pages(range_type range) noexcept {
-    // Where the file system cannot, the pages stay with the file.
+    // If the file system cannot, the pages stay with the file.
     static_cast<void>(file_.punch(offset_of(range.data), (range.bytes + page_ - 1) / page_ * page_));
   }
 
@@ -173,7 +175,7 @@ class file_space {
   mutable std::mutex mutex_;
   live_ranges<nothing> live_;
   std::uint64_t used_ = 0;
-  file_queue<Engine> queue_;  // goes before the file, which it may have registered
+  file_queue<Engine> queue_;  // destroyed before the file, which it may have registered
 };
 
 static_assert(memory_space<file_space<>>);
@@ -212,7 +214,7 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate
   const result<range_type> range = take(bytes, alignment);
   if (!range) return range;
   if (const result<void> had = file_.reserve(offset_of(range->data), bytes); !had) {
-    punch_pages(*range);  // some of it may have been had
+    punch_pages(*range);  // some of it may have been allocated
     forget(*range);
     return had.error();
   }
@@ -228,7 +230,7 @@ void file_space<Engine>::deallocate(range_type range) noexcept {
     wrong = live_.check(file_.path().c_str(), range.data, range.bytes);
   }
   if (wrong.what != misuse::kind::none) return options_.on_misuse(wrong, options_.misuse_context);
-  punch_pages(range);  // before anyone else can have it
+  punch_pages(range);  // before it can be allocated again
   forget(range);
 }
 

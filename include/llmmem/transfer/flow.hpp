@@ -1,5 +1,5 @@
 /// @file
-/// What went over a link, and what a program waited for: the figures that plans predict and meters count.
+/// The traffic of a link, and a program's waiting: the figures that plans predict and meters count.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,16 +14,16 @@ inline namespace v0 {
 
 /// Why a program had to wait.
 enum class stall_cause : std::uint8_t {
-  demand_fetch,    ///< nobody asked for the chunk before the program did
-  prefetch_late,   ///< it was on its way, and had not arrived
-  write_back,      ///< room, or the chunk itself, was behind a write-back
-  budget,          ///< no room in the tier, and none about to come free
+  demand_fetch,    ///< the chunk was not requested before the program needed it
+  prefetch_late,   ///< it was in flight, and had not arrived
+  write_back,      ///< the space, or the chunk itself, was behind a write-back
+  budget,          ///< no space in the tier, and none about to become free
   codec,           ///< bytes had arrived and were being decoded
-  io_error_retry,  ///< a transfer failed and was tried again
+  io_error_retry,  ///< a transfer failed and was retried
 };
 inline constexpr std::size_t stall_causes = 6;
 
-/// As reports and traces write it: "demand_fetch".
+/// Returns the name for reports and traces: "demand_fetch".
 [[nodiscard]] constexpr const char* name_of(stall_cause cause) noexcept {
   constexpr std::array<const char*, stall_causes> names{"demand_fetch", "prefetch_late", "write_back",
                                                         "budget",       "codec",         "io_error_retry"};
@@ -51,7 +51,7 @@ struct stall_times {
 
 namespace transfer {
 
-/// What went over a link in one direction.
+/// The traffic of a link in one direction.
 struct flow {
   std::uint64_t bytes = 0;
   std::uint64_t operations = 0;
@@ -62,7 +62,7 @@ struct flow {
 
 using flow [[deprecated("its name is transfer::flow")]] = transfer::flow;
 
-/// What went over a link.
+/// The traffic of a link.
 struct link_flow {
   transfer::flow onboard;
   transfer::flow offload;

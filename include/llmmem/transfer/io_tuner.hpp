@@ -1,6 +1,6 @@
 /// @file
-/// Finding the depth and block size at which a device is fastest, while it works. Arithmetic only: no clock,
-/// no thread.
+/// Finds the depth and block size at which a device is fastest, while it works. Only arithmetic: no clock, no
+/// thread.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a device is asked: requests under way at once, and most bytes of each.
+/// How a device is used: requests in flight at once, and most bytes of each.
 struct io_setting {
   std::uint32_t depth = 32;
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
@@ -23,32 +23,32 @@ struct io_setting {
   friend constexpr bool operator==(const io_setting&, const io_setting&) noexcept = default;
 };
 
-/// The settings among which a tuner looks, and how sure it wants to be. Depths and blocks are powers of two.
+/// The settings that a tuner searches, and its required confidence. Depths and blocks are powers of two.
 struct io_tuner_options {
-  io_setting first{};  ///< where it begins
+  io_setting first{};  ///< the starting point
   io_setting least{1, std::uint64_t{1} << 16};
   io_setting most{64, std::uint64_t{1} << 22};
   double gain = 0.03;                    ///< a neighbour must be faster by this share to be moved to
   std::uint32_t windows = 3;             ///< measured at a setting before it is judged; their median counts
-  std::uint32_t rest_windows = 8;        ///< at rest before the neighbours are looked at again
-  std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least that long: short ones are noise
-  std::uint32_t most_rest = 1024;        ///< each look that changes nothing doubles the rest, up to this
+  std::uint32_t rest_windows = 8;        ///< of rest before the neighbours are measured again
+  std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least this long: short ones are noise
+  std::uint32_t most_rest = 1024;        ///< each search without a change doubles the rest, up to this
 };
 
-/// Climbs: measures where it stands and the neighbours at twice and half the depth, and twice and half the
-/// block, in turn, so that a device that becomes faster or slower meanwhile does so for all of them; moves to
-/// the best of them when that is faster by `gain`, and goes on from there. When none is, it rests there, and
-/// looks again after `rest_windows`, as noise may have hidden one, then twice as long, and so on: on a device
-/// that does not change, it is elsewhere for a share of the time that goes towards `4 * windows / most_rest`.
-/// While it rests, a window slower or faster than what it knows by a half, `windows` times in a row, makes it
-/// look at once.
+/// Hill climbing: measures the present setting and the neighbours at twice and half the depth, and twice and
+/// half the block, in turn, so that a change in the device's speed affects all of them; moves to the best of
+/// them if that is faster by `gain`, and continues from there. If none is, it rests there, and measures again
+/// after `rest_windows`, because noise may have hidden one, then after twice as long, and so on: on a device
+/// that does not change, the share of time spent elsewhere approaches `4 * windows / most_rest`. While it
+/// rests, a window slower or faster than expected by a half, `windows` times in a row, makes it measure at
+/// once.
 ///
-/// Settings are powers of two, so that a climb from anywhere to a single peak takes at most `most_windows()`.
-/// On a landscape with several peaks it finds one that no neighbour beats by `gain`.
+/// Settings are powers of two, so a climb from anywhere to a single peak takes at most `most_windows()`. On a
+/// landscape with several peaks it finds one that no neighbour beats by `gain`.
 ///
 /// @par Complexity      O(1) for each window; less than a kilobyte, no allocation.
 /// @par Thread safety   none.
-/// @par Errors          the constructor throws `argument_error`; windows of nothing are passed over.
+/// @par Errors          the constructor throws `argument_error`; empty windows are ignored.
 class io_tuner {
  public:
   explicit io_tuner(const io_tuner_options& options = {});
@@ -56,19 +56,20 @@ class io_tuner {
   /// The setting to use for the next window.
   [[nodiscard]] io_setting setting() const noexcept { return trying_ == home ? at_ : neighbour(trying_); }
 
-  /// What was moved since the last window, in how many nanoseconds during which there was enough to do; the
-  /// setting to use next. A window in which the device was not kept busy tells nothing and must not be told.
+  /// Reports the bytes moved since the last window, and the nanoseconds during which there was enough to do;
+  /// returns the next setting. A window in which the device was not kept busy carries no information and must
+  /// not be reported.
   io_setting window(std::uint64_t bytes, std::uint64_t ns) noexcept;
 
-  /// The best setting found so far: what `setting()` is but for looks at its neighbours.
+  /// The best setting found so far: the same as `setting()`, except while neighbours are measured.
   [[nodiscard]] io_setting best() const noexcept { return at_; }
-  /// Whether it rests where no neighbour was better.
+  /// Whether it rests at a setting without a better neighbour.
   [[nodiscard]] bool is_at_rest() const noexcept { return rest_left_ != 0; }
   /// Moves made so far.
   [[nodiscard]] std::uint32_t moves() const noexcept { return moves_; }
 
-  /// Windows within which a device with a single peak, and noise below half of `gain`, is climbed from
-  /// `first`.
+  /// The number of windows within which a device with a single peak, and noise below half of `gain`, is
+  /// climbed from `first`.
   [[nodiscard]] std::uint32_t most_windows() const noexcept {
     const auto span = [](std::uint64_t least, std::uint64_t most) {
       return static_cast<std::uint32_t>(std::bit_width(most) - std::bit_width(least));
@@ -80,7 +81,7 @@ class io_tuner {
 
  private:
   static constexpr std::uint32_t home = 0;
-  static constexpr std::uint32_t neighbours = 5;  // itself among them
+  static constexpr std::uint32_t neighbours = 5;  // including itself
   static constexpr std::uint32_t max_windows = 15;
 
   [[nodiscard]] io_setting neighbour(std::uint32_t which) const noexcept;
@@ -99,7 +100,7 @@ class io_tuner {
   std::uint32_t trying_ = home;
   std::array<double, neighbours> speeds_{};
   std::array<std::array<double, max_windows>, neighbours> samples_{};
-  std::uint32_t round_ = 0;      // of a look: windows had of each
+  std::uint32_t round_ = 0;      // in a search: windows measured at each setting
   std::uint32_t differing_ = 0;  // in a row, at rest
   std::uint32_t rest_left_ = 0;
   std::uint32_t rest_length_;

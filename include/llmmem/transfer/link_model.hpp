@@ -1,5 +1,5 @@
 /// @file
-/// What a link between two memories can do, as plans and simulators compute with it.
+/// The capacity of a link between two memories, for plans and simulators.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -11,24 +11,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which way bytes go over a link: `onboard` towards the faster memory, `offload` away from it.
+/// The direction over a link: `onboard` towards the faster memory, `offload` away from it.
 enum class link_direction : std::uint8_t { onboard, offload };
 
-/// Whether both directions go on at once.
+/// Whether both directions work at once.
 enum class link_duplex : std::uint8_t {
   full,  ///< each direction has its own bandwidth: PCIe, NVLink
   half,  ///< reads and writes take turns: one NVMe drive, one memory bus
 };
 
 /// Bandwidth and latency of a link. A plain value; times are in nanoseconds, sizes in bytes, all integers, so
-/// that what is computed from it is the same on every machine.
+/// that results are the same on every machine.
 struct link_model {
   std::uint64_t bytes_per_second = 0;          ///< towards the faster memory; 1 to `most_bytes_per_second`
-  std::uint64_t latency_ns = 0;                ///< of each transfer, in which the link does nothing else
+  std::uint64_t latency_ns = 0;                ///< of each transfer, during which the link does nothing else
   std::uint64_t offload_bytes_per_second = 0;  ///< away from it; 0: as `bytes_per_second`
   link_duplex duplex = link_duplex::full;
 
-  /// Fastest link that can be computed with: ten times this fits 64 bits.
+  /// The fastest link that can be computed with: ten times this fits 64 bits.
   static constexpr std::uint64_t most_bytes_per_second = std::uint64_t{1} << 60;
 
   [[nodiscard]] constexpr std::uint64_t bandwidth(link_direction way) const noexcept {
@@ -38,7 +38,7 @@ struct link_model {
   friend constexpr bool operator==(const link_model&, const link_model&) noexcept = default;
 };
 
-/// Nanoseconds that `bytes` take at the link's bandwidth, rounded up, without its latency.
+/// Returns the nanoseconds for `bytes` at the link's bandwidth, rounded up, without its latency.
 /// @pre the bandwidth is not 0.
 /// @throws length_error  past 2^64 - 1 ns, which is 584 years.
 [[nodiscard]] constexpr std::uint64_t transfer_ns(const link_model& link, std::uint64_t bytes,
@@ -58,7 +58,7 @@ struct link_model {
   return whole + (rest != 0 ? 1 : 0);
 }
 
-/// Refuses a bandwidth that cannot be computed with.
+/// Refuses a bandwidth outside the valid range.
 /// @param who  begins the error's text: `"virtual link"`.
 /// @throws argument_error
 constexpr void check_link(const link_model& link, const char* who) {

@@ -1,5 +1,5 @@
 /// @file
-/// What moved over which link, and how long the program waited, by cause.
+/// Counts what moved over which link, and how long the program waited, by cause.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,7 +16,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Tells a meter the time, in nanoseconds from any beginning, never going back.
+/// A clock that returns nanoseconds since any origin, never going back.
 template <class C>
 concept meter_clock = requires(const C& clock) {
   { clock.now_ns() } noexcept -> std::convertible_to<std::uint64_t>;
@@ -25,7 +25,7 @@ concept meter_clock = requires(const C& clock) {
 /// The machine's monotonic clock.
 struct steady_meter_clock {
   [[nodiscard]] std::uint64_t now_ns() const noexcept {
-    // Not <chrono>: that is 13,000 lines to whoever includes a tiered buffer.
+    // Not <chrono>, which costs 13,000 lines wherever a tiered buffer is included.
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
@@ -35,29 +35,29 @@ static_assert(meter_clock<steady_meter_clock>);
 
 namespace transfer {
 
-/// What a meter has counted. A plain value.
+/// The counters of a meter. A plain value.
 template <std::size_t Links>
 struct meter_stats {
   std::array<link_flow, Links> links{};
   stall_times stalls{};
-  std::uint64_t stalled = 0;  ///< times the program had to wait
+  std::uint64_t stalled = 0;  ///< times that the program had to wait
 
   friend constexpr bool operator==(const meter_stats&, const meter_stats&) noexcept = default;
 };
 
-/// Counts bytes, operations and waiting. What a `tiered_buffer` reports and what a plan predicted can then be
-/// laid side by side, in the same units and by the same causes.
+/// Counts bytes, operations and waiting, so that a `tiered_buffer`'s report can be compared with a plan's
+/// prediction, in the same units and by the same causes.
 ///
 ///     meter<2> counted;                                            // two links, the machine's clock
 ///     counted.moved(0, link_direction::onboard, bytes);
 ///     { const auto wait = counted.stalling(stall_cause::demand_fetch);  arrival.wait(); }
 ///
-/// @tparam Links  how many links there are, at least 1.
-/// @tparam Clock  a virtual one makes what is counted the same on every run.
+/// @tparam Links  the number of links, at least 1.
+/// @tparam Clock  a virtual clock makes the counts the same on every run.
 /// @par Complexity      O(1), no allocation at all.
 /// @par Thread safety   single writer: one thread counts and reads; a copy of `stats()` may go anywhere.
-///      Several movers each keep a meter and add them up with `absorb`.
-/// @par Errors          none; a link that is not there is a precondition.
+///   Several movers each keep a meter and add them with `absorb`.
+/// @par Errors          none; an existing link is a precondition.
 template <std::size_t Links, meter_clock Clock = steady_meter_clock>
 class meter {
  public:
@@ -81,23 +81,23 @@ class meter {
   meter() = default;
   explicit meter(Clock clock) noexcept : clock_(clock) {}
 
-  /// One transfer of `bytes`. @pre `link < Links`.
+  /// Counts one transfer of `bytes`. @pre `link < Links`.
   void moved(std::size_t link, link_direction way, std::uint64_t bytes) noexcept {
     flow& taken = stats_.links[link][way];
     taken.bytes += bytes;
     ++taken.operations;
   }
 
-  /// One wait that took `ns`; 0 counts as none.
+  /// Counts one wait of `ns`; 0 is ignored.
   void stalled(stall_cause cause, std::uint64_t ns) noexcept {
     stats_.stalls[cause] += ns;
     if (ns != 0) ++stats_.stalled;
   }
 
-  /// One wait, as long as what is returned lives.
+  /// Counts one wait, as long as the returned object lives.
   stall stalling(stall_cause cause) noexcept { return stall(*this, cause); }
 
-  /// Adds what another has counted.
+  /// Adds the counts of another meter.
   void absorb(const meter_stats<Links>& other) noexcept {
     for (std::size_t i = 0; i < Links; ++i) {
       for (const auto way : {link_direction::onboard, link_direction::offload}) {
@@ -111,7 +111,7 @@ class meter {
   }
 
   [[nodiscard]] const meter_stats<Links>& stats() const noexcept { return stats_; }
-  /// Begins anew from nothing.
+  /// Resets all counts.
   void reset() noexcept { stats_ = {}; }
 
  private:

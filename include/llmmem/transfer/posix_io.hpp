@@ -19,7 +19,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// pread or pwrite, once more for as long as a signal interrupts it.
+/// Calls pread or pwrite, and repeats it while a signal interrupts it.
 [[nodiscard]] inline std::int32_t run_request(const io_request& request) noexcept {
   const auto offset = static_cast<off_t>(request.offset);
   for (;;) {
@@ -33,9 +33,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// Runs one request at a time, when it is reaped: the engine that is always there, and the yardstick for the
-/// others. Where the page cache or a fast device answers, one thread at depth 1 is hard to beat; a device
-/// that needs many requests under way wants `uring_io`.
+/// Runs one request at a time, when it is reaped: the engine that is always available, and the reference for
+/// the others. With the page cache or a fast device, one thread at depth 1 is hard to beat; a device that
+/// needs many requests in flight is better served by `uring_io`.
 ///
 /// @par Complexity      a system call for each request.
 /// @par Thread safety   one thread at a time.

@@ -1,5 +1,5 @@
 /// @file
-/// `safetensors_file`: a file of model weights, mapped to be read, its tensors where they lie.
+/// `safetensors_file`: a file of model weights, mapped for reading, with tensors in place.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,13 +25,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How the bytes of a file's tensors are had.
+/// How the bytes of a file's tensors are accessed.
 enum class tensor_access : std::uint8_t {
-  map,  ///< in the address space: `bytes` gives them where they lie
-  read  ///< by `read` alone: nothing that somebody does to the file can end the process
+  map,  ///< in the address space: `bytes` returns them in place
+  read  ///< only by `read`: no change of the file can end the process
 };
 
-/// A safetensors file, whole in the address space; pages come when they are touched.
+/// A safetensors file, mapped as a whole; pages are loaded when they are touched.
 ///
 ///     const safetensors_file model("model-00001-of-00002.safetensors");
 ///     for (const safetensors_entry& each : model.header().entries) {
@@ -39,21 +39,20 @@ enum class tensor_access : std::uint8_t {
 ///     }
 ///     buffer.adopt(model.offset(*model.find("lm_head.weight")), ...);    // or leased through tiers
 ///
-/// The header is checked by the constructor (`read_safetensors`); the tensors' bytes are whatever they are:
-/// the format has no checksums. The bytes are aligned as the file has them, which need not be to elements:
-/// see `is_aligned`.
+/// The constructor checks the header (`read_safetensors`). The tensors' bytes are not checked: the format has
+/// no checksums. The bytes have the file's alignment, which need not suit the elements: see `is_aligned`.
 ///
-/// A file that somebody shortens while it is mapped ends the process that touches what is gone (SIGBUS), as
-/// with any mapping: replace files by rename, never in place. Where others write (a network mount, a folder
-/// that is synchronised), take `tensor_access::read` and `read`: there a file that was cut is an `io_error`.
+/// If a file is shortened while it is mapped, accessing the missing part ends the process (SIGBUS), as with
+/// any mapping: replace files by rename, never in place. If others write to the file (a network mount, a
+/// synchronised folder), use `tensor_access::read` and `read`: there a truncated file is an `io_error`.
 ///
 ///     const safetensors_file model("model.safetensors", tensor_access::read);
 ///     model.read(*model.find("lm_head.weight"), memory);
 ///
 /// @par Complexity      `find` O(log n). Opening reads the header only, never through the mapping.
-/// @par Thread safety   const throughout. Movable; spans stay where they are then.
+/// @par Thread safety   const throughout. Movable; spans stay valid.
 /// @par Errors          the constructor throws `io_error` for what cannot be opened, mapped or read,
-///                      `format_error` for what is no safetensors file; both name the path.
+///   `format_error` for a file that is not a safetensors file; both name the path.
 class safetensors_file {
  public:
   explicit safetensors_file(std::string path, tensor_access how = tensor_access::map)
@@ -90,24 +89,24 @@ class safetensors_file {
 
   [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
-  /// The tensor of that name, or null.
+  /// Returns the tensor of that name, or null.
   [[nodiscard]] const safetensors_entry* find(std::string_view name) const noexcept {
     const auto name_of_entry = [&](std::uint32_t i) -> std::string_view { return header_.entries[i].name; };
     const auto found = std::ranges::lower_bound(by_name_, name, {}, name_of_entry);
     if (found == by_name_.end() || header_.entries[*found].name != name) return nullptr;
     return &header_.entries[*found];
   }
-  /// Whether `bytes` gives anything.
+  /// Whether `bytes` returns anything.
   [[nodiscard]] bool is_mapped() const noexcept { return data_ != nullptr; }
-  /// A tensor's bytes; none unless the file is mapped. @pre the entry is of this file.
+  /// Returns a tensor's bytes; empty unless the file is mapped. @pre the entry belongs to this file.
   [[nodiscard]] std::span<const std::byte> bytes(const safetensors_entry& entry) const noexcept {
     if (data_ == nullptr) return {};
     return {data_ + offset(entry), static_cast<std::size_t>(entry.bytes())};
   }
   /// Copies bytes of a tensor, from byte `from` of it on, whether or not the file is mapped.
-  /// @pre the entry is of this file.
+  /// @pre the entry belongs to this file.
   /// @throws argument_error  for bytes past the tensor's end.
-  /// @throws io_error        when the system refuses, or the file was cut since it was opened.
+  /// @throws io_error        when the system refuses, or the file was truncated since it was opened.
   void read(const safetensors_entry& entry, std::span<std::byte> into, std::uint64_t from = 0) const {
     if (from > entry.bytes() || into.size() > entry.bytes() - from) {
       throw argument_error(path_ + ": tensor " + entry.name + ": bytes " + std::to_string(from) + " to " +
@@ -116,11 +115,11 @@ class safetensors_file {
     }
     read_at(offset(entry) + from, into);
   }
-  /// Where they lie in the file.
+  /// Returns the tensor's place in the file.
   [[nodiscard]] std::uint64_t offset(const safetensors_entry& entry) const noexcept {
     return header_.data_begin + entry.begin;
   }
-  /// Whether they lie where the processor may read them as elements.
+  /// Whether the processor may read them in place as elements.
   [[nodiscard]] bool is_aligned(const safetensors_entry& entry) const noexcept {
     const std::uint64_t element = bits_of(entry.type) < 8 ? 1 : bits_of(entry.type) / 8;
     return offset(entry) % element == 0;
@@ -129,13 +128,13 @@ class safetensors_file {
  private:
   void open() {
     if (path_.find('\0') != std::string::npos)
-      throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
-    // Without waiting for whoever might write to a pipe of that name.
+      throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path contains a zero byte");
+    // Does not wait for a writer of a pipe of that name.
     file_ = detail::open_again(path_.c_str(), O_RDONLY | O_NONBLOCK, 0);
     if (file_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
     struct ::stat seen{};
     if (::fstat(file_, &seen) != 0) detail::cannot_open(path_, "cannot be examined", errno);
-    if (!S_ISREG(seen.st_mode)) throw io_error(path_ + ": cannot be mapped: it is no regular file");
+    if (!S_ISREG(seen.st_mode)) throw io_error(path_ + ": cannot be mapped: it is not a regular file");
     bytes_ = static_cast<std::size_t>(seen.st_size);
   }
   void read_header() {

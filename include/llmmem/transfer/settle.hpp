@@ -1,6 +1,6 @@
 /// @file
-/// What copies over any queue need: to begin with an urgency where the queue knows one, to go on where it
-/// only does when asked, to end with an outcome where the fence has one, and not to wait for room.
+/// Helpers for copies over any queue: start with an urgency if the queue supports one, make progress if it
+/// needs calls, end with an outcome if the fence has one, and avoid waiting for space.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Of an engine that failed with requests under way nobody will hear what became of them: the device may go
-/// on for as long as it likes, as with one whose answer was lost.
+/// The outcomes of requests in flight on a failed engine are unknown: the device may continue for any time,
+/// as after a lost answer.
 [[nodiscard]] inline result<void> or_lost(const result<void>& outcome) noexcept {
   if (outcome.code() != errc::engine_failed) return outcome;
   failure why = outcome.error();
@@ -26,7 +26,7 @@ namespace detail {
   return why;
 }
 
-/// Waits for a copy, and says how it went where its fence can tell.
+/// Waits for a copy, and returns its outcome if its fence has one.
 template <fence F>
 [[nodiscard]] result<void> settle(const F& fence) {
   if constexpr (requires { fence.conclude(); }) {
@@ -39,13 +39,13 @@ template <fence F>
   }
 }
 
-/// Lets a queue that only goes on when asked go on.
+/// Makes progress on a queue that needs calls for it.
 template <class Queue>
 void poll_queue(Queue& queue) noexcept {
   if constexpr (requires { queue.queue().poll(); }) queue.queue().poll();
 }
 
-/// Whether a copy would begin at once. Queues that do not tell refuse what they have no room for.
+/// Whether a copy would begin at once. Queues without this function refuse copies without space.
 template <class Queue>
 [[nodiscard]] bool has_capacity(Queue& queue) noexcept {
   static_assert(

@@ -1,6 +1,5 @@
 /// @file
-/// How stripes are dealt to devices of unequal speed: the weights, and the layout that follows from them.
-/// Arithmetic only.
+/// Distributes stripes over devices of unequal speed: the weights, and the resulting layout. Only arithmetic.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,22 +11,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Most members of a striped space.
+/// The most members of a striped space.
 inline constexpr std::uint32_t max_stripe_members = 8;
 
-/// Stripes after which a layout repeats.
+/// The number of stripes after which a layout repeats.
 inline constexpr std::uint32_t stripe_cycle = 32;
 
-/// How many stripes of each cycle a member gets; they add up to `stripe_cycle`.
+/// The number of stripes of each cycle for each member; they add up to `stripe_cycle`.
 using stripe_shares = std::array<std::uint8_t, max_stripe_members>;
 
-/// Where the stripes of one range lie. Sixty-four bytes and the shares: all that has to be kept to find them.
+/// Where the stripes of one range lie. Sixty-four bytes and the shares: everything needed to find them.
 ///
-/// Each cycle of 32 stripes deals `shares[m]` of them to member `m`, as evenly spread as can be; within its
-/// member a stripe comes right behind the one before it.
+/// Each cycle of 32 stripes gives `shares[m]` of them to member `m`, spread as evenly as possible; within its
+/// member a stripe directly follows the previous one.
 ///
 /// @par Complexity   O(1) for each stripe.
-/// @par Source       smooth weighted round robin, as nginx deals requests to servers.
+/// @par Source       smooth weighted round robin, as nginx distributes requests to servers.
 class stripe_layout {
  public:
   struct place {
@@ -61,7 +60,7 @@ class stripe_layout {
     return {member, stripe / stripe_cycle * shares_[member] + rank_[in_cycle]};
   }
 
-  /// How many of the first `stripes` are `member`'s.
+  /// Returns how many of the first `stripes` belong to `member`.
   [[nodiscard]] constexpr std::uint64_t count(std::uint32_t member, std::uint64_t stripes) const noexcept {
     std::uint64_t counted = stripes / stripe_cycle * shares_[member];
     for (std::size_t s = 0; s < stripes % stripe_cycle; ++s)
@@ -77,11 +76,12 @@ class stripe_layout {
   stripe_shares shares_{stripe_cycle};
 };
 
-/// How fast each member was seen to be, and the shares that let all of them end at the same time.
+/// The measured speed of each member, and the shares that let all of them finish at the same time.
 ///
-/// A moving average of bytes a nanosecond; the newest measurement counts a quarter. A member that was not
-/// measured yet counts as the fastest that was. One so slow that its share rounds to nothing gets none, but
-/// for one stripe a cycle each `probe_every` times that shares are asked for: so it is seen when it recovers.
+/// A moving average of bytes per nanosecond; the newest measurement counts a quarter. A member without a
+/// measurement counts as the fastest measured one. A member so slow that its share rounds to nothing gets
+/// none, except for one stripe per cycle each `probe_every` times that shares are requested: so a recovery is
+/// noticed.
 ///
 /// @par Complexity   O(members squared), eight at most.
 /// @par Source       an average of bandwidths as in Mooncake's TENT ("slice spraying"), for the idea.
@@ -93,7 +93,7 @@ class stripe_weights {
   /// @pre 1 to `max_stripe_members`.
   explicit constexpr stripe_weights(std::uint32_t members) noexcept : members_(members) {}
 
-  /// `member` moved `bytes` in `ns` during which it had something to do.
+  /// Records that `member` moved `bytes` in `ns` during which it had work.
   constexpr void completed(std::uint32_t member, std::uint64_t bytes, std::uint64_t ns) noexcept {
     if (bytes == 0 || ns == 0) return;
     const double speed = static_cast<double>(bytes) / static_cast<double>(ns);
@@ -101,10 +101,10 @@ class stripe_weights {
     mean = mean == 0 ? speed : mean + newest * (speed - mean);
   }
 
-  /// Bytes a nanosecond, which are gigabytes a second; 0 before the first measurement.
+  /// Bytes per nanosecond, which are gigabytes per second; 0 before the first measurement.
   [[nodiscard]] constexpr double speed(std::uint32_t member) const noexcept { return speeds_[member]; }
 
-  /// Shares of the members that are not in `left_out` (a bit each). @pre not all of them are.
+  /// Returns the shares of the members that are not in `left_out` (a bit each). @pre not all of them are.
   [[nodiscard]] constexpr stripe_shares shares(std::uint32_t left_out = 0) noexcept {
     double fastest = 0;
     for (std::uint32_t m = 0; m < members_; ++m)
@@ -125,14 +125,13 @@ class stripe_weights {
   }
 
  private:
-  /// Whole numbers next to `wanted` that add up to the cycle: what is left over goes to the largest
-  /// remainders.
+  /// Returns whole numbers near `wanted` that add up to the cycle: the rest goes to the largest remainders.
   [[nodiscard]] static constexpr stripe_shares rounded(
       const std::array<double, max_stripe_members>& wanted) noexcept {
     stripe_shares dealt{};
     std::uint32_t left = stripe_cycle;
     for (std::uint32_t m = 0; m < max_stripe_members; ++m) {
-      // A hair more, so that what is whole but for rounding stays so.
+      // Slightly more, so that a whole number stays whole despite rounding.
       dealt[m] = static_cast<std::uint8_t>(wanted[m] + 1e-9);
       left -= dealt[m];
     }

@@ -1,5 +1,5 @@
 /// @file
-/// `striped_space`: one space over files on several devices, each of which gets as much as it is fast.
+/// `striped_space`: one space over files on several devices, each used according to its speed.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,21 +27,21 @@ inline namespace v0 {
 
 /// A copy over several members: the fences of its parts. 136 bytes, trivially copyable.
 ///
-/// It has passed when every part is over; it failed when one of them did, and tells that one's failure, which
+/// It has passed when every part is complete; it failed when one of them did, and reports that failure, which
 /// names the member's path.
 ///
 /// @par Thread safety   as `transfer_fence`.
 class striped_fence {
  public:
-  /// Has passed, and nothing failed.
+  /// Constructs a fence that has passed without failure.
   constexpr striped_fence() noexcept = default;
 
   [[nodiscard]] bool ready() const noexcept { return all_ready(parts()); }
 
-  /// Blocks until every part is over. @throws io_error  when one failed.
+  /// Blocks until every part is complete. @throws io_error  when one failed.
   void wait() const { settled().value(); }
 
-  /// As `wait`, and gives what it would throw: the first failure, by member.
+  /// As `wait`, but returns what it would throw: the first failure, by member.
   result<void> settled() const noexcept {
     result<void> outcome;
     for (const transfer_fence& each : parts()) {
@@ -51,13 +51,13 @@ class striped_fence {
     return outcome;
   }
 
-  /// How it went, without waiting: `errc::not_finished` while a part is under way.
+  /// Returns the outcome without waiting: `errc::not_finished` while a part is in flight.
   [[nodiscard]] result<void> outcome() const noexcept {
     if (!ready()) return failure{.code = errc::not_finished, .where = "striped_fence"};
     return settled();
   }
 
-  /// The members' own.
+  /// The fences of the members.
   [[nodiscard]] std::span<const transfer_fence> parts() const noexcept LLMMEM_LIFETIMEBOUND {
     return std::span(parts_).first(count_);
   }
@@ -76,39 +76,38 @@ class striped_fence {
 
 static_assert(fence<striped_fence>);
 
-/// How a striped space is set up.
+/// The construction parameters of a striped space.
 struct striped_options {
   std::uint64_t stripe_bytes = std::uint64_t{1} << 20;  ///< a power of two, at least 4096
-  std::uint32_t max_pieces = 4096;                      ///< stripes that one copy may touch on one member
-  std::string name = "striped_space";                   ///< for error texts
+  std::uint32_t max_pieces = 4096;                      ///< stripes of one member that one copy may use
+  std::string name = "striped_space";                   ///< the name in error texts
   misuse_handler on_misuse = &abort_on_misuse;
   void* misuse_context = nullptr;
 };
 
-/// What became of a member.
+/// The statistics of a member.
 struct striped_member_stats {
-  double bytes_per_ns = 0;       ///< as measured; 0 before the first time
-  std::uint32_t last_share = 0;  ///< of 32, in the range given out last
+  double bytes_per_ns = 0;       ///< as measured; 0 before the first measurement
+  std::uint32_t last_share = 0;  ///< of 32, in the range allocated last
 };
 
-/// Deals the stripes of each range to its members by how fast they were up to then: the shares are fixed for
-/// a range when it is given out, so that its layout is a record of some two hundred bytes, and shift from
-/// range to range. A member that has no room is left out of a range.
+/// Distributes the stripes of each range over its members by their measured speed: the shares are fixed when
+/// a range is allocated, so that its layout is a record of about two hundred bytes, and change from range to
+/// range. A member without space is left out of a range.
 ///
 ///     file_space<uring_io> fast("/nvme0/chunks", options), slow("/nvme1/chunks", options);
 ///     const std::array members{&fast, &slow};
 ///     striped_space<uring_io> both(members);
 ///     auto range = both.try_allocate(bytes, 4096).value();
 ///
-/// Speed is measured by the members' queues: bytes moved by time in which something was under way.
+/// The members' queues measure the speed: bytes moved per time with requests in flight.
 ///
-/// @par Complexity      allocation O(live ranges); a copy O(stripes), one operation on each member that
-///                      it touches.
-/// @par Thread safety   any number of threads; one mutex, held while copies are handed to the members.
-/// @par Errors          the constructor throws `argument_error`, `length_error` and `std::bad_alloc`;
-///                      the rest are values. A copy that touches more than `max_pieces` stripes of a member
-///                      is refused with `errc::table_full`. A failure that the device tells names the
-///                      member's path.
+/// @par Complexity      allocation O(live ranges); a copy O(stripes), one operation on each member that it
+///   uses.
+/// @par Thread safety   any number of threads; one mutex, held while copies are passed to the members.
+/// @par Errors          the constructor throws `argument_error`, `length_error` and `std::bad_alloc`; the
+///   rest are values. A copy that uses more than `max_pieces` stripes of a member is refused with
+///   `errc::table_full`. A failure reported by the device names the member's path.
 /// @tparam Engine  the members' `io_engine`.
 template <io_engine Engine = posix_io>
 class striped_space {
@@ -119,22 +118,22 @@ class striped_space {
   static constexpr bool is_host_accessible = false;
   static constexpr bool leaves_memory = true;
 
-  /// @param members  outlive this; nobody else need keep off them.
+  /// @param members  must outlive this; other users may share them.
   explicit striped_space(std::span<member_type* const> members, striped_options options = {});
   striped_space(const striped_space&) = delete;
   striped_space& operator=(const striped_space&) = delete;
-  /// Gives the members back what is still out.
+  /// Deallocates all remaining ranges of the members.
   ~striped_space() {
     for (const auto& live : live_)
       give_back(live.payload);
   }
 
-  /// @return `errc::out_of_bytes` past the members' budgets together, else what the last member that had a
-  ///         share refused with.
+  /// @return `errc::out_of_bytes` past the sum of the members' budgets, otherwise the refusal of the last
+  ///   member that had a share.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept;
   void deallocate(range_type range) noexcept;
 
-  /// The members' budgets together.
+  /// The sum of the members' budgets.
   [[nodiscard]] std::uint64_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] std::uint64_t used() const noexcept {
     const std::scoped_lock lock(mutex_);
@@ -184,7 +183,7 @@ class striped_space {
   }
   /// @}
 
-  /// The layout of the live range that holds `range`; nothing when there is none.
+  /// Returns the layout of the live range that contains `range`; nothing when there is none.
   [[nodiscard]] stripe_shares shares_of(range_type range) const noexcept {
     const std::scoped_lock lock(mutex_);
     const auto* const live = live_.holding(range.data, range.bytes);
@@ -283,7 +282,8 @@ striped_space<Engine>::striped_space(std::span<member_type* const> members, stri
     capacity_ = checked_add(capacity_, each->capacity(), options_.name.c_str());
 }
 
-/// What the members' queues have moved since the last time. A little is left for the next: it tells little.
+/// Reads what the members' queues have moved since the last time. A small amount is left for the next,
+/// because it carries little information.
 template <io_engine Engine>
 void striped_space<Engine>::measure() noexcept {
   for (std::uint32_t m = 0; m < members_.size(); ++m) {
@@ -295,7 +295,7 @@ void striped_space<Engine>::measure() noexcept {
   }
 }
 
-/// A part of each member that has a share of `bytes`, or of none, and who refused.
+/// Allocates a part on each member that has a share of `bytes`, or none; reports the refusing member.
 template <io_engine Engine>
 typename striped_space<Engine>::refused striped_space<Engine>::take_parts(record& what,
                                                                           std::uint64_t bytes) noexcept {
@@ -382,7 +382,7 @@ failure striped_space<Engine>::refusal(range_type range, std::uint64_t bytes) co
   return {};
 }
 
-/// What of `[offset, offset + bytes)` of a range is `member`'s, runs that lie behind each other in one.
+/// Returns `member`'s runs of `[offset, offset + bytes)` of a range, with adjacent runs merged.
 template <io_engine Engine>
 result<std::span<const file_copy>> striped_space<Engine>::pieces(const record& what, std::uint32_t member,
                                                                  std::uint64_t offset, std::byte* data,
@@ -443,7 +443,7 @@ result<striped_fence> striped_space<Engine>::copy(range_type range, std::byte* d
     }
   }
   if (wrong.code == errc::ok) return begun;
-  // A refusal starts nothing: what has begun ends here.
+  // A refusal starts nothing: copies that have begun end here.
   cancel(begun);
   static_cast<void>(begun.settled());
   return wrong;

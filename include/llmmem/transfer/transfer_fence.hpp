@@ -1,5 +1,5 @@
 /// @file
-/// `transfer_fence`: the fence of an operation that can fail, and the board on which its outcome is posted.
+/// `transfer_fence`: the fence of an operation that can fail, and the board that records its outcome.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,30 +22,30 @@ class transfer_board;
 
 /// An operation of a queue whose operations may fail. Sixteen bytes, trivially copyable.
 ///
-/// It has passed when the operation is over, well or not: `outcome()` tells, and goes on telling, whoever
-/// asks and however often.
+/// It has passed when the operation is complete, successful or not: `outcome()` returns the result, any
+/// number of times and to any thread.
 ///
 /// @par Thread safety   any number of threads may ask and wait on copies of one fence.
 class transfer_fence {
  public:
-  /// Has passed, and nothing failed.
+  /// Constructs a fence that has passed without failure.
   constexpr transfer_fence() noexcept = default;
 
-  /// Whether the operation is over. One acquire load.
+  /// Whether the operation is complete. One acquire load.
   [[nodiscard]] bool ready() const noexcept;
 
-  /// Blocks until the operation is over; a queue without a thread of its own does the work meanwhile.
+  /// Blocks until the operation is complete; a queue without its own thread does the work in the meantime.
   /// @throws io_error  when it failed: operation, path, offset, bytes and errno.
   void wait() const;
 
-  /// As `wait`, and gives what it would throw.
+  /// As `wait`, but returns what it would throw.
   result<void> settled() const noexcept;
 
-  /// As `settled`, by who asks last: a failure is forgotten, and no longer counts among those kept. From then
-  /// on every copy of the fence says that all went well.
+  /// As `settled`, for the last caller: the failure is forgotten, and no longer counts among those kept. From
+  /// then on every copy of the fence reports success.
   result<void> conclude() const noexcept;
 
-  /// How it went, without waiting: `errc::not_finished` while it is under way.
+  /// Returns the outcome without waiting: `errc::not_finished` while it is in flight.
   [[nodiscard]] result<void> outcome() const noexcept;
 
   friend constexpr bool operator==(const transfer_fence&, const transfer_fence&) noexcept = default;
@@ -60,20 +60,19 @@ class transfer_fence {
   std::uint32_t generation_ = 0;
 };
 
-/// Where operations of one queue are posted: running, or over and how. For who writes a queue.
+/// Records the operations of one queue: running, or complete with their outcomes. For authors of queues.
 ///
-/// A slot is given to the next operation as soon as its own is over: an older fence then sees another
-/// generation and has passed. Failures are kept apart, `max_failures` of them, until `clear_failures`, so
-/// that none is forgotten while somebody may still ask: when as many are kept, `begin` refuses. (A fence kept
-/// for 2^32 later operations of its slot is taken for that of the last.)
+/// A slot is reused for the next operation as soon as its own is complete: an older fence then sees another
+/// generation and has passed. Failures are kept separately, `max_failures` of them, until `clear_failures`,
+/// so that none is forgotten while it may still be queried: when that many are kept, `begin` refuses. (A
+/// fence kept for 2^32 later operations of its slot is confused with that of the last.)
 ///
 /// @par Thread safety   fences: any. `begin` and `finish` are called under the queue's own lock.
-/// @par Complexity      O(1); a question about an operation that is over, while failures are kept,
-/// O(failures).
+/// @par Complexity      O(1); a query of a completed operation, while failures are kept, O(failures).
 class transfer_board {
  public:
-  /// Lets time pass until `awaited` is ready, or for a while: called by who waits for it, when the queue has
-  /// no thread.
+  /// Waits until `awaited` is ready, or for a while: called by the waiting thread, when the queue has no
+  /// thread.
   using drive_function = void (*)(void* context, const transfer_fence& awaited) noexcept;
 
   transfer_board(std::uint32_t operations, std::uint32_t max_failures, const metadata_source& metadata)
@@ -88,14 +87,14 @@ class transfer_board {
   transfer_board(const transfer_board&) = delete;
   transfer_board& operator=(const transfer_board&) = delete;
 
-  /// Who waits calls `drive(context, fence)` instead of sleeping.
+  /// Makes waiting threads call `drive(context, fence)` instead of sleeping.
   void drive_by(drive_function drive, void* context) noexcept {
     drive_ = drive;
     context_ = context;
   }
 
-  /// A slot for an operation that begins. `errc::table_full` when there is none, `errc::failures_kept` when
-  /// no further failure could be.
+  /// Returns a slot for a new operation. `errc::table_full` when there is none, `errc::failures_kept` when no
+  /// further failure could be kept.
   [[nodiscard]] result<std::uint32_t> begin(const char* where) noexcept {
     if (free_count_ == 0) return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = where};
     if (failures() >= max_failures_) {
@@ -103,7 +102,7 @@ class transfer_board {
     }
     const std::uint32_t slot = free_[--free_count_];
     const std::atomic_ref<std::uint64_t> word = slots_[slot];
-    // Release: whoever sees this generation sees how the one before it ended.
+    // Release: a thread that sees this generation sees the outcome of the previous one.
     word.store(word.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return slot;
   }
@@ -112,7 +111,7 @@ class transfer_board {
     return {this, slot, generation_of(slots_[slot].load(std::memory_order_relaxed))};
   }
 
-  /// The operation in `slot` is over. Wakes whoever waits for it.
+  /// Marks the operation in `slot` complete. Wakes the threads that wait for it.
   /// @pre it runs.
   void finish(std::uint32_t slot, const failure& why) noexcept {
     const std::atomic_ref<std::uint64_t> word = slots_[slot];
@@ -123,11 +122,11 @@ class transfer_board {
     free_[free_count_++] = slot;
   }
 
-  /// Whether `f` is of this board, and the slot of its operation.
+  /// Whether `f` belongs to this board; and the slot of its operation.
   [[nodiscard]] bool gave(const transfer_fence& f) const noexcept { return f.board_ == this; }
   [[nodiscard]] static std::uint32_t slot_of(const transfer_fence& f) noexcept { return f.slot_; }
 
-  /// Operations under way.
+  /// The number of operations in flight.
   [[nodiscard]] std::uint32_t running() const noexcept {
     return static_cast<std::uint32_t>(slots_.size()) - free_count_;
   }
@@ -137,13 +136,13 @@ class transfer_board {
     return slots_.bytes() + free_.bytes() + failures_.bytes();
   }
 
-  /// Failures kept now.
+  /// The number of failures kept now.
   [[nodiscard]] std::uint32_t failures() const noexcept {
     return failure_count_.load(std::memory_order_relaxed);
   }
 
-  /// Forgets the failures kept, all of them: see `transfer_fence::conclude` for one. Fences of those
-  /// operations say from then on that all went well. Called when everyone concerned has been told.
+  /// Forgets all kept failures: see `transfer_fence::conclude` for one. Fences of those operations report
+  /// success from then on. Call it when all interested threads know them.
   void clear_failures() noexcept {
     const std::scoped_lock lock(failure_mutex_);
     failure_count_.store(0, std::memory_order_relaxed);
@@ -158,7 +157,7 @@ class transfer_board {
     failure why;
   };
 
-  // A word counts beginnings and ends: odd while an operation runs, its generation the higher bits.
+  // A word counts beginnings and ends: odd while an operation runs, its generation in the higher bits.
   [[nodiscard]] static constexpr std::uint32_t generation_of(std::uint64_t word) noexcept {
     return static_cast<std::uint32_t>(word >> 1);
   }
@@ -169,7 +168,7 @@ class transfer_board {
   void keep(const kept_failure& failed) noexcept {
     const std::scoped_lock lock(failure_mutex_);
     const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
-    failures_[count] = failed;  // there is room: for those kept when the last began, and all that run
+    failures_[count] = failed;  // there is space: for those kept when the last began, and all that run
     failure_count_.store(count + 1, std::memory_order_relaxed);
   }
 

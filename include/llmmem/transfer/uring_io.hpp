@@ -1,5 +1,5 @@
 /// @file
-/// `uring_io`: file I/O by io_uring, many requests under way at a system call or none. Needs liburing.
+/// `uring_io`: file I/O by io_uring, many requests in flight per system call. Needs liburing.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,33 +29,33 @@ inline namespace v0 {
 /// Which threads call a `uring_io`.
 enum class uring_issuer : std::uint8_t {
   any_thread,  ///< any, one at a time
-  one_thread,  ///< always the one that calls `reap` first; the kernel then saves interruptions
+  one_thread,  ///< always the one that calls `reap` first; the kernel then avoids interrupts
 };
 
-/// How a ring is set up.
+/// The construction parameters of a ring.
 struct uring_options {
-  std::uint32_t depth = 32;  ///< requests under way at once, 1 to 4096
+  std::uint32_t depth = 32;  ///< requests in flight at once, 1 to 4096
   uring_issuer issuer = uring_issuer::any_thread;
-  std::uint32_t files = 32;  ///< entries of the table of files, 0 (none) to 64; an `io_file` takes up to two
+  std::uint32_t files = 32;  ///< entries of the table of files, 0 (none) to 64; an `io_file` uses up to two
 };
 
-/// One io_uring. Requests go on in the kernel while nobody calls.
+/// An io_uring. Requests continue in the kernel without calls.
 ///
-/// Containers often forbid io_uring, and old kernels have none: the constructor then throws, and says which.
-/// An engine that must run there too catches that and takes `posix_io`.
+/// Containers often forbid io_uring, and old kernels lack it: the constructor then throws, and says which. A
+/// program that must run there too catches that and uses `posix_io`.
 ///
-/// Files and memory that it is told of (`register_file`, `register_memory`) cost the kernel less each time.
-/// Without room in the table, or a kernel that has none (before Linux 5.5), files go by their descriptors:
+/// Registered files and memory (`register_file`, `register_memory`) cost the kernel less per request. Without
+/// free entries, or with a kernel without tables (before Linux 5.5), files use their descriptors:
 /// `caps().files_reason` says why.
 ///
-/// @par Complexity      one system call for each `reap` that hands something over or waits.
-/// Two of its tags are its own: requests may have any but 2^64 - 2 and 2^64 - 1. A process that forks leaves
-/// the ring to its parent: the child must not touch or destroy it.
+/// @par Complexity      one system call for each `reap` that submits or waits. Two tags are reserved:
+///   requests may have any except 2^64 - 2 and 2^64 - 1. A process that forks leaves the ring to its parent:
+///   the child must not use or destroy it.
 ///
-/// @par Thread safety   one thread at a time, always the same one where `issuer` says so (a `reap` on another
-///                      fails with EEXIST); `wake` any.
+/// @par Thread safety   one thread at a time, always the same one if `issuer` says so (a `reap` on another
+///   fails with EEXIST); `wake` from any.
 /// @par Errors          the constructor throws `argument_error` for a depth or a table out of range and
-///                      `system_error` where the kernel refuses the ring.
+///   `system_error` if the kernel refuses the ring.
 class uring_io {
  public:
   static constexpr std::uint32_t max_depth = 4096;
@@ -66,7 +66,7 @@ class uring_io {
   uring_io(const uring_io&) = delete;
   uring_io& operator=(const uring_io&) = delete;
 
-  /// Waits for what is under way.
+  /// Waits for requests in flight.
   ~uring_io();
 
   [[nodiscard]] io_caps caps() const noexcept {
@@ -85,11 +85,11 @@ class uring_io {
   void wake() noexcept;
 
   /// Pins `ranges`, so that requests inside one need not pin their pages each time. Once, before the first
-  /// request. The kernel takes ranges of at most 1 GiB each; the pinned bytes count against RLIMIT_MEMLOCK.
+  /// request. The kernel accepts ranges of at most 1 GiB each; the pinned bytes count against RLIMIT_MEMLOCK.
   /// @return `errc::engine_failed` with the kernel's error number, `errc::out_of_range` past `max_ranges`.
   result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
 
-  /// @name Files   see `registers_files`. A system call each; a search of the table for each request.
+  /// @name Files   see `registers_files`. One system call each; a search of the table for each request.
   /// @{
   [[nodiscard]] bool register_file(int descriptor) noexcept;
   void forget_file(int descriptor) noexcept;
@@ -97,9 +97,9 @@ class uring_io {
   /// @}
 
  private:
-  static constexpr int no_file = -1;  // an entry without one, as the kernel has it
+  static constexpr int no_file = -1;  // an empty entry, as in the kernel's interface
 
-  static constexpr std::uint64_t wake_tag = ~std::uint64_t{1};  // liburing's own is the one above
+  static constexpr std::uint64_t wake_tag = ~std::uint64_t{1};  // liburing's own tag is the one above
 
   [[nodiscard]] static io_uring open_ring(const uring_options& options);
   void open_table(std::uint32_t entries) noexcept;
@@ -123,7 +123,7 @@ class uring_io {
   std::size_t range_count_ = 0;
   std::array<int, max_files> files_{};
   std::uint32_t file_entries_ = 0;  // of the kernel's table
-  std::uint32_t files_end_ = 0;     // from there on no entry was ever used
+  std::uint32_t files_end_ = 0;     // no entry from there on was ever used
   std::string_view files_reason_{};
 };
 
@@ -140,7 +140,7 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
     throw argument_error("uring_io: a table of " + std::to_string(options.files) +
                          " files; it must be 0 to " + std::to_string(max_files));
   }
-  // Newest first: a kernel that does not know a flag refuses them all.
+  // Newest first, because a kernel that does not know a flag refuses them all.
   constexpr unsigned single = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
   const std::array<unsigned, 3> attempts{options.issuer == uring_issuer::one_thread
                                              ? single | IORING_SETUP_R_DISABLED
@@ -149,7 +149,7 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
   int error = 0;
   for (const unsigned flags : attempts) {
     io_uring ring{};
-    // One more than the depth: the entry that waits to be woken.
+    // One more than the depth: the entry for the wake-up read.
     error = ::io_uring_queue_init(options.depth + 1, &ring, flags);
     if (error == 0) return ring;
     if (error != -EINVAL) break;
@@ -185,7 +185,7 @@ inline uring_io::~uring_io() {
   while (in_flight_ != 0) {
     if (!reap(ignored, {.least = 1})) break;
   }
-  // The read that waits to be woken writes to this object.
+  // The wake-up read writes to this object.
   if (wake_armed_) wake();
   while (wake_armed_) {
     const int got = ::io_uring_submit_and_wait(&ring_, 1);
@@ -197,7 +197,7 @@ inline uring_io::~uring_io() {
   ::close(wake_file_);
 }
 
-/// A table without files; none where the kernel has none to give.
+/// Makes a table without files, or none if the kernel has none.
 inline void uring_io::open_table(std::uint32_t entries) noexcept {
   files_.fill(no_file);
   if (entries == 0) {
@@ -205,7 +205,7 @@ inline void uring_io::open_table(std::uint32_t entries) noexcept {
     return;
   }
   int error = ::io_uring_register_files_sparse(&ring_, entries);
-  // Before Linux 5.19 an empty table is a list of no files.
+  // Before Linux 5.19 an empty table was a list of no files.
   if (error == -EINVAL) error = ::io_uring_register_files(&ring_, files_.data(), entries);
   if (error == 0) {
     file_entries_ = entries;
@@ -222,7 +222,7 @@ inline bool uring_io::update_entry(std::uint32_t entry, int descriptor) noexcept
   return ::io_uring_register_files_update(&ring_, entry, &descriptor, 1) == 1;
 }
 
-/// `files_end_` where there is none.
+/// Returns `files_end_` if there is none.
 inline std::uint32_t uring_io::entry_of(int descriptor) const noexcept {
   std::uint32_t entry = 0;
   while (entry != files_end_ && files_[entry] != descriptor)
@@ -243,14 +243,14 @@ inline bool uring_io::register_file(int descriptor) noexcept {
 inline void uring_io::forget_file(int descriptor) noexcept {
   const std::uint32_t entry = descriptor < 0 ? files_end_ : entry_of(descriptor);
   if (entry == files_end_) return;
-  // Where it is refused, as on a wrong thread, the kernel keeps the file until the entry's next one comes.
+  // If that is refused, for example on a wrong thread, the kernel keeps the file until the entry's next one.
   static_cast<void>(update_entry(entry, no_file));
   files_[entry] = no_file;
 }
 
 inline void uring_io::forget_files() noexcept {
   if (file_entries_ == 0) return;
-  // The end of a ring lets go of them too, but later, and tells nobody when.
+  // Destroying a ring releases them too, but later, without a notification.
   ::io_uring_unregister_files(&ring_);
   file_entries_ = files_end_ = 0;
   files_reason_ = "the table of files was given up";
@@ -303,11 +303,11 @@ inline void uring_io::arm_wake() noexcept {
 
 inline void uring_io::enable() noexcept {
   if (enabled_) return;
-  // By number: liburing 2.3 declares the function, and does not have it.
+  // By number, because liburing 2.3 declares the function but does not define it.
   enabled_ = ::syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) >= 0;
 }
 
-/// Submits, and waits as told. Minus an error number when the kernel took nothing.
+/// Submits, and waits as requested. Returns minus an error number when the kernel took nothing.
 inline int uring_io::hand_over(const io_wait& wait, bool has_some) noexcept {
   const auto least = wait.least < in_flight_ ? wait.least : in_flight_;
   if (least == 0) {
@@ -356,7 +356,7 @@ inline result<std::size_t> uring_io::reap(std::span<io_completion> out, const io
 
 inline void uring_io::wake() noexcept {
   const std::uint64_t one = 1;
-  // It can fail only when the counter is full: then the ring is being woken already.
+  // It can fail only when the counter is full: then the ring is already being woken.
   [[maybe_unused]] const ssize_t written = ::write(wake_file_, &one, sizeof one);
 }
 

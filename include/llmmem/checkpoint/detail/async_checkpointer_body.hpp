@@ -1,5 +1,5 @@
 /// @file
-/// The first half of `async_checkpointer`: out of the state into the ring.
+/// The first half of `async_checkpointer`: from the state into the ring.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -20,7 +20,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Calls `visit(span, first, last)` for what lies in `[begin, end)` of a file.
+/// Calls `visit(span, first, last)` for the spans in `[begin, end)` of a file.
 template <class Visit>
 void each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end, Visit&& visit) {
   auto span = std::partition_point(file.spans.begin(), file.spans.end(), [&](const planned_span& each) {
@@ -30,34 +30,35 @@ void each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end,
     visit(*span, std::max(begin, span->begin), std::min(end, span->begin + span->bytes));
 }
 
-/// A snapshot that is pending. What is below the line is under the mutex.
+/// A pending snapshot. The members below the line are protected by the mutex.
 struct checkpointer_core::job {
   job(std::uint64_t step, std::unique_ptr<any_state_view> of_state, file_plan beside)
       : view(std::move(of_state)), extras(std::move(beside)), record(std::make_shared<commit_record>(step)) {}
 
-  std::unique_ptr<any_state_view> view;  // until it is staged
+  std::unique_ptr<any_state_view> view;  // null once it is staged
   file_plan extras;
   std::shared_ptr<commit_record> record;
-  std::shared_ptr<snapshot_gate> reading{};  // what the guard of a stable view asks; else null
+  std::shared_ptr<snapshot_gate> reading{};  // checked by the guard of a stable view; else null
   std::vector<const planned_file*> files{};
   std::uint64_t version = 0;                               // of a view that tracks changes
-  std::shared_ptr<const committed_part> base{};            // it refers to that; null: it is whole
+  std::shared_ptr<const committed_part> base{};            // the checkpoint that it refers to; null: it is
+                                                           // whole
   std::vector<std::vector<chunk_digest_value>> digests{};  // as in `committed_part`
   std::uint64_t bytes = 0;
   std::uint64_t written = 0;
   std::uint64_t began_to_persist = 0;  // by the clock, in ns
   //
-  std::size_t file = 0;  // where staging is
+  std::size_t file = 0;  // position of staging
   std::uint64_t begin = 0;
   std::uint64_t staged = 0;
   std::uint64_t persisted = 0;
   bool may_stage = true;
-  bool is_staged = false;         // or given up
-  bool is_drained = false;        // all that was staged has been taken
-  bool is_over = false;           // what is staged is of no use any more
-  std::string why{};              // it was given up
-  std::uint64_t stall_began = 0;  // likewise; 0: nobody waits for it now
-  std::uint64_t stalled = 0;      // by waits that are over
+  bool is_staged = false;         // or abandoned
+  bool is_drained = false;        // everything staged has been taken
+  bool is_over = false;           // the staged data is no longer needed
+  std::string why{};              // reason for abandoning it
+  std::uint64_t stall_began = 0;  // of the current stall; 0: nobody is waiting now
+  std::uint64_t stalled = 0;      // total of completed stalls
 };
 
 LLMMEM_CHECKPOINT_BODY checkpointer_options
@@ -67,24 +68,24 @@ checkpointer_core::checked(checkpointer_options options, const checkpointer_poli
     wrong("chunks of " + std::to_string(options.chunk_bytes) + " bytes; they have 1 to " +
           std::to_string(max_checkpoint_chunk));
   }
-  // A ring for a small state takes smaller chunks.
+  // The ring of a small state uses smaller chunks.
   constexpr std::uint64_t page = 4096;
   if (const std::uint64_t fits = options.ring_bytes / 2 / page * page; fits != 0)
     options.chunk_bytes = std::min(options.chunk_bytes, fits);
   if (options.ring_bytes / 2 < options.chunk_bytes) {
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
-          std::to_string(options.chunk_bytes) + "; it needs room for two of them");
+          std::to_string(options.chunk_bytes) + "; it needs space for two of them");
   }
   if (options.whole_every == 0) wrong("whole_every is 0; 1 writes each checkpoint whole");
   if (options.whole_every > max_whole_every) {
     wrong("whole_every is " + std::to_string(options.whole_every) + ", at most " +
           std::to_string(max_whole_every) +
-          " is allowed: who reads a file opens one of each checkpoint since the last that is whole");
+          " is allowed, because a reader of a file opens one of each checkpoint since the last whole one");
   }
   const bool can_tell = policies.has_digest || policies.tracks_changes;
   if (options.whole_every > 1 && !can_tell) {
     throw argument_error(options.name + ": whole_every is " + std::to_string(options.whole_every) +
-                         ", and nothing tells what changed: give the traits a digest_type "
+                         ", but nothing detects changes: give the traits a digest_type "
                          "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
   }
   if (options.max_pending == 0 || options.max_pending > 1024)
@@ -108,7 +109,7 @@ LLMMEM_CHECKPOINT_BODY checkpointer_core::~checkpointer_core() = default;
 LLMMEM_CHECKPOINT_BODY std::uint64_t checkpointer_core::ring_bytes() const {
   if (options_.busy == when_busy::skip && coordinator_.world() > 1) {
     throw argument_error(options_.name + ": when_busy::skip with " + std::to_string(coordinator_.world()) +
-                         " ranks: one that skips would leave the others waiting; take when_busy::wait");
+                         " ranks: a rank that skips would leave the others waiting; use when_busy::wait");
   }
   std::uint64_t chunks = 2;  // for extras
   for (const planned_file& each : plan_.files)
@@ -177,7 +178,7 @@ LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
     conclude(*made, commit_status::not_committed, options_.name + ": " + busy);
     return {gate_, std::move(ticket), nullptr};
   }
-  jobs_.reserve(jobs_.size() + 1);  // what can fail comes before the state is held
+  jobs_.reserve(jobs_.size() + 1);  // everything that can fail comes before the state is held
   const std::shared_ptr<snapshot_gate> reading = hold();
   made->reading = reading;
   ++stats_.begun;
@@ -186,8 +187,8 @@ LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
   return {gate_, std::move(ticket), reading};
 }
 
-/// Holds the state for a snapshot that begins. For a stable view that is only the question whether it may:
-/// then a gate of its own says when it has been read.
+/// Holds the state for a new snapshot. For a stable view it only checks whether a snapshot may begin; a
+/// separate gate then reports when the view has been read.
 LLMMEM_CHECKPOINT_BODY std::shared_ptr<snapshot_gate> checkpointer_core::hold() {
   std::shared_ptr<snapshot_gate> reading;
   if (policies_.is_stable) {
@@ -210,7 +211,7 @@ LLMMEM_CHECKPOINT_BODY std::shared_ptr<snapshot_gate> checkpointer_core::hold() 
   return reading;
 }
 
-/// Why a snapshot cannot begin now, or nothing once it can.
+/// Returns why a snapshot cannot begin now, or nothing once it can.
 LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::wait_for_turn(std::unique_lock<std::mutex>& lock) {
   if (jobs_.size() < options_.max_pending) return {};
   std::string still = std::to_string(jobs_.size()) + " snapshots before it are still being written";
@@ -248,16 +249,16 @@ LLMMEM_CHECKPOINT_BODY checkpoint_progress checkpointer_core::progress() const {
   return {oldest.record->step, oldest.bytes, oldest.staged, oldest.persisted};
 }
 
-// --- out of the state
+// --- from the state
 
-/// The oldest that has not been read.
+/// Returns the oldest snapshot that has not been read.
 LLMMEM_CHECKPOINT_BODY auto checkpointer_core::unstaged() noexcept -> job* {
   const auto found = std::ranges::find_if(jobs_, [](const auto& each) { return !each->is_staged; });
   return found == jobs_.end() ? nullptr : found->get();
 }
 
-/// The same, once there is something to do for it. An incremental save must know what the one before came to;
-/// one that was given up need not wait for that.
+/// Returns it once it can be staged. An incremental save must know the outcome of the previous one; an
+/// abandoned one need not wait for that.
 LLMMEM_CHECKPOINT_BODY auto checkpointer_core::stageable() noexcept -> job* {
   job* const next = unstaged();
   return next != nullptr && (next->may_stage || next->is_over) ? next : nullptr;
@@ -272,9 +273,9 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_stager() {
   }
 }
 
-/// Copies a chunk, without the lock. Nothing when there is no room for it.
+/// Copies a chunk, without the lock. Does nothing if there is no space.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
-  if (of.is_over || of.file == of.files.size()) {  // given up; or a rank that has nothing
+  if (of.is_over || of.file == of.files.size()) {  // abandoned, or a rank that has nothing
     end_staging(of, lock, {});
     return true;
   }
@@ -319,8 +320,8 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_some(job& of, std::unique_l
   return true;
 }
 
-/// Whether somebody waits until a snapshot is staged, and there is room for what is left of it: then writing
-/// waits, too, since its checksums and its wakings would take processor time and memory bandwidth from the
+/// Whether a caller waits for a snapshot to be staged, and there is space for the rest of it: then writing
+/// waits too, because its checksums and wake-ups would take processor time and memory bandwidth from the
 /// copy.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_hurried() noexcept {
   const job* const staging = stageable();
@@ -328,8 +329,8 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_hurried() noexcept {
          staging->bytes - staging->staged <= free_.size() * options_.chunk_bytes;
 }
 
-/// Whether the view says that a chunk is what the checkpoint that this one refers to has. What it throws is
-/// met again, and told, when the chunk is copied.
+/// Whether the view reports a chunk as unchanged since the checkpoint that this one refers to. An exception
+/// from it occurs again, and is reported, when the chunk is copied.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_unchanged(const job& of, const planned_file& file,
                                                             std::uint64_t begin, std::uint64_t bytes) const {
   if (!policies_.tracks_changes) return false;
@@ -347,7 +348,7 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_unchanged(const job& of, const
   }
 }
 
-/// Staging goes on behind these bytes.
+/// Advances staging past these bytes.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::pass(job& of, std::uint64_t bytes) {
   of.staged += bytes;
   of.begin += bytes;
@@ -357,7 +358,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::pass(job& of, std::uint64_t bytes
   }
 }
 
-/// The bytes of a file from `begin` on: its head, and what the state has.
+/// Fills in the bytes of a file from `begin` on: its head, and bytes of the state.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::fill(job& of, const planned_file& file, std::uint64_t begin,
                                                     std::span<std::byte> into) {
   const std::uint64_t end = begin + into.size();
@@ -376,7 +377,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::fill(job& of, const planned_file&
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_lock<std::mutex>& lock,
                                                            std::string why) {
   lock.unlock();
-  of.view.reset();  // before the state is free: what a view holds on to may go with it
+  of.view.reset();  // before the state is released, because the view's memory may be destroyed with it
   lock.lock();
   of.is_staged = true;
   if (of.why.empty()) of.why = std::move(why);
@@ -384,7 +385,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_
     const std::scoped_lock of_ticket(of.record->mutex);
     of.record->stage = nullptr;
   }
-  if (of.may_stage) filled_.push_back({0, 0, true, 0});  // else it follows those of the one before
+  if (of.may_stage) filled_.push_back({0, 0, true, 0});  // else it follows those of the previous one
   (of.reading == nullptr ? gate_ : *of.reading).thaw();
   changed_.notify_all();
 }
@@ -400,8 +401,8 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t most_ns) 
   return unstaged() == nullptr;
 }
 
-/// What a thread of the caller's does while it waits.
-/// @param until  by the clock, when it waits no longer.
+/// The work of a caller's thread while it waits.
+/// @param until  end of the wait, by the clock.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
   if (!policies_.is_concurrent) {
     job* const next = stageable();
@@ -413,7 +414,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::pump(std::unique_lock<std::mutex>
   changed_.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
 }
 
-/// Waits, on behalf of the gate, for a snapshot to be staged; not for ever.
+/// Waits, on behalf of the gate, for a snapshot to be staged, for a limited time.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::hold_up(std::uint64_t until) {
   std::unique_lock lock(mutex_);
   job* const staging = unstaged();
@@ -424,14 +425,14 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::hold_up(std::uint64_t until) {
   const bool is_too_long = stalled >= options_.max_stall_ns;
   if (is_too_long && !staging->is_over) {
     staging->is_over = true;
-    staging->why = reason("it held the training up for longer than max_stall_ns");
+    staging->why = reason("it stalled the training for longer than max_stall_ns");
     changed_.notify_all();
   }
   const std::uint64_t left = is_too_long ? commit_ticket::forever : options_.max_stall_ns - stalled;
   pump(lock, std::min(until, left > commit_ticket::forever - now ? commit_ticket::forever : now + left));
   const std::uint64_t after = monotonic_ns();
   if (after < until || unstaged() != staging) return;
-  // Who waited goes on with something else: that is no stall, and writing need not wait for him.
+  // A caller whose wait has ended is not stalled now, and writing need not wait for it.
   staging->stalled += after - staging->stall_began;
   staging->stall_began = 0;
   changed_.notify_all();

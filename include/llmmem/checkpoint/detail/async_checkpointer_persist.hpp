@@ -1,5 +1,5 @@
 /// @file
-/// The second half of `async_checkpointer`: out of the ring to the storage.
+/// The second half of `async_checkpointer`: from the ring to the storage.
 #pragma once
 
 #include <llmmem/checkpoint/detail/async_checkpointer_body.hpp>  // the job
@@ -38,7 +38,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
     std::unique_ptr<job> over = std::move(jobs_.front());
     jobs_.erase(jobs_.begin());
     changed_.notify_all();
-    lock.unlock();  // nothing of it goes under the lock
+    lock.unlock();  // nothing of it is destroyed under the lock
     over.reset();
     lock.lock();
   }
@@ -64,17 +64,17 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
   } catch (const std::exception& error) {
     why = reason_of(error);
   } catch (...) {
-    why = reason("an exception that is none of the standard library's");
+    why = reason("an exception that is not from the standard library");
   }
-  if (how == commit_status::not_committed) committed_.reset();  // should that be why
+  if (how == commit_status::not_committed) committed_.reset();  // in case the base is the reason
   if (how == commit_status::not_committed && draft) {
-    give_up(of);  // at once: what follows may take long
+    give_up(of);  // at once, because the next steps may take long
     if (const std::string before = coordinator_.abandon(*draft, why); !before.empty())
       why = reason(before, reason("; here: ", why));
   }
   conclude(of, how, std::move(why));
   if (how == commit_status::not_committed) drain(of);
-  // After a failure, too: on a full disk what is superfluous is in the way of the next one.
+  // After a failure too: on a full disk, superfluous checkpoints prevent the next one.
   const std::string trouble = tidy();
   if (trouble.empty() || how == commit_status::not_committed) return;
   const std::scoped_lock lock(mutex_);
@@ -86,21 +86,21 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::note_trouble(std::string_view wha
   stats_.last_trouble = reason(what);
 }
 
-/// No more of it needs to be staged.
+/// Stops the staging of a snapshot.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::give_up(job& of) {
   const std::scoped_lock lock(mutex_);
   of.is_over = true;
   changed_.notify_all();
 }
 
-/// What goes wrong here does not undo a commit.
+/// A problem here does not undo a commit.
 LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::tidy() noexcept {
   try {
     return coordinator_.tidy();
   } catch (const std::exception& error) {
     return reason_of(error);
   } catch (...) {
-    return reason("tidying ended with an exception that is none of the standard library's");
+    return reason("tidying ended with an exception that is not from the standard library");
   }
 }
 
@@ -131,7 +131,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::conclude(job& of, commit_status h
   }
 }
 
-/// What the next one may refer to. That it cannot is no reason to lose this one.
+/// Records what the next checkpoint may refer to. A failure here must not lose this one.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::remember(job& of, checkpoint_manifest part) {
   try {
     auto made = std::make_shared<committed_part>();
@@ -146,7 +146,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::remember(job& of, checkpoint_mani
   }
 }
 
-/// Writes a file of a checkpoint: all of it, or its chunks that changed to another.
+/// Writes a file of a checkpoint: all of it, or its changed chunks to a separate file.
 class checkpointer_core::file_writer {
  public:
   file_writer(checkpointer_core& self, job& of, const checkpoint_draft& draft, checkpoint_manifest& part,
@@ -172,7 +172,7 @@ class checkpointer_core::file_writer {
   }
   file_writer(const file_writer&) = delete;
   file_writer& operator=(const file_writer&) = delete;
-  /// Slots go back after the file is closed, which waits for what is being written from them.
+  /// Releases slots after the file is closed, which waits for writes from them.
   ~file_writer() {
     output_.reset();
     self_->release(lent_);
@@ -227,7 +227,7 @@ class checkpointer_core::file_writer {
     self_->release({&slot, 1});
   }
 
-  /// A chunk that was copied: writes it, unless it is found to be what it was.
+  /// Writes a copied chunk, unless it is found unchanged.
   void put(const filled_chunk& chunk, std::uint64_t begin) {
     const std::span<const std::byte> bytes =
         self_->slot(chunk.slot).first(static_cast<std::size_t>(chunk.bytes));
@@ -245,7 +245,7 @@ class checkpointer_core::file_writer {
     if (base_ != nullptr) {
       runs_.add(own_, written_);
       begin = written_ * self_->options_.chunk_bytes;
-      if (!output_) output_.emplace(create(own_.name, 0));  // how long it gets shows at its end
+      if (!output_) output_.emplace(create(own_.name, 0));  // its final length is known only at the end
     }
     ++written_;
     of_->written += chunk.bytes;
@@ -253,7 +253,7 @@ class checkpointer_core::file_writer {
     writes_.push_back({chunk.slot, output_->begin_write(begin, bytes)});
   }
 
-  /// The next chunk is where it was.
+  /// Records that the next chunk is unchanged.
   void refer() {
     const std::size_t number = made_.chunks.size();
     const auto [in, place] = place_of(of_->base->part, *base_, number);
@@ -262,7 +262,7 @@ class checkpointer_core::file_writer {
     if (keeps_digests_) digests_.push_back(base_digests_[number]);
   }
 
-  /// How long the file of what changed is; where that is everything, it is the file itself.
+  /// Sets the length of the file of changes; if everything changed, it is the file itself.
   void settle_runs() {
     if (written_ != 0 && written_ == made_.chunks.size() && takes_its_name()) {
       made_.runs.clear();
@@ -273,8 +273,8 @@ class checkpointer_core::file_writer {
       own->bytes = own_bytes_;
   }
 
-  /// Whether the file of what changed could be renamed to what the file is called. Some storages rename
-  /// nothing; then it stays what it is called, which restores as well.
+  /// Whether the file of changes could be renamed to the file's name. Some storages cannot rename; then it
+  /// keeps its name, which restores as well.
   [[nodiscard]] bool takes_its_name() {
     try {
       self_->coordinator_.storage().rename(draft_->path(own_.name), draft_->path(file_->name));
@@ -292,7 +292,7 @@ class checkpointer_core::file_writer {
   checkpoint_file made_;
   run_list runs_;
   checkpoint_manifest* part_;
-  const stored_chunks own_;  // of 0 bytes until all are there
+  const stored_chunks own_;  // of 0 bytes until all chunks are written
   const std::size_t depth_;
   bool keeps_digests_ = false;
   const checkpoint_file* base_ = nullptr;  // null: it is whole
@@ -330,11 +330,11 @@ LLMMEM_CHECKPOINT_BODY checkpoint_manifest checkpointer_core::write_files(job& o
   return part;
 }
 
-/// Once its end has been taken.
+/// Called after its end has been taken.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::check_given_up(const job& of) const {
   const std::scoped_lock lock(mutex_);
   if (of.why.empty()) return;
-  throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was given up: " + of.why);
+  throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was abandoned: " + of.why);
 }
 
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::has_filled() const {
@@ -363,7 +363,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::release(std::span<const std::size
   changed_.notify_all();
 }
 
-/// What was staged of a snapshot that failed, and may still be until its staging has noticed.
+/// Takes the staged chunks of a failed snapshot, until its staging has noticed the failure.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::drain(job& of) {
   while (!of.is_drained) {
     const filled_chunk next = take(of);

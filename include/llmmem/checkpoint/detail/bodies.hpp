@@ -1,5 +1,5 @@
 /// @file
-/// Where the functions of checkpoints are compiled: in every translation unit that uses them, or in one.
+/// Whether the functions of checkpoints are compiled in every translation unit that uses them, or in one.
 #pragma once
 
 /// A program that defines LLMMEM_EXTERN_CHECKPOINT in all of its translation units compiles them in the one
@@ -10,8 +10,8 @@
 #define LLMMEM_CHECKPOINT_BODIES 1
 #endif
 
-/// Before a function that is one of them. Weak is what an inline function is to a linker, but that it is
-/// there whether or not this translation unit calls it.
+/// Marks such a function. A weak symbol is like an inline function to a linker, but is emitted even if this
+/// translation unit does not call it.
 #if defined(LLMMEM_INSTANTIATES_CHECKPOINT)
 #define LLMMEM_CHECKPOINT_BODY [[gnu::weak]]
 #else

@@ -1,5 +1,5 @@
 /// @file
-/// What every `async_checkpointer` is, whatever its traits.
+/// The part of an `async_checkpointer` that is independent of its traits.
 #pragma once
 
 #include <llmmem/checkpoint/checkpointer_types.hpp>
@@ -29,18 +29,18 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What the traits of an `async_checkpointer` come to.
+/// The type-erased traits of an `async_checkpointer`.
 struct checkpointer_policies {
-  bool is_concurrent = false;   // the view
-  bool is_stable = false;       // likewise
-  bool tracks_changes = false;  // likewise
+  bool is_concurrent = false;   // of the view
+  bool is_stable = false;       // of the view
+  bool tracks_changes = false;  // of the view
   bool has_digest = false;
   chunk_digest_value (*digest)(std::span<const std::byte> bytes) noexcept = nullptr;
   void* observer = nullptr;
   void (*settled)(void* observer, const commit_ticket& ticket) = nullptr;
 };
 
-/// An `async_checkpointer` but for its types: what its functions of the same names do.
+/// An `async_checkpointer` without its types: implements its functions of the same names.
 class checkpointer_core {
  public:
   checkpointer_core(coordinator_ref coordinator, const std::vector<state_tensor>& tensors,
@@ -50,10 +50,10 @@ class checkpointer_core {
   /// @pre it was never started, or is stopped.
   ~checkpointer_core();
 
-  /// How long a ring it needs, at most as long as its options say. @throws argument_error  for several ranks
-  /// of which one might skip a checkpoint.
+  /// Returns the required length of the ring, at most that of its options. @throws argument_error  for
+  /// several ranks of which one might skip a checkpoint.
   [[nodiscard]] std::uint64_t ring_bytes() const;
-  /// Starts its threads. @param ring  of `ring_bytes()`, all zero; stays until it is stopped.
+  /// Starts its threads. @param ring  of `ring_bytes()`, all zero; must stay until it is stopped.
   void start(std::span<std::byte> ring);
   /// @pre nothing is pending.
   void stop();
@@ -73,8 +73,8 @@ class checkpointer_core {
   struct filled_chunk {
     std::size_t slot = 0;
     std::uint64_t bytes = 0;
-    bool is_end = false;          // nothing more comes of this snapshot
-    std::uint64_t unchanged = 0;  // chunks that were not copied, instead of one that was
+    bool is_end = false;          // the last entry of this snapshot
+    std::uint64_t unchanged = 0;  // chunks that were not copied, instead of a copied one
   };
   class file_writer;
 
@@ -123,9 +123,10 @@ class checkpointer_core {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first
-  std::vector<filled_chunk> filled_;        // likewise; as many as there are slots, what lies between, ends
+  std::vector<filled_chunk> filled_;        // likewise; space for all slots, and the gaps and ends between
+                                            // them
   std::vector<std::size_t> free_;           // slots
-  std::shared_ptr<const committed_part> committed_{};  // what incremental saves refer to
+  std::shared_ptr<const committed_part> committed_{};  // the reference of incremental saves
   bool ends_ = false;
   checkpointer_stats stats_;
   std::thread persister_;

@@ -34,8 +34,8 @@ comm_coordinator<S, T, R, W>::comm_coordinator(S& storage, T& ranks, const comm_
   if (rank() == 0) open_folder();
 }
 
-/// A process that died may hold its lock for a little while, by what the file server knows; and ranks take it
-/// for a moment to learn what became of a checkpoint.
+/// A dead process may hold its lock for a while longer, because of the file server; and ranks take it briefly
+/// to learn the outcome of a checkpoint.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::open_folder() {
   const deadline by = ranks_->after(options_.open_within_ns);
@@ -51,7 +51,7 @@ void comm_coordinator<S, T, R, W>::open_folder() {
   }
 }
 
-/// What was said in an epoch that is over concerns nobody; rank 0 may be another one.
+/// Messages of an ended epoch do not matter; rank 0 may be a different process.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::enter_epoch() {
   if (ranks_->epoch() == epoch_) return;
@@ -71,7 +71,7 @@ std::vector<std::uint32_t> comm_coordinator<S, T, R, W>::failed_of(
   return dead;
 }
 
-/// That all of the epoch are there.
+/// Checks that all ranks of the epoch are alive.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::check_ranks() const {
   std::vector<std::uint32_t> dead;
@@ -81,7 +81,7 @@ void comm_coordinator<S, T, R, W>::check_ranks() const {
   if (!dead.empty()) {
     throw ranks_missing(
         where() + detail::death_text(dead) +
-            "; agree with those that are left, admit or shrink, share the state anew, and make "
+            "; agree with the remaining ranks, admit or shrink, redistribute the state, and make "
             "new checkpointers",
         dead);
   }
@@ -98,10 +98,10 @@ auto comm_coordinator<S, T, R, W>::current(const checkpoint_draft& draft) -> rou
   if (is_it && round_->at == phase::writing) return *round_;
   throw argument_error("comm_coordinator::commit: step " + std::to_string(draft.id.step) + ", generation " +
                        std::to_string(draft.id.generation) +
-                       (is_it ? " is over" : " is not of the draft that was begun last, in this epoch"));
+                       (is_it ? " is over" : " is not the draft begun last in this epoch"));
 }
 
-/// That a part is one of that draft and rank.
+/// Checks that a part belongs to that draft and rank.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::check_part(const checkpoint_manifest& part, std::uint32_t rank,
                                               const checkpoint_draft& draft) const {
@@ -120,7 +120,7 @@ void comm_coordinator<S, T, R, W>::check_part(const checkpoint_manifest& part, s
 // Messages
 // ---------------------------------------------------------------------------------------------------------
 
-/// Whether it was sent. Who is dead, or takes nothing, is not to be told.
+/// Returns whether it was sent. Dead ranks, and ranks that accept nothing, are skipped.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 bool comm_coordinator<S, T, R, W>::tell(std::uint32_t to, const detail::rank_message& message) {
   const std::string text = detail::to_text(message);
@@ -137,8 +137,8 @@ void comm_coordinator<S, T, R, W>::tell_others(const detail::rank_message& messa
   }
 }
 
-/// The next message from there, if there is one. What is damaged is none.
-/// @throws comm_error  when the epoch is over.
+/// Returns the next message from that rank, if any. A damaged message counts as none.
+/// @throws comm_error  when the epoch has ended.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint32_t from) {
   for (;;) {
@@ -159,14 +159,14 @@ std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint
   }
 }
 
-/// Until something comes from there, or it is time to look at the others.
+/// Waits until a message arrives from that rank, or it is time to check the others.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::wait(std::uint32_t from, deadline by) {
   const deadline look{std::min(by.ns, ranks_->after(options_.poll_ns).ns)};
   static_cast<void>(ranks_->probe(rank_id{from}, options_.tag, look).has_value());
 }
 
-/// Of what rank 0 says, all that is not of the round of now.
+/// Drops messages of rank 0 that do not belong to the current round.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::hear_zero(const detail::rank_message& message) {
   const std::vector<std::uint64_t>& numbers = message.numbers;
@@ -198,7 +198,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::begin(std::uint64_t step) {
   return rank() == 0 ? announce(step) : await_draft(step);
 }
 
-/// Rank 0's draft, told to all; or why there is none.
+/// Sends rank 0's draft to all; or why there is none.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 checkpoint_draft comm_coordinator<S, T, R, W>::announce(std::uint64_t step) {
   const std::uint64_t number = storage_->nonce();
@@ -224,7 +224,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
     while (const auto message = take(0))
       hear_zero(*message);
     if (announced_ && announced_->draft.id.step > step) {
-      throw io_error(where(announced_->draft) + "rank 0 is there already, and makes no checkpoint of step " +
+      throw io_error(where(announced_->draft) + "rank 0 is already there, and makes no checkpoint of step " +
                      std::to_string(step));
     }
     if (announced_) {
@@ -255,8 +255,8 @@ checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
 // Giving up, and tidying
 // ---------------------------------------------------------------------------------------------------------
 
-/// Tells the others that it will not be, and why: whatever stopped it first, which it returns if that was not
-/// here. @pre no commit is under way
+/// Tells the others that the checkpoint will not be completed, and why: the first reason, which is returned
+/// if it came from another rank. @pre no commit is in progress
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why) {
   const phase before = std::exchange(of.at, phase::over);
@@ -276,7 +276,7 @@ std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why
     end(of, fate::stopped, text);
   } else if (before != phase::part_sent) {
     tell_others({"stop", {of.number}, text});
-  } else {  // only rank 0 knows whether it still can be
+  } else {  // only rank 0 knows whether it can still complete
     static_cast<void>(tell(0, {"stop", {of.number}, text}));
   }
   return stopped;
@@ -287,7 +287,7 @@ std::string comm_coordinator<S, T, R, W>::abandon(const checkpoint_draft& draft,
                                                   const std::string& why) noexcept {
   std::string stopped;
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
-  // One that rank 0 is committing may be a checkpoint by now.
+  // A round that rank 0 is committing may be a checkpoint by now.
   if (!is_current || round_->is_there || round_->at == phase::deciding) return stopped;
   try {
     if (round_->at != phase::over && ranks_->epoch() == epoch_) stopped = stop(*round_, why);

@@ -1,5 +1,5 @@
 /// @file
-/// `comm_coordinator`: committing, and finding out what became of it.
+/// `comm_coordinator`: commits, and determines the outcome.
 #pragma once
 
 #include <llmmem/checkpoint/comm_coordinator.hpp>
@@ -71,7 +71,7 @@ void comm_coordinator<S, T, R, W>::lead(round& of, const checkpoint_manifest& pa
     }
     if (is_over(by)) {
       const std::string why = detail::to_text(missing) + (missing.size() == 1 ? " has" : " have") +
-                              " not said that all files are there" +
+                              " not reported all files as synced" +
                               detail::within_text(options_.commit_within_ns);
       end(of, fate::stopped, why);
       throw ranks_missing(where(of.draft) + why + "; nothing was committed", missing);
@@ -98,7 +98,7 @@ void comm_coordinator<S, T, R, W>::hear_part(round& of, std::uint32_t from,
       detail::verify_file(*storage_, of.draft.folder, part, each, options_.votes);
     of.parts[from] = std::move(part);
   } catch (const std::exception& error) {
-    const std::string why = "the part of " + who + " cannot be: " + detail::reason_of(error);
+    const std::string why = "the part of " + who + " is invalid: " + detail::reason_of(error);
     end(of, fate::stopped, why);
     throw io_error(where(of.draft) + why + "; nothing was committed");
   }
@@ -127,14 +127,14 @@ void comm_coordinator<S, T, R, W>::commit_all(round& of) {
   end(of, fate::committed, {});
 }
 
-/// Rank 0: tells what became of it. Who is not reached learns it from the folder.
+/// Rank 0: announces the outcome. Ranks that it cannot reach learn it from the folder.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::end(round& of, fate how, const std::string& why) {
   of.at = phase::over;
   tell_others({"outcome", {of.number, static_cast<std::uint64_t>(how)}, why});
 }
 
-/// Others than rank 0.
+/// The ranks other than 0.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& part) {
   const std::string text = to_json(part);
@@ -149,7 +149,7 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
       } else if (message->kind == "outcome" && message->numbers.size() == 2) {
         return settle(of, *message);
       } else if (message->kind == "ask" && of.at == phase::told) {
-        of.at = phase::part_sent;  // if sending fails it may have been heard all the same
+        of.at = phase::part_sent;  // even if sending fails, it may have arrived
         const std::string whole = detail::to_text({"part", {of.number}, text});
         static_cast<void>(
             ranks_->send(std::as_bytes(std::span(whole.data(), whole.size())), rank_id{0}, options_.tag, by)
@@ -160,7 +160,7 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
       if (each == rank()) continue;
       while (const auto message = take(each)) {
         if (message->kind != "stop" || message->numbers[0] != of.number) continue;
-        of.at = phase::over;  // its part was not sent, nor will be
+        of.at = phase::over;  // its part was not sent, and will not be
         throw checkpoint_stopped(where(of.draft) + message->text + "; nothing was committed");
       }
     }
@@ -172,7 +172,8 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
   }
 }
 
-/// It has waited for too long. Without its part nobody can commit; else only rank 0 knows.
+/// This rank has waited too long. If it did not send its part, nobody can commit; otherwise only rank 0
+/// knows.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::ask_to_stop(round& of, deadline& by) {
   const bool is_told = of.at == phase::told;
@@ -198,10 +199,10 @@ void comm_coordinator<S, T, R, W>::settle(round& of, const detail::rank_message&
   throw checkpoint_stopped(where(of.draft) + outcome.text + "; nothing was committed");
 }
 
-// What became of it, when rank 0 does not say
+// The outcome, when rank 0 does not report it
 // ---------------------------------------------------------------------------------------------------------
 
-/// One that has been asked, and did not answer, was waited for.
+/// Called for a rank 0 that was asked and did not answer.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 auto comm_coordinator<S, T, R, W>::fate_of(const round& of) -> fate {
   const bool has_waited = of.has_asked && !ranks_->has_failed(rank_id{0});
@@ -213,18 +214,19 @@ auto comm_coordinator<S, T, R, W>::look(const checkpoint_draft& draft, deadline 
   for (;;) {
     try {
       if (const std::optional<fate> seen = look_once(draft)) return *seen;
-      // Who has the lock can commit. When it is free, rank 0 is dead, or would find that it lost it.
+      // The holder of the lock can commit. If it is free, rank 0 is dead, or would find that it lost the
+      // lock.
       if (const auto lock = storage_->try_lock(std::string(checkpoint_names::lock))) {
         return look_once(draft).value_or(fate::failed);  // it may have committed before it died
       }
-    } catch (const std::exception&) {  // the folder does not say now
+    } catch (const std::exception&) {  // the folder cannot be read now
     }
     if (is_over(by)) return fate::uncertain;
     waiter_.pause(std::chrono::nanoseconds(options_.poll_ns));
   }
 }
 
-/// What the folder has of it, if anything.
+/// Returns what the folder has of it, if anything.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> std::optional<fate> {
   const std::string name = folder_name(draft.id);
@@ -233,12 +235,12 @@ auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> s
     is_there = is_there || each.name == name;
   if (!is_there) return std::nullopt;
   if (draft.folder != name) {
-    // Rank 0 may have died before it had this on the device.
+    // Rank 0 may have died before this was on the device.
     storage_->sync_folder("");
     return fate::committed;
   }
-  // Named so from the beginning: it is a checkpoint once its manifest is whole, of which nobody but rank 0
-  // knows whether it lasts.
+  // It had its name from the beginning: it is a checkpoint once its manifest is whole; only rank 0 knows
+  // whether that will last.
   try {
     static_cast<void>(open_checkpoint(*storage_, draft.id, verification::sizes));
     return fate::uncertain;

@@ -26,13 +26,13 @@ LLMMEM_CHECKPOINT_BODY checkpoint_manifest folded_manifest(const checkpoint_mani
 
 namespace detail {
 
-/// Holds bytes that come in order to the checksums of the chunks that they are.
+/// Checks consecutive bytes against the checksums of their chunks.
 class chunk_prover {
  public:
   chunk_prover(const file_chunks& chunks, const checkpoint_file& file, std::uint64_t chunk_bytes)
       : chunks_(&chunks), file_(&file), chunk_bytes_(chunk_bytes) {}
 
-  /// @throws format_error  at the end of a chunk that is damaged.
+  /// @throws format_error  at the end of a damaged chunk.
   void take(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const std::uint64_t left = chunk_bytes_of(*file_, chunk_bytes_, chunk_) - done_;
@@ -57,21 +57,21 @@ class chunk_prover {
   std::uint32_t sum_ = 0;
 };
 
-/// Two halves of a buffer, so that one is written while the other is filled.
+/// The two halves of a buffer: one is written while the other is filled.
 class copy_buffer {
  public:
   explicit copy_buffer(std::uint64_t bytes)
       : half_(half_of(bytes)), memory_(static_cast<std::size_t>(2 * half_)) {}
 
   [[nodiscard]] std::uint64_t half_bytes() const noexcept { return half_; }
-  /// They take turns.
+  /// The halves take turns.
   [[nodiscard]] std::span<std::byte> half(std::uint64_t turn) noexcept {
     return memory_.span().subspan(static_cast<std::size_t>(turn % 2 * half_),
                                   static_cast<std::size_t>(half_));
   }
 
  private:
-  /// Whole pages where there is room for some: aligned, they go past the page cache.
+  /// Whole pages if there is space for some: when aligned, they bypass the page cache.
   [[nodiscard]] static std::uint64_t half_of(std::uint64_t bytes) {
     if (bytes < 2) {
       throw length_error("copy_checkpoint: a buffer of " + std::to_string(bytes) +
@@ -79,7 +79,7 @@ class copy_buffer {
     }
     if (bytes > max_bytes) {
       throw length_error("copy_checkpoint: a buffer of " + std::to_string(bytes) +
-                         " bytes passes the limit of 2^63 - 1");
+                         " bytes exceeds the limit of 2^63 - 1");
     }
     const std::uint64_t half = bytes / 2;
     return half < aligned_bytes::alignment ? half
@@ -130,7 +130,7 @@ LLMMEM_CHECKPOINT_BODY copy_report copy_checkpoint(storage_ref from, const found
   const checkpoint_draft draft =
       options.generation == copy_generation::same ? to.begin_as(what.id) : to.begin(what.id.step);
   copy_progress progress{draft.id, report.bytes, 0};
-  try {  // at once: whatever fails from here on leaves a draft
+  try {  // at once, because a failure from here on leaves a draft
     report.copy.id = draft.id;
     report.copy.folder = folder_name(draft.id);
     report.copy.manifest.generation = draft.id.generation;
@@ -139,7 +139,7 @@ LLMMEM_CHECKPOINT_BODY copy_report copy_checkpoint(storage_ref from, const found
     detail::ask_watch(watch, progress, from.path(what.folder));
     to.commit(draft, report.copy.manifest);
   } catch (const durability_uncertain&) {
-    throw;  // others see it: it is no draft any more
+    throw;  // it is visible: no longer a draft
   } catch (...) {
     to.abandon(draft);
     throw;
@@ -153,7 +153,7 @@ LLMMEM_CHECKPOINT_BODY copy_report compact_checkpoint(checkpoint_folder_base& fo
   const std::vector<checkpoint_id> all = list_checkpoints(folder.storage());
   if (all.empty() || all.front() != what.id) {
     throw argument_error(folder.storage().path(what.folder) +
-                         ": it is not the newest of its folder, which a copy of it would then be; compact "
+                         ": it is not the newest of its folder, but a copy of it would be; compact "
                          "the newest, " +
                          (all.empty() ? std::string("of which there is none") : folder_name(all.front())));
   }

@@ -1,5 +1,5 @@
 /// @file
-/// Whether the pieces of tensors, of all ranks, are all of them.
+/// Checks whether the pieces of tensors, of all ranks, cover them.
 #pragma once
 
 #include <llmmem/checkpoint/detail/manifest_body.hpp>
@@ -16,7 +16,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The first of `[0, end)` that no range has. @param ranges  from and to.
+/// Returns the first element of `[0, end)` that no range covers. @param ranges  from and to.
 [[nodiscard]] inline std::optional<std::uint64_t> first_gap(
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges, std::uint64_t end) {
   std::ranges::sort(ranges);
@@ -28,8 +28,8 @@ namespace detail {
   return reached < end ? std::optional(reached) : std::nullopt;
 }
 
-/// An element that no piece has, where that is plain: of ranges of elements, of columns of all rows, and of
-/// any pieces that are too few together. Others are taken to be complete.
+/// Returns an element that no piece covers, in the simple cases: ranges of elements, columns of all rows, and
+/// any pieces that are too few in total. Other cases count as complete.
 [[nodiscard]] inline std::optional<std::uint64_t> missing_element(const checkpoint_tensor& tensor) {
   const std::uint64_t elements = elements_of(tensor);
   if (elements == 0) return std::nullopt;
@@ -53,8 +53,8 @@ namespace detail {
   return sum < elements ? std::optional(elements) : std::nullopt;
 }
 
-/// That ranks together have all of each tensor. Of a single rank it is not asked: it may keep its part of
-/// something in a folder of its own.
+/// Checks that the ranks together have all of each tensor. A single rank is not checked: it may keep its part
+/// of something in its own folder.
 /// @throws argument_error  which names the tensor.
 inline void check_complete(const checkpoint_manifest& manifest, const std::string& what) {
   if (manifest.world == 1) return;

@@ -1,5 +1,5 @@
 /// @file
-/// A file of a checkpoint to be read, whether it is whole or its chunks lie in several stored files.
+/// A file of a checkpoint for reading, whether it is whole or its chunks are in several stored files.
 #pragma once
 
 #include <llmmem/checkpoint/detail/hex.hpp>
@@ -22,8 +22,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Memory that files can be read into past the page cache, in huge pages where there are any: reading into
-/// small ones costs the system about as much again as the copy.
+/// Memory into which files can be read past the page cache, in huge pages if available: reading into small
+/// pages costs the system about as much again as the copy.
 class aligned_bytes {
  public:
   static constexpr std::size_t alignment = 4096;
@@ -42,22 +42,23 @@ class aligned_bytes {
  private:
   page_source source_{};
   std::size_t bytes_;
-  std::byte* data_;  // of a byte more: none is no request
+  std::byte* data_;  // one byte more, because 0 bytes is not a valid request
 };
 
-/// Bytes of chunk `i` of a file. @pre it has that many.
+/// Returns the bytes of chunk `i` of a file. @pre it has that many chunks.
 [[nodiscard]] inline std::uint64_t chunk_bytes_of(const checkpoint_file& file, std::uint64_t chunk_bytes,
                                                   std::size_t i) noexcept {
   const std::uint64_t left = file.bytes - i * chunk_bytes;
   return left < chunk_bytes ? left : chunk_bytes;
 }
 
-/// A file of a checkpoint that is open. Reading is for any number of threads at once.
+/// An open file of a checkpoint. Any number of threads may read concurrently.
 class file_chunks {
  public:
-  /// Opens all that it lies in, and holds each to its size.
-  /// @param folder  of the checkpoint, or of its draft. @param manifest  outlives this; so does `file` of it.
-  /// @throws storage_error  @throws format_error  for another size than the manifest says.
+  /// Opens all files that it lies in, and checks their sizes.
+  /// @param folder  of the checkpoint, or of its draft. @param manifest  must outlive this; so must its
+  ///   `file`.
+  /// @throws storage_error  @throws format_error  for a size other than the manifest's.
   file_chunks(storage_ref storage, const std::string& folder, const checkpoint_manifest& manifest,
               const checkpoint_file& file)
       : file_(&file), chunk_bytes_(manifest.chunk_bytes) {
@@ -80,10 +81,10 @@ class file_chunks {
   /// For error texts.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return file_->bytes; }
-  /// Of all that it lies in, as many as were opened.
+  /// The number of opened files that it lies in.
   [[nodiscard]] std::size_t stored_files() const noexcept { return stored_.size(); }
 
-  /// Believes what it reads.
+  /// Reads without verification.
   void read(std::uint64_t offset, std::span<std::byte> into) const {
     while (!into.empty()) {
       const location at = find(offset);
@@ -95,19 +96,19 @@ class file_chunks {
     }
   }
 
-  /// Of who read chunk `i` part by part. @throws format_error  as `read_chunk`.
+  /// For callers that read chunk `i` piece by piece. @throws format_error  as `read_chunk`.
   void check_chunk(std::size_t i, std::uint32_t sum) const {
     hold_to_checksum(i, find(i * chunk_bytes_), chunk_bytes_of(*file_, chunk_bytes_, i), sum);
   }
 
-  /// Reads chunk `i` whole, and holds it to its checksum. @throws format_error  which says where.
+  /// Reads chunk `i` whole, and verifies its checksum. @throws format_error  with the place.
   void read_chunk(std::size_t i, std::span<std::byte> into) const {
     const location at = find(i * chunk_bytes_);
     at.in->input.read(at.offset, into);
     hold_to_checksum(i, at, into.size(), crc32c(0, into));
   }
 
-  /// The same for all chunks, of which it keeps none; `memory` may be shorter than one.
+  /// Verifies all chunks without keeping them; `memory` may be shorter than one.
   void verify(std::span<std::byte> memory) const {
     for (std::size_t i = 0; i < file_->chunks.size(); ++i) {
       const std::uint64_t bytes = chunk_bytes_of(*file_, chunk_bytes_, i);
@@ -135,15 +136,15 @@ class file_chunks {
   };
   struct location {
     const stored_input* in;
-    std::uint64_t offset;     // there
-    std::uint64_t run_bytes;  // that follow it there
+    std::uint64_t offset;     // in the stored file
+    std::uint64_t run_bytes;  // bytes of the run that follow it there
   };
 
   void open(storage_ref storage, const std::string& path, std::uint64_t bytes, std::uint32_t number) {
     auto input = storage.open(path);
     if (input.bytes() != bytes) {
       throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
-                         " bytes, the manifest says " + std::to_string(bytes));
+                         " bytes, but the manifest says " + std::to_string(bytes));
     }
     const auto behind = std::ranges::upper_bound(numbers_, number, {}, &numbered::number);
     numbers_.insert(behind, {number, static_cast<std::uint32_t>(stored_.size())});
@@ -170,7 +171,7 @@ class file_chunks {
     std::string text = at.in->path + ": bytes " + std::to_string(at.offset) + " to " +
                        std::to_string(at.offset + bytes) + " are damaged: their CRC-32C is ";
     append_hex(text, sum);
-    text += ", the manifest has ";
+    text += ", but the manifest has ";
     append_hex(text, file_->chunks[i]);
     throw format_error(text);
   }

@@ -1,5 +1,5 @@
 /// @file
-/// How tensors are put into files.
+/// How tensors are assigned to files.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -29,7 +29,7 @@ namespace detail {
   return text;
 }
 
-/// `group`, the rank's own where there are several, and the shard's where there are.
+/// Returns `group`, with the rank if there are several, and the shard if there are several.
 [[nodiscard]] inline std::string shard_name(const std::string& group, const file_plan_options& options,
                                             std::size_t shard, std::size_t shards) {
   std::string name = group;
@@ -38,7 +38,7 @@ namespace detail {
   return name + ".safetensors";
 }
 
-/// As one file has it.
+/// Returns a part's shape in its file.
 [[nodiscard]] inline std::vector<std::uint64_t> shape_of_part(const state_tensor& tensor) {
   if (!tensor.part) return tensor.shape;
   const element_runs& part = *tensor.part;
@@ -74,28 +74,28 @@ inline void check_state_tensors(std::span<const state_tensor> tensors, const fil
     const std::string named = "file plan: tensor " + json_quoted(each.name);
     if (!is_utf8(each.name)) throw argument_error(named + ": the name must be UTF-8");
     if (each.name.starts_with("rank."))
-      throw argument_error(named + ": names that begin with \"rank.\" are those of extras");
+      throw argument_error(named + ": names that begin with \"rank.\" are reserved for extras");
     if (!is_plain_name(each.group) || each.group.size() > 64 || each.group == "extra")
       throw argument_error(named + ": group " + json_quoted(each.group) +
-                           " cannot name a file: take a plain name of at most 64 bytes, not \"extra\"");
+                           " cannot name a file: use a plain name of at most 64 bytes, other than \"extra\"");
     const std::uint64_t elements = tensor_shape::of(each.shape).elements();
     if (each.part) each.part->validate(elements, named);
     names.push_back(each.name);
   }
   if (const auto twice = first_repeated(std::move(names)))
-    throw argument_error("file plan: tensor " + json_quoted(*twice) + " twice");
+    throw argument_error("file plan: tensor " + json_quoted(*twice) + " occurs twice");
 }
 
-/// Tensors that share a file.
+/// The tensors that share a file.
 struct planned_shard {
   std::vector<std::uint32_t> tensors{};
   std::uint64_t bytes = 0;
   std::uint64_t header_bytes = 0;  // at most
 };
 
-/// What a tensor takes of a header at most: its name and numbers, and which part it is.
+/// Returns the most bytes that a tensor takes in a header: its name and numbers, and its part.
 [[nodiscard]] inline std::uint64_t most_header_bytes(const state_tensor& tensor) {
-  constexpr std::uint64_t number = 21;  // with what parts it from the next
+  constexpr std::uint64_t number = 21;  // with its separator
   constexpr std::uint64_t words = 64;   // of an entry, or of a part
   const std::uint64_t name = json_quoted(tensor.name).size();
   const std::uint64_t shape = (tensor.shape.size() + 1) * number;
@@ -103,7 +103,7 @@ struct planned_shard {
   return tensor.part ? entry + name + words + shape + 4 * number : entry;
 }
 
-/// The tensors of each group, in their order; groups by their first tensor.
+/// Returns the tensors of each group in order; groups in the order of their first tensors.
 [[nodiscard]] inline std::vector<std::vector<std::uint32_t>> groups_of(
     std::span<const state_tensor> tensors) {
   std::vector<std::uint32_t> order(tensors.size());
@@ -122,17 +122,17 @@ struct planned_shard {
   return groups;
 }
 
-/// The tensors of a group, in their order, a new shard when one is full.
+/// Returns the shards of a group: its tensors in order, a new shard when one is full.
 [[nodiscard]] inline std::vector<planned_shard> shards_of(std::span<const state_tensor> tensors,
                                                           std::span<const std::uint64_t> bytes,
                                                           std::span<const std::uint32_t> group,
                                                           const file_plan_options& options) {
   const std::uint64_t most = options.max_shard_bytes;
-  const std::uint64_t frame = 256 + options.data_alignment;  // of a header, and its spaces
+  const std::uint64_t frame = 256 + options.data_alignment;  // of a header, with its padding
   const std::uint64_t most_header = options.max_header_bytes - std::min(options.max_header_bytes, frame);
   std::vector<planned_shard> shards;
   for (const std::uint32_t i : group) {
-    if (tensors[i].part && tensors[i].part->empty()) continue;  // nothing of it is here
+    if (tensors[i].part && tensors[i].part->empty()) continue;  // no part of it is here
     const std::uint64_t header = most_header_bytes(tensors[i]);
     const auto is_full = [&](const planned_shard& last) {
       return (last.bytes != 0 && bytes[i] > most - std::min(most, last.bytes)) ||
@@ -170,7 +170,7 @@ struct planned_shard {
   return file;
 }
 
-/// `{"metadata":{"total_size":...},"weight_map":{...}}`, which says in which file a tensor is.
+/// Plans `{"metadata":{"total_size":...},"weight_map":{...}}`, which maps each tensor to its file.
 [[nodiscard]] inline planned_file plan_index(std::span<const state_tensor> tensors, const std::string& group,
                                              std::span<const planned_shard> shards,
                                              std::span<const planned_file> files) {
@@ -233,7 +233,7 @@ LLMMEM_CHECKPOINT_BODY file_plan plan_files(std::span<const state_tensor> tensor
   }
   if (const auto twice = detail::first_repeated(std::move(names))) {
     throw argument_error("file plan: two groups have a file " + detail::json_quoted(*twice) +
-                         "; call one of them otherwise");
+                         "; rename one of them");
   }
   return plan;
 }

@@ -19,7 +19,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_re
     : storage_(storage), lock_(storage.try_lock(std::string(checkpoint_names::lock))) {
   if (!lock_) {
     throw io_error(storage_.path(std::string(checkpoint_names::lock)) +
-                   ": another process commits to this folder; stop it, or take another folder");
+                   ": another process commits to this folder; stop it, or use another folder");
   }
   for (const storage_entry& each : storage_.list("")) {
     if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
@@ -37,8 +37,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
                "folder now; nothing was committed");
 }
 
-/// Takes the lock again where its file is gone. Not in the middle of a save: other ranks may have found the
-/// lock free, and have taken what was under way for failed.
+/// Takes the lock again if its file is gone. Not in the middle of a save: other ranks may have found the lock
+/// free, and have concluded that the save failed.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
   if (lock_->is_held()) return;
   std::optional<storage_ref::lock_type> again = storage_.try_lock(std::string(checkpoint_names::lock));
@@ -55,7 +55,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
   lock_ = std::move(again);
 }
 
-/// Whether a folder can be renamed here.
+/// Determines whether a folder can be renamed here.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::probe() {
   const std::string from = std::string(checkpoint_names::probe) + std::to_string(storage_.nonce());
   const std::string to = from + "-renamed";
@@ -76,12 +76,13 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_left_over() {
     if (!is_left_over(each.name)) continue;
     try {
       remove_entry(each);
-    } catch (const storage_error&) {  // nobody takes it for a checkpoint: it goes next time
+    } catch (const storage_error&) {  // it is not a checkpoint's name: it is removed next time
     }
   }
 }
 
-/// A folder with all that is in it, or a file, a link: other ranks rename and remove what they left.
+/// Removes a folder with all its contents, or a file, or a link, because other ranks rename and remove
+/// remains.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_entry(const storage_entry& entry) {
   if (entry.what == storage_entry::kind::folder) {
     remove_tree(entry.name);
@@ -90,7 +91,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_entry(const storage_e
   }
 }
 
-/// Where the manifest comes last, a crash leaves drafts with the names of checkpoints.
+/// If the manifest is written last, a crash leaves drafts with the names of checkpoints.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_without_manifest() {
   for (const storage_entry& each : storage_.list("")) {
     if (each.what != storage_entry::kind::folder || !read_folder_name(each.name)) continue;
@@ -101,13 +102,13 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_without_manifest() {
       if (error.number() != ENOENT) continue;
       try {
         remove_tree(name);
-      } catch (const storage_error&) {  // it goes next time
+      } catch (const storage_error&) {  // it is removed next time
       }
     }
   }
 }
 
-/// What is gone already is no error: so is what was wanted.
+/// A missing entry is no error: the goal is reached.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::string& path) {
   try {
     storage_.remove(path);
@@ -116,7 +117,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::s
   }
 }
 
-/// One file that cannot be removed is in the way of no other. @throws the first trouble, at the end.
+/// A file that cannot be removed does not stop the others. @throws the first problem, at the end.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_tree(const std::string& folder) {
   std::optional<storage_error> first;
   try {
@@ -139,7 +140,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin(std::uint6
   hold_lock();
   if (generation_ == ~std::uint64_t{0}) {
     throw length_error(storage_.path("") + ": a name in it has the last generation there is, " +
-                       std::to_string(generation_) + "; take another folder");
+                       std::to_string(generation_) + "; use another folder");
   }
   return make_draft({step, ++generation_});
 }
@@ -154,7 +155,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin_as(const c
       continue;
     }
     throw argument_error(storage_.path(each.name) + ": generation " + std::to_string(id.generation) +
-                         " is there already; nothing else may have its number");
+                         " already exists; its number cannot be used again");
   }
   raise_generation(id.generation);
   return make_draft(id);
@@ -162,7 +163,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin_as(const c
 
 LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::make_draft(const checkpoint_id& id) {
   checkpoint_draft draft{id, folder_name(id)};
-  // By a number of its own as well: a process that was left behind by another run writes to its own draft.
+  // With a random number as well, so that a process left over from another run writes to its own draft.
   if (method_ == commit_method::rename)
     draft.folder =
         std::string(checkpoint_names::in_the_making) + draft.folder + "-" + std::to_string(storage_.nonce());
@@ -177,7 +178,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::write_file(const std::string
   output.sync();
 }
 
-/// That what an incremental checkpoint takes from earlier ones is still there.
+/// Checks that the earlier files to which an incremental checkpoint refers still exist.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_stored(const checkpoint_manifest& manifest) {
   for (const stored_chunks& each : manifest.stored) {
     if (each.generation == manifest.generation) continue;
@@ -185,14 +186,14 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_stored(const checkpoin
     const std::uint64_t bytes = storage_.open(path).bytes();
     if (bytes == each.bytes) continue;
     throw io_error(storage_.path(path) + ": has " + std::to_string(bytes) +
-                   " bytes, the checkpoint of step " + std::to_string(manifest.step) + " counts on " +
+                   " bytes, but the checkpoint of step " + std::to_string(manifest.step) + " counts on " +
                    std::to_string(each.bytes) + "; nothing was committed");
   }
 }
 
-/// Says that a commit is uncertain, and notes it.
+/// Reports that a commit is uncertain, and records it.
 struct checkpoint_folder_base::uncertainty {
-  std::vector<std::uint64_t>* noted;  // has room for one more
+  std::vector<std::uint64_t>* noted;  // has space for one more
   std::uint64_t generation;
   const std::string* name;
   const durability_uncertain* in_short;
@@ -219,14 +220,15 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draf
   const std::string text = to_json(manifest);
   if (text.size() > max_manifest_bytes) {
     throw argument_error("checkpoint_folder: a manifest of " + std::to_string(text.size()) +
-                         " bytes, readers take at most " + std::to_string(max_manifest_bytes) +
-                         "; take larger chunks");
+                         " bytes, but readers accept at most " + std::to_string(max_manifest_bytes) +
+                         "; use larger chunks");
   }
   check_stored(manifest);
-  // What can fail comes before it can be seen; and where there is no memory for words it is uncertain still.
+  // Everything that can fail comes before it becomes visible; if there is no memory for the text, it is still
+  // uncertain.
   uncertain_.reserve(uncertain_.size() + 1);
   const std::string name = folder_name(draft.id);
-  const durability_uncertain in_short(name + " may be there or not, now or after a crash");
+  const durability_uncertain in_short(name + " may exist or not, now or after a crash");
   const uncertainty uncertain{&uncertain_, draft.id.generation, &name, &in_short};
   if (method_ == commit_method::rename) {
     commit_by_rename(draft, text, uncertain);
@@ -259,7 +261,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::give_name(const checkpoint_d
       case draft_name::its_own:
         throw;
       case draft_name::unknown:
-        throw uncertain(error, " may be there, whole, or not at all");
+        throw uncertain(error, " may exist, whole, or not at all");
       case draft_name::final:
         return;
     }
@@ -276,7 +278,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_manifest(const che
   try {
     write_file(path, text);
   } catch (const storage_error& error) {
-    // Written and not synced: others may have seen a whole one. Now it is none, if that can be had.
+    // Written but not synced: others may have seen a whole one. Now undo that if possible.
     try {
       remove_if_there(path);
     } catch (const storage_error&) {
@@ -291,8 +293,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_manifest(const che
   }
 }
 
-/// What a draft is called whose rename is said to have failed: a file server's answer may be lost, and then
-/// the same request, sent once more, finds nothing to rename.
+/// Returns the present name of a draft whose rename is reported as failed: a file server's answer may be
+/// lost, and then the repeated request finds nothing to rename.
 LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::name_now(const checkpoint_draft& draft) noexcept
     -> draft_name {
   try {
@@ -302,7 +304,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::name_now(const checkpoint_dr
       if (each.name == folder_name(draft.id)) found = draft_name::final;
     }
     return found;
-  } catch (...) {  // want of memory, too
+  } catch (...) {  // including lack of memory
     return draft_name::unknown;
   }
 }
@@ -313,7 +315,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::abandon(const checkpoint_dra
   } catch (...) {
     try {
       abandoned_.push_back(draft.folder);
-    } catch (...) {  // what is left goes when the folder is opened next
+    } catch (...) {  // the rest is removed when the folder is next opened
     }
   }
 }
@@ -326,7 +328,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::superf
   return all;
 }
 
-/// As far as sizes tell.
+/// Checks only sizes.
 LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_whole(const found_checkpoint& found) {
   try {
     for (const checkpoint_file& each : found.manifest.files)
@@ -337,7 +339,7 @@ LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_whole(const found_checkpo
   }
 }
 
-/// The newest first.
+/// Newest first.
 LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retention) -> leaving_list {
   leaving_list list;
   std::vector<leaving_checkpoint>& all = list.all;
@@ -351,13 +353,13 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
     } catch (const storage_error& error) {
       const bool is_none = error.number() == ENOENT && !detail::leads_nowhere(storage_, folder_name(id));
       if (is_none) continue;  // not whole
-      // It may be whole all the same, and refer to any that is older.
+      // It may still be whole, and refer to any older one.
       list.unread = error.what();
       return list;
-    } catch (const error&) {  // damaged: it must not count, and is somebody's to look into
+    } catch (const error&) {  // damaged: it must not count, and stays for a person to examine
       continue;
     }
-    if (!is_whole(found)) {  // likewise; what it refers to may be of use
+    if (!is_whole(found)) {  // damaged likewise; the files that it refers to may still be useful
       for (const stored_chunks& each : found.manifest.stored)
         needed.push_back(each.generation);
       continue;
@@ -373,10 +375,10 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
   return list;
 }
 
-/// What went wrong while others went on.
+/// Collects problems while the other work continues.
 class checkpoint_folder_base::troubles {
  public:
-  /// Calls `work`, and notes what a storage refuses. Whether it was done.
+  /// Calls `work`, and records a refusal of the storage. Returns whether it was done.
   template <class Work>
   bool bear(Work work) {
     try {
@@ -402,7 +404,7 @@ class checkpoint_folder_base::troubles {
   std::uint64_t count_ = 0;
 };
 
-/// Generations that readers hold. What is left of a reader that has gone is removed.
+/// Returns the generations held by readers. Removes the remains of dead readers.
 LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_by_readers(troubles& met) {
   std::vector<std::uint64_t> held;
   for (const storage_entry& each : storage_.list("")) {
@@ -419,18 +421,19 @@ LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_b
   return held;
 }
 
-/// From here on none of them is called a checkpoint. @return those of which that holds.
+/// Removes the names of checkpoints from these. @return those for which it succeeded.
 LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove_names(
     const std::vector<leaving_checkpoint>& leaving, troubles& met) {
   std::vector<checkpoint_id> gone;
   if (leaving.empty()) return gone;
-  // No reader takes a hold meanwhile: one that has it finds its checkpoint, for as long as it likes. While a
-  // reader is about to, nothing goes; it will next time.
+  // No reader takes a hold during this: a reader with a hold keeps its checkpoint as long as it wants. While
+  // a reader is taking a hold, nothing is removed; it will be next time.
   std::optional<storage_ref::lock_type> alone;
   met.bear([&] { alone = storage_.try_lock(std::string(checkpoint_names::holding)); });
   if (!alone) return gone;
-  std::vector<std::uint64_t> needed;                        // by those that may still be there after a crash
-  std::vector<std::uint64_t> stays = held_by_readers(met);  // and what those need that could not be removed
+  std::vector<std::uint64_t> needed;                        // by those that may still exist after a crash
+  std::vector<std::uint64_t> stays = held_by_readers(met);  // and those needed by checkpoints that could not
+                                                            // be removed
   const std::vector<storage_entry> entries = storage_.list("");
   const auto has = [](const std::vector<std::uint64_t>& all, std::uint64_t generation) {
     return std::ranges::find(all, generation) != all.end();
@@ -460,11 +463,11 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove
   return gone;
 }
 
-/// What has no name of a checkpoint any more, also since earlier calls.
+/// Removes everything that no longer has a checkpoint's name, also from earlier calls.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_trash(const std::vector<checkpoint_id>& gone,
                                                                  troubles& met) {
   if (method_ == commit_method::rename) {
-    // Before their files go: none is called a checkpoint any more that is not whole.
+    // Before their files are removed: a folder that is not whole must not have a checkpoint's name.
     if (!gone.empty() && !met.bear([&] { storage_.sync_folder(""); })) return;
     for (const storage_entry& each : storage_.list("")) {
       if (each.name.starts_with(checkpoint_names::trash)) met.bear([&] { remove_entry(each); });
@@ -481,7 +484,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(r
   const leaving_list list = leaving(retention);
   const std::vector<checkpoint_id> gone = remove_names(list.all, met);
   remove_trash(gone, met);
-  // Last: where it cannot be written, what had to go is gone.
+  // Last, so that a failure to write it does not affect the removals.
   const std::vector<checkpoint_id> left = list_checkpoints(storage_);
   if (!left.empty()) met.bear([&] { hint_at(left.front()); });
   if (!list.unread.empty()) met.note(list.unread + "; no older checkpoint is removed while it may need one");
@@ -489,7 +492,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(r
   return gone;
 }
 
-/// Nobody relies on it: it is not synced.
+/// Not synced, because nothing relies on it.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hint_at(const checkpoint_id& id) {
   const std::string latest(checkpoint_names::latest);
   const bool renames = method_ == commit_method::rename;

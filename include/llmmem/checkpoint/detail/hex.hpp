@@ -1,5 +1,5 @@
 /// @file
-/// Checksums as texts have them.
+/// Checksums in text form.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,14 +15,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Eight lower-case hexadecimal digits.
+/// Appends eight lower-case hexadecimal digits.
 inline void append_hex(std::string& to, std::uint32_t value) {
   constexpr std::string_view digits = "0123456789abcdef";
   for (int shift = 28; shift >= 0; shift -= 4)
     to += digits[(value >> shift) & 0xFU];
 }
 
-/// What `append_hex` wrote, or nothing.
+/// Returns the number that `append_hex` wrote, or nothing.
 [[nodiscard]] inline std::optional<std::uint32_t> read_hex(std::string_view text) noexcept {
   if (text.size() != 8) return std::nullopt;
   std::uint32_t value = 0;
@@ -34,7 +34,7 @@ inline void append_hex(std::string& to, std::uint32_t value) {
   return value;
 }
 
-/// Of a text's bytes.
+/// Returns the checksum of a text's bytes.
 [[nodiscard]] inline std::uint32_t crc32c_of(std::string_view text) noexcept {
   return crc32c(0, std::as_bytes(std::span(text.data(), text.size())));
 }

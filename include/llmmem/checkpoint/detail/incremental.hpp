@@ -1,5 +1,5 @@
 /// @file
-/// What an incremental save refers to, and how it says where chunks are.
+/// What an incremental save refers to, and how it records where chunks are.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -17,18 +17,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What a chunk has besides its checksum.
+/// The digest of a chunk, in addition to its checksum.
 using chunk_digest_value = std::array<std::uint64_t, 2>;
 
-/// A rank's part of a checkpoint that is committed, for the next one to refer to.
+/// A rank's part of a committed checkpoint, to which the next one may refer.
 struct committed_part {
-  checkpoint_manifest part{};                            // its files are as they were planned, extras behind
+  checkpoint_manifest part{};                            // its files are in planned order, followed by extras
   std::vector<std::vector<chunk_digest_value>> digests;  // of files and chunks
   std::uint64_t version = 0;                             // of the view
-  std::uint32_t since_whole = 0;                         // committed ones, of which the first was whole
+  std::uint32_t since_whole = 0;                         // number of committed ones since the whole one,
+                                                         // inclusive
 };
 
-/// Where a chunk of a file of a committed part is.
+/// Returns where a chunk of a file of a committed part is.
 [[nodiscard]] inline std::pair<stored_chunks, std::uint64_t> place_of(const checkpoint_manifest& part,
                                                                       const checkpoint_file& file,
                                                                       std::uint64_t chunk) {
@@ -37,13 +38,13 @@ struct committed_part {
   return {part.stored[run.stored], run.place + (chunk - run.first)};
 }
 
-/// Says in a part that is being made where the chunks of one of its files are, one after the other.
+/// Records in a new part where the chunks of one of its files are, one after the other.
 class run_list {
  public:
   run_list(checkpoint_manifest& part, checkpoint_file& file)
       : part_(&part), file_(&file), first_(part.stored.size()) {}
 
-  /// The next chunk is there.
+  /// Adds the place of the next chunk.
   void add(const stored_chunks& in, std::uint64_t place) {
     const std::uint32_t stored = number_of(in);
     const std::uint64_t chunk = chunks_++;
@@ -59,7 +60,7 @@ class run_list {
 
  private:
   [[nodiscard]] std::uint32_t number_of(const stored_chunks& in) {
-    // Few: a file of each checkpoint since the last whole one. Those before are other files'.
+    // Short: one file of each checkpoint since the last whole one. Earlier entries belong to other files.
     const auto found =
         std::find(part_->stored.begin() + static_cast<std::ptrdiff_t>(first_), part_->stored.end(), in);
     if (found == part_->stored.end()) {
@@ -75,7 +76,7 @@ class run_list {
   std::uint64_t chunks_ = 0;
 };
 
-/// What the file of a checkpoint that has only a file's new chunks is called.
+/// Returns the name of a file that holds only the new chunks of a checkpoint's file.
 [[nodiscard]] inline std::string changes_name(const std::string& file) {
   return file + ".changes";
 }

@@ -25,13 +25,13 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What is read of a file.
+/// What is read from a file.
 struct load_file {
   std::uint32_t file = 0;
   std::vector<load_copy> copies{};
 };
 
-/// Reads a file's header, by whole chunks that are held to their checksums where that is asked for.
+/// Reads a file's header, by whole verified chunks if that is requested.
 [[nodiscard]] inline safetensors_header read_header(const file_chunks& input, const found_checkpoint& from,
                                                     const checkpoint_file& file, verification how,
                                                     std::uint64_t& read_bytes) {
@@ -61,20 +61,20 @@ struct load_file {
   return read_safetensors(std::span(begin).first(static_cast<std::size_t>(header_bytes)), file.bytes, path);
 }
 
-/// Elements to bytes, of types that may share one.
+/// Converts elements to bytes, for types whose elements may share a byte.
 [[nodiscard]] inline std::uint64_t whole_bytes(std::uint64_t elements, std::uint64_t bits,
                                                const std::string& path, const std::string& tensor) {
   const std::uint64_t rest = elements % 8 * bits;
   if (rest % 8 != 0)
     throw argument_error(path + ": " + tensor +
-                         ": a part of it begins or ends inside a byte; take parts of whole bytes");
+                         ": a part of it begins or ends inside a byte; request parts of whole bytes");
   return elements / 8 * bits + rest / 8;
 }
 
-/// Has one thread do what others ask of it, one thing after the other; they wait until it is done.
+/// Lets one thread do what others ask, one request after the other; they wait until it is done.
 class handover {
  public:
-  /// For the others. False when it was stopped: nothing is done any more.
+  /// Called by the others. Returns false when it was stopped: nothing more is done.
   template <class Work>
   bool ask(Work work) {
     request mine{&work, [](void* of) { (*static_cast<Work*>(of))(); }, state::waits};
@@ -85,14 +85,14 @@ class handover {
     changed_.wait(lock, [&] { return mine.how != state::waits; });
     return mine.how == state::done;
   }
-  /// One of the others has ended, and asks for nothing more.
+  /// One of the others has ended, and makes no more requests.
   void leave() {
     const std::scoped_lock lock(mutex_);
     --others_;
     changed_.notify_all();
   }
-  /// For the one: does what is asked until all have left. What `work` throws stops it, and is thrown once all
-  /// have left.
+  /// Called by the one thread: serves requests until all others have left. An exception from `work` stops it,
+  /// and is rethrown once all have left.
   void serve(std::size_t others) {
     std::unique_lock lock(mutex_);
     others_ += static_cast<std::ptrdiff_t>(others);
@@ -129,11 +129,11 @@ class handover {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<request*> asked_{};
-  std::ptrdiff_t others_ = 0;  // may leave before `serve` knows of them
+  std::ptrdiff_t others_ = 0;  // others may leave before `serve` counts them
   bool is_stopped_ = false;
 };
 
-/// Copies of a file by where they begin, of which those within a stretch are found.
+/// The copies of a file, sorted by their beginnings, so that those within a stretch are found.
 class copies_within {
  public:
   explicit copies_within(std::span<const load_copy> copies) : copies_(copies), ends_(copies.size()) {
@@ -142,7 +142,7 @@ class copies_within {
       ends_[i] = end = std::max(end, copies[i].end());
   }
 
-  /// Those that may have bytes in `[begin, end)`; all others have none.
+  /// Returns those that may have bytes in `[begin, end)`; the others have none.
   [[nodiscard]] std::span<const load_copy> of(std::uint64_t begin, std::uint64_t end) const {
     const auto first = std::ranges::upper_bound(ends_, begin) - ends_.begin();
     const auto last = std::ranges::lower_bound(copies_, end, {}, &load_copy::begin) - copies_.begin();
@@ -152,10 +152,10 @@ class copies_within {
 
  private:
   std::span<const load_copy> copies_;  // sorted by `begin`
-  std::vector<std::uint64_t> ends_;    // the highest up to each
+  std::vector<std::uint64_t> ends_;    // the highest end up to each
 };
 
-/// Reads the files of a plan, several readers at once.
+/// Reads the files of a plan with several readers concurrently.
 class checkpoint_reader {
  public:
   checkpoint_reader(const found_checkpoint& from, load_sink sink, const load_options& options)
@@ -187,10 +187,10 @@ class checkpoint_reader {
     std::vector<std::thread> readers;
     readers.reserve(useful);
     try {
-      // Where the caller gives, it does not read.
+      // If the caller passes bytes to the sink, it does not read.
       for (std::size_t i = gives_here ? 0 : 1; shares && i < useful; ++i)
         readers.emplace_back(work, gives_here ? &to_caller : nullptr);
-    } catch (const std::system_error&) {  // no more threads are to be had: those that are there do
+    } catch (const std::system_error&) {  // no more threads are available: the existing ones suffice
     }
     if (gives_here && !readers.empty()) {
       try {
@@ -212,7 +212,7 @@ class checkpoint_reader {
  private:
   static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
 
-  /// Gives by the thread that is to give. False when all is over.
+  /// Passes bytes to the sink on the right thread. Returns false when everything has been stopped.
   template <class Give>
   [[nodiscard]] bool give(handover* through, Give work) {
     if (through != nullptr) return through->ask(work);
@@ -275,7 +275,7 @@ class checkpoint_reader {
   std::exception_ptr failed_;
 };
 
-/// Places of what has names, in their order. @param name_of  of a place.
+/// Returns the indices of named items, sorted by name. @param name_of  an index.
 template <class NameOf>
 [[nodiscard]] std::vector<std::uint32_t> sorted_places(std::size_t count, NameOf name_of_place) {
   std::vector<std::uint32_t> places(count);
@@ -285,7 +285,7 @@ template <class NameOf>
   return places;
 }
 
-/// The one of that name, or null. @param sorted  from `sorted_places` of the same names.
+/// Returns the item of that name, or null. @param sorted  from `sorted_places` of the same names.
 template <class NameOf>
 [[nodiscard]] const std::uint32_t* find_sorted(const std::vector<std::uint32_t>& sorted,
                                                std::string_view name, NameOf name_of_place) {
@@ -295,12 +295,12 @@ template <class NameOf>
 
 }  // namespace detail
 
-/// The catalogue, pieces and wishes that a plan is made of.
+/// The catalogue, pieces and requests from which a plan is made.
 struct checkpoint_loader::wishes {
   std::vector<tensor_facts> catalogue{};
   std::vector<stored_piece> stored{};
   std::vector<const checkpoint_piece*> pieces{};  // of the stored ones
-  std::vector<std::uint32_t> tensors{};           // in the manifest, of the catalogue's
+  std::vector<std::uint32_t> tensors{};           // index in the manifest of the catalogue's tensors
   std::vector<wanted_piece> wanted{};
 };
 
@@ -323,8 +323,8 @@ LLMMEM_CHECKPOINT_BODY const checkpoint_tensor& checkpoint_loader::tensor_of(
   if (found == nullptr) throw argument_error(named() + " is not in this checkpoint");
   const checkpoint_tensor& tensor = from_->manifest.tensors[*found];
   if (wanted.type && *wanted.type != tensor.type) {
-    throw argument_error(named() + " is of type " + std::string(name_of(tensor.type)) + ", wanted is " +
-                         std::string(name_of(*wanted.type)));
+    throw argument_error(named() + " is of type " + std::string(name_of(tensor.type)) +
+                         ", but the wanted type is " + std::string(name_of(*wanted.type)));
   }
   if (wanted.shape && *wanted.shape != tensor.shape) {
     const auto text = [](const std::vector<std::uint64_t>& shape) {
@@ -333,7 +333,8 @@ LLMMEM_CHECKPOINT_BODY const checkpoint_tensor& checkpoint_loader::tensor_of(
         all += (all.empty() ? "" : " x ") + std::to_string(each);
       return all.empty() ? std::string("a single element") : all;
     };
-    throw argument_error(named() + " is " + text(tensor.shape) + ", wanted is " + text(*wanted.shape));
+    throw argument_error(named() + " is " + text(tensor.shape) + ", but the wanted shape is " +
+                         text(*wanted.shape));
   }
   return tensor;
 }
@@ -379,7 +380,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_loader::know(std::uint32_t file, const de
 
 namespace detail {
 
-/// Where a piece's bytes begin in its file, whose header must agree with the manifest.
+/// Returns where a piece's bytes begin in its file, whose header must agree with the manifest.
 [[nodiscard]] inline std::uint64_t find_piece(const safetensors_header& header,
                                               const std::vector<std::uint32_t>& by_name,
                                               const checkpoint_piece& piece, const checkpoint_tensor& tensor,
@@ -388,12 +389,12 @@ namespace detail {
       by_name, piece.entry, [&](std::uint32_t i) -> std::string_view { return header.entries[i].name; });
   if (found == nullptr) {
     throw format_error(path + ": the manifest says that tensor " + json_quoted(piece.entry) +
-                       " is in it, which it is not");
+                       " is in it, but it is not");
   }
   const safetensors_entry& entry = header.entries[*found];
   if (entry.type != tensor.type || entry.bytes() != bytes_of(tensor.type, piece.runs.elements(), path))
     throw format_error(path + ": tensor " + json_quoted(piece.entry) +
-                       " has another type or size than the manifest says");
+                       " has a type or size other than the manifest says");
   return header.data_begin + entry.begin;
 }
 
@@ -448,7 +449,7 @@ LLMMEM_CHECKPOINT_BODY std::optional<std::vector<std::byte>> load_extra(storage_
   const std::string called = extra_name(rank, name);
   for (const checkpoint_tensor& each : from.manifest.tensors) {
     if (each.name != called) continue;
-    // As `plan_extras` has it; then it is no longer than its file, which is known to be there.
+    // As made by `plan_extras`; then it is no longer than its file, whose size is verified.
     if (each.pieces.size() != 1 || each.pieces[0].runs != element_runs::all_of(elements_of(each)))
       throw format_error(from.folder + ": extra " + detail::json_quoted(called) + " is not in one piece");
     std::vector<std::byte> bytes(

@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Runs of bytes of a file that go to runs of a wanted part.
+/// Runs of bytes of a file that become runs of a wanted part.
 struct load_copy {
   std::uint64_t begin = 0;  // of the first run, in the file
   std::uint64_t run = 0;    // bytes
@@ -26,7 +26,7 @@ struct load_copy {
 
   [[nodiscard]] std::uint64_t end() const noexcept { return begin + (count - 1) * stride + run; }
 
-  /// Calls `visit(begin in the file, bytes, offset in the part)` for what lies in `[first, last)`.
+  /// Calls `visit(begin in the file, bytes, offset in the part)` for the runs in `[first, last)`.
   template <class Visit>
   void each_within(std::uint64_t first, std::uint64_t last, Visit visit) const {
     std::uint64_t i = first <= begin + run - 1 ? 0 : (first - begin - run) / stride + 1;
@@ -39,8 +39,8 @@ struct load_copy {
   }
 };
 
-/// Receives the bytes that are loaded, of any type: one call for all runs of a copy in a chunk, so that short
-/// runs cost what they did.
+/// Receives the loaded bytes, for a sink of any type: one call for all runs of a copy in a chunk, so that
+/// short runs stay cheap.
 struct load_sink {
   void* sink;
   /// @param bytes  of the file, from byte `first` of it on

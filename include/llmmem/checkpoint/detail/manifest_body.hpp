@@ -1,5 +1,5 @@
 /// @file
-/// Manifests to and from JSON.
+/// Converts manifests to and from JSON.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -23,7 +23,7 @@ namespace detail {
 
 inline constexpr std::string_view manifest_format = "llmmem-checkpoint-1";
 
-/// A manifest's last line: `"crc32c":"01234567"}`, of all before it.
+/// A manifest's last line: `"crc32c":"01234567"}`, the checksum of everything before it.
 inline constexpr std::string_view manifest_key = R"("crc32c":")";
 inline constexpr std::string_view manifest_tail = "\"}\n";
 
@@ -105,19 +105,19 @@ LLMMEM_CHECKPOINT_BODY std::string to_json(const checkpoint_manifest& manifest) 
 
 namespace detail {
 
-/// Takes the members of an object, each at most once.
+/// Reads the members of an object, each at most once.
 class manifest_members {
  public:
   explicit manifest_members(json_reader& json) noexcept : json_(&json) {}
 
-  /// Whether `key` is `name`, the `bit`th of them, and new.
+  /// Whether `key` is `name`, the `bit`th member, and new.
   [[nodiscard]] bool is(const std::string& key, std::string_view name, unsigned bit) {
     if (key != name) return false;
-    if ((seen_ & 1U << bit) != 0) json_->refuse("'" + std::string(name) + "' twice");
+    if ((seen_ & 1U << bit) != 0) json_->refuse("'" + std::string(name) + "' occurs twice");
     seen_ |= 1U << bit;
     return true;
   }
-  /// The first `count` of them must have been there; those behind may.
+  /// Requires the first `count` members; the later ones are optional.
   void need(unsigned count) const {
     const unsigned all = (1U << count) - 1;
     if ((seen_ & all) != all) json_->refuse("the object that ends here lacks a member");
@@ -140,7 +140,7 @@ class manifest_members {
   return static_cast<std::uint32_t>(value);
 }
 
-/// An array of so many numbers.
+/// Reads an array of exactly that many numbers.
 template <std::size_t Count>
 [[nodiscard]] std::array<std::uint64_t, Count> read_numbers(json_reader& json, const std::string& what) {
   std::array<std::uint64_t, Count> all{};
@@ -263,24 +263,24 @@ template <std::size_t Count>
 LLMMEM_CHECKPOINT_BODY checkpoint_manifest read_manifest(std::string_view text, const std::string& what) {
   constexpr std::size_t tail = detail::manifest_key.size() + 8 + detail::manifest_tail.size();
   if (text.size() > max_manifest_bytes) {
-    throw format_error(what + ": " + std::to_string(text.size()) + " bytes, a manifest has at most " +
+    throw format_error(what + ": " + std::to_string(text.size()) + " bytes, but a manifest has at most " +
                        std::to_string(max_manifest_bytes));
   }
   if (text.size() < tail || !text.ends_with(detail::manifest_tail) ||
       text.substr(text.size() - tail, detail::manifest_key.size()) != detail::manifest_key)
-    throw format_error(what + ": it does not end as a manifest does: it was cut, or is something else");
+    throw format_error(what + ": it does not end like a manifest: it was truncated, or is something else");
   const std::string_view body = text.substr(0, text.size() - tail);
   const std::optional<std::uint32_t> told =
       detail::read_hex(text.substr(body.size() + detail::manifest_key.size(), 8));
   if (!told || *told != detail::crc32c_of(body))
-    throw format_error(what + ": its checksum differs: it is damaged");
+    throw format_error(what + ": its checksum is wrong: it is damaged");
   detail::json_reader json(text, 0, what);
   checkpoint_manifest manifest;
   detail::manifest_members members(json);
   json.object([&](const std::string& key) {
     if (members.is(key, "format", 0)) {
       if (const std::string format = json.string(); format != detail::manifest_format)
-        json.refuse("its format is " + detail::json_quoted(format) + ", not one that is known here");
+        json.refuse("its format is " + detail::json_quoted(format) + ", which this version does not know");
     } else if (members.is(key, "generation", 1)) {
       manifest.generation = json.number();
     } else if (members.is(key, "step", 2)) {

@@ -1,5 +1,5 @@
 /// @file
-/// Whether manifests fit together, and the parts of several ranks as one.
+/// Checks that manifests are consistent, and merges the parts of several ranks.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -19,14 +19,14 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A name that cannot lead out of its folder, nor be one of ours.
+/// Whether a name stays inside its folder and is not reserved by the library.
 [[nodiscard]] inline bool is_plain_name(std::string_view name) noexcept {
   return !name.empty() && name.size() <= 255 && name.front() != '.' && is_utf8(name) &&
          name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos &&
          name != "MANIFEST.json";
 }
 
-/// The first of `names` that occurs again, if one does.
+/// Returns the first of `names` that occurs again, if any.
 [[nodiscard]] inline std::optional<std::string_view> first_repeated(std::vector<std::string_view> names) {
   std::ranges::sort(names);
   const auto found = std::ranges::adjacent_find(names);
@@ -38,7 +38,7 @@ namespace detail {
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
 }
 
-/// The file's checksum, of its chunks': see `crc32c_combine`, here with one product a chunk.
+/// Computes the file's checksum from its chunks': see `crc32c_combine`, here with one product per chunk.
 [[nodiscard]] inline std::uint32_t combined_crc32c(const checkpoint_file& file,
                                                    std::uint64_t chunk_bytes) noexcept {
   if (file.chunks.empty()) return 0;
@@ -49,8 +49,8 @@ namespace detail {
   return crc32c_combine(sum, file.chunks.back(), file.bytes - (file.chunks.size() - 1) * chunk_bytes);
 }
 
-/// Bytes of the stored files that a file lies in: it is no longer than they are, as each chunk has a place of
-/// its own. Of a manifest that says otherwise a file could be made of any length from a short one.
+/// Returns the bytes of the stored files that a file lies in. The file cannot be longer, because each chunk
+/// has its own place. Without this check a manifest could make a file of any length from a short one.
 [[nodiscard]] inline std::uint64_t stored_bytes(const checkpoint_manifest& manifest,
                                                 const checkpoint_file& file) {
   const auto key = [&](std::uint32_t i) {
@@ -62,14 +62,14 @@ namespace detail {
     if (in.empty() || in.back() != each.stored) in.push_back(each.stored);
   }
   std::ranges::sort(in, {}, key);
-  in.erase(std::ranges::unique(in, {}, key).begin(), in.end());  // one that is listed twice is one
+  in.erase(std::ranges::unique(in, {}, key).begin(), in.end());  // a duplicate counts once
   std::uint64_t bytes = 0;
   for (const std::uint32_t each : in)
-    bytes = std::min(bytes + manifest.stored[each].bytes, max_bytes);  // neither is more than that
+    bytes = std::min(bytes + manifest.stored[each].bytes, max_bytes);  // neither exceeds that
   return bytes;
 }
 
-/// That they are of all chunks, in order, and that each is in its stored file.
+/// Checks that the runs cover all chunks in order, and that each is inside its stored file.
 inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoint_file& file,
                              const std::string& what) {
   std::uint64_t next = 0;
@@ -88,7 +88,7 @@ inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoi
             std::to_string(manifest.stored.size()));
     }
     next += each.count;
-    const std::uint64_t end = next * manifest.chunk_bytes;  // no more than a chunk past 2^63
+    const std::uint64_t end = next * manifest.chunk_bytes;  // at most a chunk past 2^63
     const std::uint64_t bytes = (end < file.bytes ? end : file.bytes) - each.first * manifest.chunk_bytes;
     const stored_chunks& in = manifest.stored[each.stored];
     if (each.place > in.bytes / manifest.chunk_bytes ||
@@ -99,11 +99,11 @@ inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoi
   }
   if (next != file.chunks.size()) {
     throw argument_error(what + ": file " + json_quoted(file.name) + ": its runs are of " +
-                         std::to_string(next) + " chunks, it has " + std::to_string(file.chunks.size()));
+                         std::to_string(next) + " chunks, but it has " + std::to_string(file.chunks.size()));
   }
   if (const std::uint64_t bytes = stored_bytes(manifest, file); bytes < file.bytes) {
     throw argument_error(what + ": file " + json_quoted(file.name) + ": its chunks are in stored files of " +
-                         std::to_string(bytes) + " bytes, it has " + std::to_string(file.bytes));
+                         std::to_string(bytes) + " bytes, but it has " + std::to_string(file.bytes));
   }
 }
 
@@ -112,7 +112,8 @@ inline void check_stored_chunks(const checkpoint_manifest& manifest, const store
   const auto wrong = [&](const std::string& why) {
     throw argument_error(what + ": stored file " + json_quoted(stored.name) + ": " + why);
   };
-  if (!is_plain_name(stored.name)) wrong("the name must be plain: UTF-8, without '/', no '.' first");
+  if (!is_plain_name(stored.name))
+    wrong("the name must be plain: UTF-8, without '/', not beginning with '.'");
   if (stored.bytes > max_bytes) wrong("more than 2^63 - 1 bytes");
   if (stored.generation > manifest.generation)
     wrong("it is of generation " + std::to_string(stored.generation) + ", a later one");
@@ -125,14 +126,14 @@ inline void check_checkpoint_file(const checkpoint_manifest& manifest, const che
   const auto wrong = [&](const std::string& why) {
     throw argument_error(what + ": file " + json_quoted(file.name) + ": " + why);
   };
-  if (!is_plain_name(file.name)) wrong("the name must be plain: UTF-8, without '/', no '.' first");
+  if (!is_plain_name(file.name)) wrong("the name must be plain: UTF-8, without '/', not beginning with '.'");
   if (file.bytes > max_bytes) wrong("more than 2^63 - 1 bytes");
   if (file.rank >= manifest.world)
     wrong("rank " + std::to_string(file.rank) + " of " + std::to_string(manifest.world));
   if (const std::uint64_t chunks = chunks_in(file.bytes, manifest.chunk_bytes); chunks != file.chunks.size())
     wrong(std::to_string(file.chunks.size()) + " checksums for " + std::to_string(chunks) + " chunks");
   if (combined_crc32c(file, manifest.chunk_bytes) != file.crc32c)
-    wrong("its checksum is not that of its chunks");
+    wrong("its checksum does not match those of its chunks");
   if (!file.runs.empty()) check_chunk_runs(manifest, file, what);
 }
 
@@ -190,13 +191,13 @@ LLMMEM_CHECKPOINT_BODY std::uint64_t bytes_of(safetensors_type type, std::uint64
   const std::uint64_t rest = elements % 8 * bits;
   if (rest % 8 != 0) {
     throw argument_error(what + ": " + std::to_string(elements) + " elements of " + std::to_string(bits) +
-                         " bits fill no whole bytes");
+                         " bits do not fill whole bytes");
   }
   return checked_add(checked_multiply(elements / 8, bits, what.c_str()), rest / 8, what.c_str());
 }
 
 LLMMEM_CHECKPOINT_BODY void check_manifest(const checkpoint_manifest& manifest, const std::string& what) {
-  if (manifest.world == 0) throw argument_error(what + ": a world of no ranks");
+  if (manifest.world == 0) throw argument_error(what + ": the world has 0 ranks");
   if (manifest.chunk_bytes == 0 || manifest.chunk_bytes > max_checkpoint_chunk) {
     throw argument_error(what + ": chunks of " + std::to_string(manifest.chunk_bytes) +
                          " bytes; they have 1 to " + std::to_string(max_checkpoint_chunk));
@@ -209,19 +210,19 @@ LLMMEM_CHECKPOINT_BODY void check_manifest(const checkpoint_manifest& manifest, 
     names.push_back(each.name);
   }
   if (const auto twice = detail::first_repeated(std::move(names)))
-    throw argument_error(what + ": file " + detail::json_quoted(std::string(*twice)) + " twice");
+    throw argument_error(what + ": file " + detail::json_quoted(std::string(*twice)) + " occurs twice");
   names.clear();
   for (const checkpoint_tensor& each : manifest.tensors) {
     detail::check_checkpoint_tensor(manifest, each, what);
     names.push_back(each.name);
   }
   if (const auto twice = detail::first_repeated(std::move(names)))
-    throw argument_error(what + ": tensor " + detail::json_quoted(std::string(*twice)) + " twice");
+    throw argument_error(what + ": tensor " + detail::json_quoted(std::string(*twice)) + " occurs twice");
 }
 
 namespace detail {
 
-/// Places of what has names, by name, and by place where names are the same.
+/// Returns the indices of named items, by name, and by index for equal names.
 template <class Named>
 [[nodiscard]] std::vector<std::size_t> places_by_name(const std::vector<Named>& all) {
   std::vector<std::size_t> places(all.size());
@@ -239,11 +240,11 @@ template <class Named>
 LLMMEM_CHECKPOINT_BODY void manifest_merger::add(checkpoint_manifest part, const std::string& what) {
   const auto same = [&](const char* name, std::uint64_t have, std::uint64_t got) {
     if (have != got) {
-      throw argument_error(what + ": its " + name + " is " + std::to_string(got) + ", the others' is " +
+      throw argument_error(what + ": its " + name + " is " + std::to_string(got) + ", but the others' is " +
                            std::to_string(have));
     }
   };
-  check_manifest(part, what);  // its numbers of files, before any is added to them
+  check_manifest(part, what);  // checks its numbers of files before any is added to them
   if (parts_.empty()) {
     merged_ = std::move(part);
   } else {
@@ -275,11 +276,11 @@ LLMMEM_CHECKPOINT_BODY void manifest_merger::check_files() const {
     const std::string& name = merged_.files[places[i]].name;
     if (name != merged_.files[places[i - 1]].name) continue;
     const auto by = std::ranges::upper_bound(parts_, places[i], {}, &added_part::end_of_files);
-    throw argument_error(by->what + ": file " + detail::json_quoted(name) + " twice");
+    throw argument_error(by->what + ": file " + detail::json_quoted(name) + " occurs twice");
   }
 }
 
-/// A tensor's pieces of all parts, with the first of them.
+/// Merges a tensor's pieces of all parts into the first of them.
 LLMMEM_CHECKPOINT_BODY void manifest_merger::fold_tensors() {
   std::vector<checkpoint_tensor>& all = merged_.tensors;
   const std::vector<std::size_t> places = detail::places_by_name(all);
@@ -295,7 +296,7 @@ LLMMEM_CHECKPOINT_BODY void manifest_merger::fold_tensors() {
     if (there.type != each.type || there.shape != each.shape) {
       const auto by = std::ranges::upper_bound(parts_, places[i], {}, &added_part::end_of_tensors);
       throw argument_error(by->what + ": tensor " + detail::json_quoted(each.name) +
-                           " has another type or shape than other ranks have it");
+                           " has a type or shape other than on other ranks");
     }
     there.pieces.insert(there.pieces.end(), each.pieces.begin(), each.pieces.end());
     is_folded[places[i]] = true;

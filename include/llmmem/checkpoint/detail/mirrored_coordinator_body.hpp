@@ -30,7 +30,7 @@ void mirror_core::tell(Tell tell_it) noexcept {
 
 LLMMEM_CHECKPOINT_BODY mirror_core::mirror_core(const mirror_parts& parts, const mirror_options& options)
     : parts_(parts), options_(options) {
-  static_cast<void>(copy_buffer(options_.buffer_bytes));  // so that it throws here
+  static_cast<void>(copy_buffer(options_.buffer_bytes));  // so that its exception is thrown here
   if (parts_.local.rank() != 0) return;
   folder_.emplace(parts_.durable);
   parts_.local_folder(parts_.coordinator).raise_generation(folder_->generation());
@@ -38,7 +38,7 @@ LLMMEM_CHECKPOINT_BODY mirror_core::mirror_core(const mirror_parts& parts, const
   copier_ = std::thread([this] { run(); });
 }
 
-/// A process that ended between a commit and its copy leaves one that only this machine has.
+/// A process that ended between a commit and its copy leaves a checkpoint that only this machine has.
 LLMMEM_CHECKPOINT_BODY void mirror_core::find_what_lacks() {
   const checkpoint_search there = find_checkpoint(parts_.durable, verification::sizes);
   if (there.found) stats_.last_copied = there.found->id;
@@ -51,7 +51,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::find_what_lacks() {
   hold_local();
 }
 
-/// That a durable checkpoint of the same generation, if there is one, is a copy of the local one.
+/// Checks that a durable checkpoint of the same generation, if any, is a copy of the local one.
 LLMMEM_CHECKPOINT_BODY void mirror_core::check_that_one_run(const found_checkpoint& here) {
   for (const checkpoint_id& id : list_checkpoints(parts_.durable)) {
     if (id.generation != here.id.generation) continue;
@@ -59,7 +59,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::check_that_one_run(const found_checkpoi
       const checkpoint_manifest there =
           try_again({}, [&] { return open_manifest(parts_.durable, id).manifest; });
       if (folded_manifest(there) == folded_manifest(here.manifest)) return;
-    } catch (const format_error&) {  // damaged: nothing is known of it
+    } catch (const format_error&) {  // damaged: nothing is known of its contents
       return;
     } catch (const storage_error& error) {
       if (!proves_damage(error)) throw;
@@ -67,8 +67,8 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::check_that_one_run(const found_checkpoi
     }
     throw argument_error(parts_.local.storage().path(here.folder) + " and " +
                          parts_.durable.path(folder_name(id)) +
-                         " have the same generation and are not the same: two runs wrote to these folders; "
-                         "take a new folder for one of them");
+                         " have the same generation but differ: two runs wrote to these folders; "
+                         "use a new folder for one of them");
   }
 }
 
@@ -87,7 +87,7 @@ LLMMEM_CHECKPOINT_BODY mirror_core::~mirror_core() {
   copier_.join();
 }
 
-// --- what the checkpointer calls
+// --- calls by the checkpointer
 
 LLMMEM_CHECKPOINT_BODY void mirror_core::commit(const checkpoint_draft& draft,
                                                 const checkpoint_manifest& part) {
@@ -100,7 +100,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::commit(const checkpoint_draft& draft,
   try {
     parts_.local.commit(draft, part);
   } catch (const durability_uncertain&) {
-    note();  // it is whole, and a copy of it may be all that is left
+    note();  // it is whole, and a copy of it may be all that remains
     throw;
   }
   note();
@@ -116,7 +116,7 @@ LLMMEM_CHECKPOINT_BODY std::string mirror_core::tidy() {
   return trouble;
 }
 
-/// Before the local folder is tidied: what is on its way must stay, and with it what it takes chunks from.
+/// Called before the local folder is tidied: checkpoints being copied must stay, with those they refer to.
 LLMMEM_CHECKPOINT_BODY void mirror_core::hold_local() {
   std::vector<std::uint64_t> held;
   {
@@ -173,7 +173,7 @@ LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_copied(std::uint64_t generation, s
 
 LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began,
                                                     std::uint64_t most_ns) {
-  constexpr std::uint64_t day_ns = 86'400'000'000'000;  // a clock cannot be set to any time
+  constexpr std::uint64_t day_ns = 86'400'000'000'000;  // a clock cannot wait for an arbitrary time
   const std::uint64_t waited = monotonic_ns() - began;
   if (waited >= most_ns) return false;
   const auto left = static_cast<std::int64_t>(std::min(most_ns - waited, day_ns));
@@ -235,7 +235,7 @@ LLMMEM_CHECKPOINT_BODY auto mirror_core::try_copy(const copy_job& job) noexcept 
   } catch (const std::exception& error) {
     why = reason_of(error);
   } catch (...) {
-    why = reason("an exception that is none of the standard library's");
+    why = reason("an exception that is not from the standard library");
   }
   note_failed(job.what.id, why);
   return end;
@@ -247,7 +247,7 @@ LLMMEM_CHECKPOINT_BODY copy_verdict mirror_core::watch(const copy_progress& prog
   return stops_ ? copy_verdict::stop : copy_verdict::go_on;
 }
 
-/// Whether there is to be another attempt: not when a newer one waits, or all ends.
+/// Whether to make another attempt: not when a newer one waits, or everything is ending.
 LLMMEM_CHECKPOINT_BODY bool mirror_core::waits_for_retry() {
   const std::uint64_t began = monotonic_ns();
   std::unique_lock lock(mutex_);
@@ -291,7 +291,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::note_trouble(std::string what) noexcept
   stats_.last_trouble = std::move(what);
 }
 
-/// What it meets undoes no copy.
+/// A problem here undoes no copy.
 LLMMEM_CHECKPOINT_BODY void mirror_core::tidy_durable() noexcept {
   try {
     static_cast<void>(folder_->tidy(parts_.retention));
@@ -299,8 +299,8 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::tidy_durable() noexcept {
     note_trouble(reason_of(error));
   } catch (...) {
     note_trouble(
-        reason("tidying the durable folder ended with an exception that is none of the "
-               "standard library's"));
+        reason("tidying the durable folder ended with an exception that is not from the "
+               "standard library"));
   }
 }
 

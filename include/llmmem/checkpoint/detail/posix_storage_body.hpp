@@ -24,11 +24,11 @@ namespace detail {
 
 inline void check_storage_path(storage_call call, const std::string& path) {
   if (path.find('\0') != std::string::npos)
-    throw storage_error(call, std::string(path.c_str()), 0, "the path goes on behind a zero byte");
+    throw storage_error(call, std::string(path.c_str()), 0, "the path contains a zero byte");
 }
 
-/// Opens and closes, so that a refusal is told with its number. Without waiting for whoever might write to a
-/// pipe of that name, and without following a link that leads out of the folder.
+/// Opens and closes, to report a refusal with its error number. Does not wait for a writer of a pipe of that
+/// name, and does not follow a link out of the folder.
 inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions,
                      symbolic_links links = symbolic_links::refuse) {
   const int no_link = links == symbolic_links::refuse ? O_NOFOLLOW : 0;
@@ -45,11 +45,11 @@ inline void try_open(storage_call call, const std::string& path, int flags, std:
   const bool is_regular = ::fstat(file, &seen) == 0 && S_ISREG(seen.st_mode);
   ::close(file);
   if (!is_regular)
-    throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is no regular file");
+    throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is not a regular file");
 }
 
-/// What a name in a folder is of; not every file system says so when it lists. One that the system cannot
-/// examine is an error: a checkpoint must not be missing in a list because of a passing trouble.
+/// Returns the kind of a name in a folder; not every file system reports it when it lists. A name that the
+/// system cannot examine is an error: a temporary problem must not hide a checkpoint from a list.
 [[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry, const std::string& path) {
   if (entry.d_type == DT_REG) return storage_entry::kind::file;
   if (entry.d_type == DT_DIR) return storage_entry::kind::folder;
@@ -57,7 +57,7 @@ inline void try_open(storage_call call, const std::string& path, int flags, std:
   if (entry.d_type != DT_UNKNOWN) return storage_entry::kind::other;
   struct ::stat seen{};
   if (::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0) {
-    if (errno == ENOENT) return storage_entry::kind::other;  // it went meanwhile
+    if (errno == ENOENT) return storage_entry::kind::other;  // it was removed in between
     throw storage_error(storage_call::list, path, errno, std::string("of ") + entry.d_name);
   }
   return S_ISREG(seen.st_mode)   ? storage_entry::kind::file
@@ -66,7 +66,7 @@ inline void try_open(storage_call call, const std::string& path, int flags, std:
                                  : storage_entry::kind::other;
 }
 
-/// Fills `into` from one descriptor, as far as the file goes.
+/// Fills `into` from one descriptor, up to the end of the file.
 [[nodiscard]] inline int read_through(int file, std::uint64_t offset, std::span<std::byte> into,
                                       std::size_t& done) noexcept {
   while (done < into.size()) {
@@ -97,7 +97,7 @@ posix_storage<Engine>::posix_storage(const std::string& root, posix_storage_opti
   queue_ = std::make_unique<file_queue<Engine>>(options_.queue);
 }
 
-/// Each folder's name is durable before anything in it is.
+/// Makes each folder's name durable before anything in it.
 template <io_engine Engine>
 void posix_storage<Engine>::make_root(const std::string& root) {
   for (std::size_t slash = 0; slash != std::string::npos && !root.empty();) {
@@ -107,7 +107,7 @@ void posix_storage<Engine>::make_root(const std::string& root) {
       if (const result<void> synced = sync_folder_of(part); !synced)
         throw storage_error(storage_call::sync_folder, part, static_cast<int>(synced.error().index));
     } else if (errno != EEXIST) {
-      // Above a folder that is there nothing need be allowed.
+      // No permission is needed above an existing folder.
       const int number = errno;
       struct ::stat seen{};
       if (::stat(part.c_str(), &seen) != 0) throw storage_error(storage_call::make_folder, part, number);
@@ -164,7 +164,7 @@ auto posix_storage<Engine>::open(const std::string& below) -> input {
     return opened;
   } catch (const storage_error&) {
     throw;
-  } catch (const file_error& error) {  // it may have gone in between
+  } catch (const file_error& error) {  // it may have been removed in between
     throw storage_error(storage_call::open, whole, error.number());
   } catch (const io_error& error) {
     throw storage_error(storage_call::open, whole, 0, error.what());
@@ -176,7 +176,7 @@ void posix_storage<Engine>::rename(const std::string& from, const std::string& t
   const std::string old_name = checked_path(storage_call::rename, from);
   const std::string new_name = checked_path(storage_call::rename, to);
   if (::renameat2(AT_FDCWD, old_name.c_str(), AT_FDCWD, new_name.c_str(), RENAME_NOREPLACE) != 0)
-    throw storage_error(storage_call::rename, new_name, errno, "it has that of " + old_name);
+    throw storage_error(storage_call::rename, new_name, errno, "its name is still " + old_name);
 }
 
 template <io_engine Engine>
@@ -246,9 +246,9 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
             storage_call::lock, whole, number,
             detail::has_no_locks(number) ? std::string(detail::without_locks) : std::string());
       }
-      file->unlock_at_end();  // also where a forked child has the open file still
+      file->unlock_at_end();  // even if a forked child still has the open file
     }
-    // Between opening and locking it may have been removed: then the lock is of nothing.
+    // Between opening and locking it may have been removed: then the lock protects nothing.
     lock_type held(std::move(file));
     if (held.is_held()) return held;
   }
@@ -300,7 +300,7 @@ void posix_storage<Engine>::output::told(const result<void>& how) {
   if (how) return;
   failed_ = true;
   const failure& why = how.error();
-  // Failures of the queue itself have no number of the system's.
+  // Failures of the queue itself have no system error number.
   const bool of_file = why.code == errc::write_failed;
   throw storage_error(
       storage_call::write, file_->path(), of_file ? static_cast<int>(why.index) : 0,
@@ -331,7 +331,7 @@ void posix_storage<Engine>::input::read(std::uint64_t offset, std::span<std::byt
   }
   if (const int number = detail::read_through(file_->buffered(), offset, into, done); number != 0)
     throw failed(number, {});
-  if (done < into.size()) throw failed(0, ", but the file was cut while it was read");
+  if (done < into.size()) throw failed(0, ", but the file was truncated while it was read");
 }
 
 template <io_engine Engine>

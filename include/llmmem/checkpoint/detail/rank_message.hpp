@@ -1,5 +1,5 @@
 /// @file
-/// What ranks tell each other through files, and what those files are called.
+/// The messages that ranks exchange through files, and the names of those files.
 #pragma once
 
 #include <llmmem/checkpoint/detail/hex.hpp>
@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A kind, numbers and a text. As a file has it: a line with the first two, the text, and a CRC-32C of all
-/// that, so that half a message, or a damaged one, is none.
+/// A kind, numbers and a text. In a file: a line with the first two, the text, and a CRC-32C of all that, so
+/// that a partial or damaged message counts as none.
 struct rank_message {
   std::string kind{};
   std::vector<std::uint64_t> numbers{};
@@ -40,9 +40,9 @@ inline constexpr std::string_view rank_message_format = "llmmem-rank-1 ";
   return text + "\n";
 }
 
-/// Nothing for what is not whole.
+/// Returns nothing if it is not whole.
 [[nodiscard]] inline std::optional<rank_message> read_rank_message(std::string_view text) {
-  constexpr std::size_t tail = 9;  // of the checksum, and the line's end
+  constexpr std::size_t tail = 9;  // of the checksum, and the end of the line
   if (text.size() < tail + 1 || text.back() != '\n') return std::nullopt;
   const auto sum = read_hex(text.substr(text.size() - tail, tail - 1));
   text.remove_suffix(tail);
@@ -77,12 +77,12 @@ inline constexpr std::string_view rank_message_format = "llmmem-rank-1 ";
   return std::string(checkpoint_names::rendezvous) + std::string(kind) + "-" + rank_text(number);
 }
 
-/// `.rank-<session>-`, with which all that is told in a session begins.
+/// Returns `.rank-<session>-`, the prefix of all messages of a session.
 [[nodiscard]] inline std::string session_prefix(std::uint64_t session) {
   return std::string(checkpoint_names::rendezvous) + rank_text(session) + "-";
 }
 
-/// The round in what follows a session's prefix: `draft-7`, `vote-7-3`.
+/// Returns the round in the text behind a session's prefix: `draft-7`, `vote-7-3`.
 [[nodiscard]] inline std::optional<std::uint64_t> round_in(std::string_view name) {
   const std::size_t dash = name.find('-');
   if (dash == std::string_view::npos) return std::nullopt;

@@ -1,5 +1,5 @@
 /// @file
-/// How ranks of a `rank_session` take their places, and how a session of all of them begins.
+/// How ranks of a `rank_session` join, and how a session of all of them begins.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -25,8 +25,7 @@ LLMMEM_CHECKPOINT_BODY storage_ref::lock_type rank_session_base::take_rank(
   const std::string name = std::string(checkpoint_names::rank_lock) + std::to_string(options.rank);
   std::optional<storage_ref::lock_type> lock = storage.try_lock(name);
   if (lock) return std::move(*lock);
-  throw io_error(storage.path(name) + ": another process is " + who +
-                 " here; stop it, or give this one another rank");
+  throw io_error(storage.path(name) + ": another process is " + who + " here; stop it, or use another rank");
 }
 
 LLMMEM_CHECKPOINT_BODY std::string rank_session_base::where(const checkpoint_draft& draft) const {
@@ -61,7 +60,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather(const std::vector<std::str
     const std::uint64_t rank = message->numbers[0];
     const std::uint64_t world = message->numbers[1];
     if (world != options_.world || rank == 0 || rank >= world) {
-      notes += "; somebody is rank " + std::to_string(rank) + " of " + std::to_string(world);
+      notes += "; a process joined as rank " + std::to_string(rank) + " of " + std::to_string(world);
     } else {
       joined[static_cast<std::size_t>(rank)].emplace_back(message->numbers[2], name);
     }
@@ -74,7 +73,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather(const std::vector<std::str
       continue;
     }
     waits_.ranks.push_back(rank);
-    // One of them is of a process that is gone: who lives says so again.
+    // One of them belongs to a dead process: a living one publishes again.
     for (const auto& [nonce, name] : joined[rank])
       remove_quietly(name);
   }
@@ -103,17 +102,17 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::find_session(const std::vector<st
       remove_quietly(own);
       return true;
     }
-    waits_.text = "rank 0 has not begun a session with this process, but one with others is there";
+    waits_.text = "rank 0 has not begun a session with this process, but a session with others exists";
   }
   if (has(there, own)) return false;
   try {
     static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
   } catch (const storage_error& error) {
-    // Rank 0 came up and tidied, maybe while it was being opened, which has no number: the next call says it
-    // again.
+    // Rank 0 started and tidied, possibly while the file was being opened, which has no error number: the
+    // next call publishes again.
     if (error.number() != ENOENT && error.number() != 0) throw;
     if (error.number() == 0) waits_.text += "; " + std::string(error.what());
-  } catch (const io_error& error) {  // likewise, while it was being opened
+  } catch (const io_error& error) {  // the same, while it was being opened
     waits_.text += "; " + std::string(error.what());
   }
   return false;

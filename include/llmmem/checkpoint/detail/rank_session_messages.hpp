@@ -1,5 +1,5 @@
 /// @file
-/// What ranks of a `rank_session` tell one another: files that are synced before they have their names.
+/// The messages between ranks of a `rank_session`: files that are synced before they get their names.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -24,7 +24,7 @@ LLMMEM_CHECKPOINT_BODY std::string rank_session_base::vote_name(std::uint64_t nu
   return name_of("vote", number) + "-" + std::to_string(rank);
 }
 
-/// Of all that ranks tell, sorted.
+/// The names of all messages, sorted.
 LLMMEM_CHECKPOINT_BODY std::vector<std::string> rank_session_base::names() {
   std::vector<std::string> there;
   for (storage_entry& each : storage_.list("")) {
@@ -39,7 +39,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::has(const std::vector<std::string
   return std::ranges::binary_search(sorted, name);
 }
 
-/// What cannot be removed goes when the folder is opened next.
+/// Files that cannot be removed are removed when the folder is next opened.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::remove_quietly(const std::string& name) {
   try {
     storage_.remove(name);
@@ -47,14 +47,14 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::remove_quietly(const std::string&
   }
 }
 
-/// Synced: on a folder that machines share, another one is only sure to see what was.
+/// Synced, because in a folder shared by machines another one reliably sees only synced data.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::write_message(const std::string& name, std::string_view text) {
   auto output = storage_.create(name, text.size());
   static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
   output.sync();
 }
 
-/// Whether this was the first file of that name.
+/// Returns whether this was the first file of that name.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::publish(const std::string& name,
                                                        const detail::rank_message& message) {
   const std::string text = detail::to_text(message);
@@ -87,7 +87,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::give_name(const std::string& from
     if (error.number() == EEXIST) return false;
     if (!detail::is_unsupported(error.number())) throw;
   }
-  // Others may see half of it, and take it for nothing.
+  // Other ranks may see half of it, and ignore that.
   try {
     write_message(name, text);
   } catch (const storage_error& error) {
@@ -98,19 +98,19 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::give_name(const std::string& from
   return true;
 }
 
-/// Nothing for what is not there, or not whole.
+/// Returns nothing if it does not exist, or is not whole.
 LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read(const std::string& name) {
   try {
     return detail::read_rank_message(detail::read_whole(storage_, name, max_manifest_bytes + 4096));
   } catch (const storage_error& error) {
     if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
     throw;
-  } catch (const io_error&) {  // it went while it was being opened
+  } catch (const io_error&) {  // it was removed while it was being opened
     return std::nullopt;
   }
 }
 
-/// Of this session and that round.
+/// For this session and that round.
 LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read_told(
     const std::string& name, std::string_view kind, std::uint64_t number, std::size_t numbers) {
   auto message = read(name);
@@ -129,14 +129,14 @@ LLMMEM_CHECKPOINT_BODY auto rank_session_base::read_decision(std::uint64_t numbe
                   static_cast<std::uint32_t>(message->numbers[2]), std::move(message->text)};
 }
 
-/// Whether nobody had decided before.
+/// Returns whether this is the first decision.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::decide(std::uint64_t number, verdict what,
                                                       const std::string& why) {
   return publish(name_of("decision", number),
                  {"decision", {*session_, number, options_.rank, what == verdict::go ? 1U : 0U}, why});
 }
 
-/// What became of it is so, whether or not it can be told.
+/// The outcome stands, whether or not it can be announced.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, const std::string& why) {
   try {
     static_cast<void>(
@@ -147,7 +147,7 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, c
   }
 }
 
-/// All ranks have voted in a later round: nobody reads what was said before.
+/// All ranks have voted in a later round: earlier messages are no longer read.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::forget_before(std::uint64_t number,
                                                              const std::vector<std::string>& there) {
   const std::string prefix = detail::session_prefix(*session_);

@@ -16,7 +16,7 @@ LLMMEM_CHECKPOINT_BODY auto rank_session_base::current(const checkpoint_draft& d
   if (round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder) return *round_;
   throw argument_error("rank_session::" + std::string(call) + ": step " + std::to_string(draft.id.step) +
                        ", generation " + std::to_string(draft.id.generation) +
-                       " is not of the draft that was begun last");
+                       " is not the draft begun last");
 }
 
 LLMMEM_CHECKPOINT_BODY std::optional<checkpoint_draft> rank_session_base::try_begin(std::uint64_t step) {
@@ -32,7 +32,7 @@ LLMMEM_CHECKPOINT_BODY std::optional<checkpoint_draft> rank_session_base::try_be
     if (!message) return std::nullopt;
     checkpoint_draft draft{{message->numbers[2], message->numbers[3]}, message->text};
     if (draft.id.step > step) {
-      throw io_error(where(draft) + "rank 0 is there already, and makes no checkpoint of step " +
+      throw io_error(where(draft) + "rank 0 is already there, and makes no checkpoint of step " +
                      std::to_string(step));
     }
     round_ = round{.number = next_++, .draft = draft, .votes = {}};
@@ -49,7 +49,7 @@ LLMMEM_CHECKPOINT_BODY std::optional<checkpoint_draft> rank_session_base::try_be
   }
 }
 
-/// Rank 0's draft, and a file that tells of it.
+/// Makes rank 0's draft, and a file that announces it.
 LLMMEM_CHECKPOINT_BODY checkpoint_draft rank_session_base::announce(std::uint64_t step) {
   if (round_ && !round_->is_over)
     static_cast<void>(abandon(round_->draft, "it begins step " + std::to_string(step)));
@@ -59,7 +59,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft rank_session_base::announce(std::uint64_
       return publish(name_of("draft", next_),
                      {"draft", {*session_, next_, draft.id.step, draft.id.generation}, draft.folder});
     };
-    while (!told()) {  // one that was said to fail, and did not: nobody shall wait for it
+    while (!told()) {  // reported as failed but in fact written: no rank must wait for it
       static_cast<void>(decide(next_, verdict::stop, "it could not announce it"));
       ++next_;
     }
@@ -83,12 +83,12 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::vote(const checkpoint_draft& draf
     return;
   }
   storage_.sync_folder(draft.folder);
-  of.has_voted = true;  // if what follows fails it may have been heard all the same
+  of.has_voted = true;  // even if the next step fails, it may have been received
   static_cast<void>(publish(vote_name(of.number, options_.rank),
                             {"vote", {*session_, of.number, options_.rank}, to_json(part)}));
 }
 
-/// That a vote is one of that draft and rank.
+/// Checks that a vote belongs to that draft and rank.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::check_vote(const checkpoint_manifest& vote, std::uint32_t rank,
                                                           const checkpoint_draft& draft) {
   const std::string who = "the vote of rank " + std::to_string(rank);
@@ -119,12 +119,12 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::try_conclude(const checkpoint_dra
   try {
     forget_before(of.number, there);
   } catch (const std::exception& error) {
-    note_trouble(of, "what was said before could not be removed: ", error);
+    note_trouble(of, "older messages could not be removed: ", error);
   }
   return true;
 }
 
-/// Whether all votes are there.
+/// Whether all votes have arrived.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather_votes(round& of,
                                                             const std::vector<std::string>& there) {
   waits_ = {};
@@ -146,15 +146,15 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather_votes(round& of,
         detail::verify_file(storage_, of.draft.folder, vote, each, options_.votes);
       of.votes[rank] = std::move(vote);
     } catch (const std::exception& error) {
-      refuse(of, "the vote of rank " + std::to_string(rank) + " cannot be: " + error.what());
+      refuse(of, "the vote of rank " + std::to_string(rank) + " is invalid: " + error.what());
     }
   }
   waits_.text = detail::to_text(waits_.ranks) + (waits_.ranks.size() == 1 ? " has" : " have") +
-                " not said that all files are there" + (damaged ? ", or not whole" : "");
+                " not reported all files as synced" + (damaged ? ", or not whole" : "");
   return waits_.ranks.empty();
 }
 
-/// What rank 0 finds wrong: all shall know.
+/// Stops for an error that rank 0 found: all ranks must learn of it.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::refuse(round& of, const std::string& why) {
   if (!decide(of.number, verdict::stop, why)) {
     if (const auto by = read_decision(of.number)) fail_stopped(of, *by);
@@ -163,7 +163,7 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::refuse(round& of, const std::stri
   throw io_error(where(of.draft) + why + "; nothing was committed");
 }
 
-/// Whether rank 0 came first with its decision.
+/// Returns whether rank 0's decision came first.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
   checkpoint_manifest all;
   try {
@@ -172,7 +172,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
       merger.add(*of.votes[rank], "the vote of rank " + std::to_string(rank));
     all = std::move(merger).finish("the votes of all ranks");
     detail::check_complete(all, "the votes of all ranks");
-  } catch (const std::exception& error) {  // too large for this machine, too
+  } catch (const std::exception& error) {  // also if it is too large for this machine
     refuse(of, error.what());
   }
   try {
@@ -193,7 +193,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
     throw;
   } catch (...) {
     of.is_over = true;
-    tell(of, fate::failed, detail::reason("an exception that is none of the standard library's"));
+    tell(of, fate::failed, detail::reason("an exception that is not from the standard library"));
     throw;
   }
   of.is_over = of.is_there = true;
@@ -201,7 +201,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
   return true;
 }
 
-/// Undoes nothing, and must not seem to.
+/// The problem undoes nothing, and must not appear to.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::note_trouble(const round& of, const char* what,
                                                             const std::exception& why) noexcept {
   try {
@@ -210,7 +210,7 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::note_trouble(const round& of, con
   }
 }
 
-/// Whether rank 0 has told that it is committed.
+/// Returns whether rank 0 has announced the commit.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::learn(round& of, const std::vector<std::string>& there) {
   const auto by =
       has(there, name_of("decision", of.number)) ? read_decision(of.number) : std::optional<decision>();
@@ -222,13 +222,13 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::learn(round& of, const std::vecto
     const bool all = waits_.ranks.empty();
     if (all) waits_.ranks.push_back(0);
     waits_.text = detail::to_text(waits_.ranks) + (waits_.ranks.size() == 1 ? " has" : " have") +
-                  (all ? " not decided, though all others have voted" : " not said that all files are there");
+                  (all ? " not decided, though all others have voted" : " not reported all files as synced");
     return false;
   }
   if (by->what == verdict::stop) fail_stopped(of, *by);
   const auto outcome = read_told(name_of("outcome", of.number), "outcome", of.number, 4);
   if (!outcome) {
-    waits_ = {{0}, "rank 0 has decided to commit, and not said what became of it"};
+    waits_ = {{0}, "rank 0 has decided to commit, but not reported the outcome"};
     return false;
   }
   of.is_over = true;
@@ -272,14 +272,16 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::stop(const checkpoint_draft& draf
     if (by->by != options_.rank) fail_stopped(of, *by);
     return;
   }
-  if (may_be_there) throw uncertain("rank 0 had decided to commit, and has not said what became of it");
+  if (may_be_there) throw uncertain("rank 0 had decided to commit, but has not reported the outcome");
 }
 
 LLMMEM_CHECKPOINT_BODY std::string rank_session_base::abandon(const checkpoint_draft& draft,
                                                               const std::string& why) noexcept {
   std::string stopped;
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
-  if (!is_current) return stopped;  // it is over; where drafts are not renamed it may be a checkpoint by now
+  if (!is_current)
+    return stopped;  // the round is over; if drafts are not renamed it may be a checkpoint by
+                     // now
   try {
     round& of = *round_;
     if (of.is_there) return stopped;

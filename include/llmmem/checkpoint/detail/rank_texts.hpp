@@ -1,5 +1,5 @@
 /// @file
-/// What ranks that save together say of each other.
+/// Texts about other ranks, for ranks that save together.
 #pragma once
 
 #include <llmmem/checkpoint/detail/rank_message.hpp>
@@ -13,10 +13,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// "ranks 1 and 2 have died, or are not heard any more".
+/// Returns "ranks 1 and 2 have died, or are unreachable".
 [[nodiscard]] inline std::string death_text(const std::vector<std::uint32_t>& ranks) {
-  return to_text(std::span(ranks)) + (ranks.size() == 1 ? " has died, or is not heard any more"
-                                                        : " have died, or are not heard any more");
+  return to_text(std::span(ranks)) +
+         (ranks.size() == 1 ? " has died, or is unreachable" : " have died, or are unreachable");
 }
 
 [[nodiscard]] inline std::string within_text(std::uint64_t ns) {

@@ -1,5 +1,5 @@
 /// @file
-/// Why something failed, for texts that are made where nothing may throw: memory may be what was short.
+/// Reasons of failures, for texts made where nothing may throw: memory may be the cause.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +12,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The text, or a short one where there is no memory for it: that takes none of the heap.
+/// Returns the text, or a short one that needs no heap if there is no memory for it.
 [[nodiscard]] inline std::string reason(std::string_view text) noexcept {
   try {
     return std::string(text);
@@ -24,7 +24,7 @@ namespace detail {
   return reason(error.what());
 }
 
-/// `first`, and what comes behind it.
+/// Returns `first`, followed by the second text.
 [[nodiscard]] inline std::string reason(std::string_view first, std::string_view then) noexcept {
   try {
     return std::string(first).append(then);

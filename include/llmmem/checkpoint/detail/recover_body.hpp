@@ -1,5 +1,5 @@
 /// @file
-/// How the newest checkpoint of several sources is found.
+/// Finds the newest checkpoint of several sources.
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
@@ -22,13 +22,13 @@ LLMMEM_CHECKPOINT_BODY checkpoint_manifest source_set::manifest(std::size_t i,
   return read_manifest(read_whole(storages_[i], path, max_manifest_bytes), storages_[i].path(path));
 }
 
-/// A checkpoint by its name, and where.
+/// A checkpoint by its name, and its source.
 struct source_entry {
   std::size_t source;
   checkpoint_id id;
 };
 
-/// All that there are, the newest first, of each generation the first source's first.
+/// All checkpoints, newest first; for equal generations, in the order of the sources.
 struct source_list {
   std::vector<source_entry> entries{};
   std::vector<skipped_in_source> skipped{};  // sources
@@ -51,7 +51,7 @@ struct source_list {
   return all;
 }
 
-/// One that a source lists, or why it cannot be had.
+/// Tries to open a listed checkpoint; returns it, or the reason.
 [[nodiscard]] inline open_attempt attempt_to_open(const source_set& sources, const source_entry& entry,
                                                   verification how, const search_patience& waits) {
   const storage_ref storage = sources.storage(entry.source);
@@ -59,7 +59,7 @@ struct source_list {
                          [&] { return open_checkpoint(storage, entry.id, how); });
 }
 
-/// A note of one that could not be opened.
+/// Records a checkpoint that could not be opened.
 [[nodiscard]] inline skipped_in_source noted(const source_set& sources, const source_entry& entry,
                                              open_trouble trouble) {
   return {entry.source, sources.name(entry.source),
@@ -67,32 +67,32 @@ struct source_list {
           std::move(trouble.why)};
 }
 
-/// Whether what was listed is there no more, or something newer is: who meets that looks again.
+/// Whether a listed checkpoint no longer exists, or a newer one does: then the search starts again.
 [[nodiscard]] inline bool is_outdated(const source_set& sources, const source_list& listed,
                                       const source_entry& entry, const search_patience& waits) {
   try {
     const auto now = try_again(waits, [&] { return sources.list(entry.source); });
     return std::ranges::find(now, entry.id) == now.end() ||
            now.front().generation > listed.entries.front().id.generation;
-  } catch (const std::exception&) {  // it was refused as it is; the next source may have it
+  } catch (const std::exception&) {  // refused now; the next source may have it
     return false;
   }
 }
 
-/// In what way two of the same generation are not the same, or nothing. Manifests are compared without where
-/// chunks lie: a copy of an incremental checkpoint has them elsewhere.
+/// Returns how two checkpoints of the same generation differ, or nothing. Manifests are compared without the
+/// places of chunks, because a copy of an incremental checkpoint has them elsewhere.
 [[nodiscard]] inline std::string difference(const source_set& sources, const source_entry& one,
                                             const checkpoint_manifest& contents, const source_entry& other) {
   if (one.id.step != other.id.step) return "it has the generation of step " + std::to_string(one.id.step);
   try {
     if (folded_manifest(sources.manifest(other.source, other.id)) != folded_manifest(contents))
-      return "it has the same step and generation as another one, and other contents";
-  } catch (const std::exception&) {  // damaged: it is not missed
+      return "it has the same step and generation as another one, but other contents";
+  } catch (const std::exception&) {  // damaged: it does not matter
   }
   return {};
 }
 
-/// Notes generations that were given twice: of what was found by contents, of all others by their steps.
+/// Records generations that were used twice: for the found checkpoint by contents, for others by their steps.
 inline void note_conflicts(const source_set& sources, const source_list& listed, const source_entry& taken,
                            const found_checkpoint& found, std::vector<skipped_in_source>& skipped) {
   const source_entry* first = nullptr;  // of its generation
@@ -108,13 +108,13 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
     };
     if (why.empty() || std::ranges::find_if(skipped, is_told) != skipped.end()) continue;
     skipped.push_back({each.source, sources.name(each.source), passed_over::conflict, folder_name(each.id),
-                       why + " in " + sources.name(other.source) + ": these are not of one run"});
+                       why + " in " + sources.name(other.source) + ": these belong to different runs"});
   }
 }
 
 LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how,
                                                     const search_patience& waits) {
-  // As `find_checkpoint`: more often than this is a race that cannot be won.
+  // As in `find_checkpoint`: more attempts than this mean a race that cannot be won.
   constexpr int tries = 16;
   for (int i = 0;; ++i) {
     recovery_result recovered;
@@ -127,7 +127,7 @@ LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verif
       throw io_error(text);
     }
     bool again = false;
-    const source_entry* unread = nullptr;  // may be whole: nothing older is taken for it
+    const source_entry* unread = nullptr;  // may be whole: nothing older is taken instead
     std::string why_unread;
     const auto refuse = [&] {
       throw unreadable_checkpoint("recover: " +

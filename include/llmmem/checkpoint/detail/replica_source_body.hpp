@@ -1,5 +1,5 @@
 /// @file
-/// How ranks agree on what to go on with.
+/// How ranks agree on the state to continue from.
 #pragma once
 
 #include <llmmem/checkpoint/detail/copy_body.hpp>
@@ -20,13 +20,13 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Numbers of each rank, in everybody's.
+/// Gathers numbers of each rank on every rank.
 template <transport T>
 class number_gathering {
  public:
   number_gathering(T& ranks, deadline by, std::uint32_t tag) : ranks_(&ranks), call_{.by = by, .tag = tag} {}
 
-  /// As many of each rank as `counts` says.
+  /// Gathers as many of each rank as `counts` says.
   [[nodiscard]] std::vector<std::uint64_t> all(std::span<const std::uint64_t> mine,
                                                std::span<const std::uint64_t> counts) {
     std::vector<std::uint64_t> blocks{0};
@@ -51,7 +51,7 @@ class number_gathering {
   collective_call call_;
 };
 
-/// What every rank lists, the newest first.
+/// What every rank lists, newest first.
 struct common_list {
   std::vector<checkpoint_id> ids{};
   std::vector<std::uint32_t> blind{};  // ranks that could list no source
@@ -81,7 +81,7 @@ template <transport T>
     std::vector<std::pair<std::uint64_t, std::uint64_t>> of_one;
     for (std::uint64_t i = 0; i < count; i += 2, at += 2)
       of_one.emplace_back(all[at], all[at + 1]);
-    std::ranges::sort(of_one);  // one may be in several sources
+    std::ranges::sort(of_one);  // one checkpoint may be in several sources
     const auto twice = std::ranges::unique(of_one);
     of_one.erase(twice.begin(), twice.end());
     sorted.insert(sorted.end(), of_one.begin(), of_one.end());
@@ -96,7 +96,7 @@ template <transport T>
   return common;
 }
 
-/// What is here, would be newer than what is taken, and is not on all ranks.
+/// Records the checkpoints here that would be newer than the result, but are not on all ranks.
 template <class Recovery>
 void note_partial(const source_set& sources, const source_list& listed, const common_list& common,
                   Recovery& recovered) {
@@ -109,14 +109,14 @@ void note_partial(const source_set& sources, const source_list& listed, const co
   }
 }
 
-/// What a rank has of a checkpoint, as numbers that ranks exchange.
+/// What a rank has of a checkpoint, as a number that ranks exchange.
 enum class rank_has : std::uint64_t {
-  nothing,  ///< all that it has of it is damaged
+  nothing,  ///< everything that it has of it is damaged
   whole,
-  unread  ///< it may be whole, and could not be read
+  unread  ///< it may be whole, but could not be read
 };
 
-/// The first source from which a checkpoint can be had.
+/// The first source from which a checkpoint can be loaded.
 struct first_source {
   const source_entry* entry = nullptr;
   rank_has what = rank_has::nothing;
@@ -143,8 +143,8 @@ template <class Recovery>
   return first;
 }
 
-/// Whether all ranks can load it, and it is the same for all; `why` not.
-/// @throws unreadable_checkpoint  on all ranks, when any of them could not read what may be whole.
+/// Whether all ranks can load it, and it is the same for all; if not, `why`.
+/// @throws unreadable_checkpoint  on all ranks, when any of them could not read one that may be whole.
 template <transport T>
 [[nodiscard]] std::string why_not_all(number_gathering<T>& gather, const checkpoint_id& id,
                                       const first_source& first,
@@ -162,12 +162,14 @@ template <transport T>
     is_same = is_same && all[i + 1] == all[1];
   }
   if (!unread.empty()) {
-    throw unreadable_checkpoint("recover: " +
-                                unread_text(to_text(std::span<const std::uint32_t>(unread)), folder_name(id),
-                                            first.why_unread.empty() ? "they say why" : first.why_unread));
+    throw unreadable_checkpoint(
+        "recover: " +
+        unread_text(to_text(std::span<const std::uint32_t>(unread)), folder_name(id),
+                    first.why_unread.empty() ? "see their errors for the reason" : first.why_unread));
   }
   if (!cannot.empty()) return to_text(std::span<const std::uint32_t>(cannot)) + " cannot load it";
-  return is_same ? std::string() : "ranks have other contents under that name: these are not of one run";
+  return is_same ? std::string()
+                 : "ranks have different contents under that name: these belong to different runs";
 }
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 /// @file
-/// How checkpoints are looked for and held to their checksums.
+/// Searches for checkpoints and verifies their checksums.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -65,7 +65,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> list_checkpoints(storage_ref s
 
 namespace detail {
 
-/// What the folder of that name says it has.
+/// Reads the manifest in the folder of that name.
 [[nodiscard]] inline found_checkpoint open_manifest(storage_ref storage, const checkpoint_id& id) {
   found_checkpoint found{id, folder_name(id), {}};
   const std::string path = found.folder + "/" + std::string(checkpoint_names::manifest);
@@ -73,7 +73,7 @@ namespace detail {
   if (found.manifest.step != id.step || found.manifest.generation != id.generation) {
     throw format_error(storage.path(path) + ": it is of step " + std::to_string(found.manifest.step) +
                        ", generation " + std::to_string(found.manifest.generation) +
-                       ", not of what the folder is called");
+                       ", which differs from the folder's name");
   }
   return found;
 }
@@ -98,16 +98,16 @@ namespace detail {
 /// Why a checkpoint was not opened.
 struct open_trouble {
   std::string why{};
-  bool is_proof = false;  // that it is not whole
+  bool is_proof = false;  // it proves that the checkpoint is not whole
 };
 
-/// A checkpoint, or why it is none.
+/// A checkpoint, or why it could not be opened.
 struct open_attempt {
   std::optional<found_checkpoint> found{};
   open_trouble trouble{};
 };
 
-/// Opens a checkpoint, again while the trouble may pass. @param open  gives a `found_checkpoint`.
+/// Opens a checkpoint, and retries while the error may pass. @param open  returns a `found_checkpoint`.
 template <class Open>
 [[nodiscard]] open_attempt attempt_to_open(storage_ref storage, const std::string& folder,
                                            const search_patience& waits, Open open) {
@@ -124,11 +124,11 @@ template <class Open>
   }
 }
 
-/// What is said of one that may be whole. @param of  the storage, as people know it.
+/// Returns the text for a checkpoint that may be whole. @param of  the storage, as shown to people.
 [[nodiscard]] inline std::string unread_text(const std::string& of, const std::string& folder,
                                              const std::string& why) {
-  return of + ": " + folder + " cannot be read now, and nothing proves that it is damaged: " + why +
-         "; no older checkpoint was taken in its place. Mend that and search again; to go on from an older "
+  return of + ": " + folder + " cannot be read now, but is not proved damaged: " + why +
+         "; no older checkpoint was used instead. Mend that and search again; to continue from an older "
          "one, move this one away, or search with unread_checkpoint::pass_over";
 }
 
@@ -136,8 +136,8 @@ template <class Open>
 
 LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how,
                                                          const search_patience& waits) {
-  // One goes only when newer ones are there: whoever meets that looks again, from the newest, rather than
-  // take an older one that may have been kept. More often than this is a race that cannot be won.
+  // A checkpoint is removed only when newer ones exist: the search then starts again from the newest, rather
+  // than take an older one that may have been kept. More attempts than this mean a race that cannot be won.
   constexpr int tries = 16;
   const auto list = [&] { return detail::try_again(waits, [&] { return list_checkpoints(storage); }); };
   checkpoint_search search;

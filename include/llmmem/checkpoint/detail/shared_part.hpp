@@ -1,5 +1,6 @@
 /// @file
-/// What copies of a view share: a `std::shared_ptr` would bring <memory>, which is half of a header's budget.
+/// The part shared by copies of a view: a `std::shared_ptr` would include <memory>, half of a header's
+/// budget.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A `T` that goes with the last of those who hold it, in that one's thread. Null when moved from.
+/// A `T` that is destroyed with its last holder, in that holder's thread. Null when moved from.
 template <class T>
 class shared_part {
  public:
@@ -32,7 +33,7 @@ class shared_part {
   }
 
   [[nodiscard]] explicit operator bool() const noexcept { return held_ != nullptr; }
-  /// @pre it is not null, of all four.
+  /// @pre it is not null, for all four.
   [[nodiscard]] T& operator*() noexcept { return held_->value; }
   [[nodiscard]] const T& operator*() const noexcept { return held_->value; }
   [[nodiscard]] T* operator->() noexcept { return &held_->value; }

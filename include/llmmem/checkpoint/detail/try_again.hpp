@@ -1,5 +1,5 @@
 /// @file
-/// Troubles that may pass, and what proves that a checkpoint is not whole.
+/// Distinguishes errors that may pass from proofs that a checkpoint is not whole.
 #pragma once
 
 #include <llmmem/checkpoint/search_patience.hpp>
@@ -21,8 +21,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether what a storage says is about contents: a file is not there, is of another kind, or ends early (a
-/// storage gives no number for that). All else is about the machine: it may pass, and proves nothing.
+/// Whether a storage's error is about contents: a file is missing, has another kind, or ends early (for which
+/// a storage gives no number). All others are about the machine: they may pass, and prove nothing.
 [[nodiscard]] inline bool proves_damage(const storage_error& error) noexcept {
   const int number = error.number();
   return number == 0 || number == ENOENT || number == ENOTDIR || number == EISDIR;
@@ -35,8 +35,8 @@ inline void pause_for(std::uint64_t ns) noexcept {
   }
 }
 
-/// Calls `work` until it gives something, proves damage, or has been tried often enough; then it throws what
-/// `work` threw.
+/// Calls `work` until it succeeds, proves damage, or has been tried often enough; then rethrows its
+/// exception.
 template <class Work>
 auto try_again(const search_patience& waits, Work work) {
   std::uint64_t pause_ns = waits.pause_ns;
@@ -47,7 +47,7 @@ auto try_again(const search_patience& waits, Work work) {
       throw;
     } catch (const storage_error& error) {
       if (left <= 1 || proves_damage(error)) throw;
-    } catch (const std::exception&) {  // out of memory, too
+    } catch (const std::exception&) {  // including lack of memory
       if (left <= 1) throw;
     }
     pause_for(pause_ns);
@@ -56,9 +56,9 @@ auto try_again(const search_patience& waits, Work work) {
 }
 
 inline constexpr std::string_view link_without_end =
-    "the folder is a symbolic link that leads nowhere: mount what it leads to, or remove the link";
+    "the folder is a symbolic link without a target: mount its target, or remove the link";
 
-/// Whether a folder in the storage is a symbolic link with nothing at its end: the disk may not be mounted.
+/// Whether a folder in the storage is a symbolic link without a target: the disk may not be mounted.
 [[nodiscard]] inline bool leads_nowhere(storage_ref storage, const std::string& folder) {
   try {
     const auto entries = storage.list("");
@@ -67,7 +67,7 @@ inline constexpr std::string_view link_without_end =
     static_cast<void>(storage.list(folder));
     return false;
   } catch (const storage_error&) {
-    return true;  // whatever it is, it is no proof
+    return true;  // any other error is no proof
   }
 }
 

@@ -50,7 +50,7 @@ inline void agreement::gather(gathered& into, seat_id from, const agree_message&
     into.said.joining &= message.value.joining;
     return;
   }
-  // The latest ballot: what it proposed may have been decided, what earlier ones did is the same or was not.
+  // The latest ballot: its proposal may have been decided; earlier ones decided the same, or nothing.
   if (into.accepted_by != no_seat && to_index(message.accepted_by) < to_index(into.accepted_by)) return;
   into.accepted_by = message.accepted_by;
   into.accepted = message.value;
@@ -107,7 +107,7 @@ void agreement::hear(seat_id from, const agree_message& message, const Post& pos
   } else if (message.kind == agree_kind::waits && from == reported_to_) {
     awaited_there_ = message.value.failed;
   } else if (message.kind == agree_kind::decide) {
-    // Those that have reported to this member wait for it to coordinate.
+    // The members that have reported to this one wait for it to coordinate.
     const seat_set waiting = now_.heard & heard_members();
     finish(message.value);
     for (const seat_id seat : waiting) {
@@ -117,7 +117,7 @@ void agreement::hear(seat_id from, const agree_message& message, const Post& pos
   advance(post);
 }
 
-/// A member that asks for what is decided already: whoever told it has died before it told all.
+/// Answers a member that asks for an earlier decision: the coordinator died before it told all.
 template <agree_post Post>
 void agreement::answer_late(seat_id from, const agree_message& message, const Post& post) const noexcept {
   if (message.instance + 1 != instance_) return;
@@ -144,14 +144,14 @@ void agreement::advance(const Post& post) noexcept {
 
 template <agree_post Post>
 void agreement::coordinate(const Post& post) noexcept {
-  if (reported_to_ != self_) {  // its own report
+  if (reported_to_ != self_) {  // this member's own report
     reported_to_ = self_;
     agree_message report = message(agree_kind::report);
     report.accepted_by = accepted_by_;
     report.value = accepted_by_ == no_seat ? say_ : accepted_;
     gather(now_, self_, report);
   }
-  // Nobody needs to be asked who knows of no failure: all report to the first by themselves.
+  // Nothing needs to be asked if no failure is known: all members report to the first by themselves.
   if (!asked_ && !failed().empty()) {
     asked_ = true;
     to_others(message(agree_kind::query), post);
@@ -175,8 +175,8 @@ void agreement::coordinate(const Post& post) noexcept {
   to_others(last_decision(), post);
 }
 
-/// It may be without this member, and who tells it so may not have known: it was suspected by a coordinator
-/// that nobody hears any more, or asks for what was decided before it was heard again.
+/// The decision may exclude this member, and the sender may not have known it: a coordinator that is no
+/// longer heard suspected this member, or it asks for a decision made before it was heard again.
 inline void agreement::finish(const comm::agreed& value) noexcept {
   last_ = value;
   is_out_ = value.failed.contains(self_);
@@ -191,7 +191,7 @@ inline void agreement::finish(const comm::agreed& value) noexcept {
   now_ = std::exchange(next_, {});
 }
 
-/// Members that this one waits for.
+/// The members that this one waits for.
 inline seat_set agreement::awaited() const noexcept {
   const seat_id leads = coordinator();
   if (leads == self_) return heard_members() - (proposed_ ? agreeing_ : now_.heard);

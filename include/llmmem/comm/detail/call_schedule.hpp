@@ -15,7 +15,7 @@ namespace detail {
 
 /// The next call to each seat: at once at first, then after a time that doubles with each failure.
 ///
-/// @invariant  The time between two calls is `first_ns` to `last_ns`, but for `call_now`.
+/// @invariant  The time between two calls is `first_ns` to `last_ns`, except for `call_now`.
 /// @par Complexity      O(1).
 /// @par Thread safety   one thread at a time.
 class call_schedule {
@@ -37,7 +37,7 @@ class call_schedule {
     next.back_off = next.back_off * 2 < last_ns_ ? next.back_off * 2 : last_ns_;
     clock_.due(next.at);
   }
-  /// The process that sat there is dead: another one may come soon.
+  /// The process in that seat is dead: another one may come soon.
   void seat_freed(seat_id seat) noexcept {
     calls_[to_index(seat)] = {clock_.now() + first_ns_, first_ns_};
     clock_.due(clock_.now() + first_ns_);
@@ -47,7 +47,7 @@ class call_schedule {
     calls_[to_index(seat)] = {clock_.now(), first_ns_};
     clock_.due(clock_.now());
   }
-  /// The seat is connected: the next failure is the first again.
+  /// The seat is connected: the next failure counts as the first again.
   void connected(seat_id seat) noexcept { calls_[to_index(seat)].back_off = first_ns_; }
 
  private:

@@ -12,7 +12,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A collective under way: one rank's view of it.
+/// A collective in progress, from one rank's point of view.
 template <transport T>
 class collective {
  public:
@@ -24,7 +24,7 @@ class collective {
   [[nodiscard]] std::uint32_t segment_bytes(std::uint32_t element_bytes) const noexcept {
     return std::max(call_->segment_bytes / element_bytes, 1U) * element_bytes;
   }
-  /// The rank that many places on, round the ring.
+  /// Returns the rank that many places ahead in the ring.
   [[nodiscard]] std::uint32_t ahead(std::uint32_t places) const noexcept { return (self_ + places) % world_; }
   [[nodiscard]] std::uint32_t behind(std::uint32_t places) const noexcept {
     return (self_ + world_ - places % world_) % world_;
@@ -40,7 +40,7 @@ class collective {
                                       std::span<std::byte> into, std::uint32_t from) {
     return ended(ranks_->exchange(out, rank_id{to}, into, rank_id{from}, call_->tag, call_->by));
   }
-  /// Of blocks that differ in size, one may have more pieces than the other: of no bytes there is no message.
+  /// Blocks may differ in size, so one may have more pieces than the other: no bytes, no message.
   [[nodiscard]] result<void> exchange_pieces(std::span<const std::byte> out, std::uint32_t to,
                                              std::span<std::byte> into, std::uint32_t from) {
     if (out.empty() && into.empty()) return {};
@@ -51,7 +51,7 @@ class collective {
   [[nodiscard]] static failure misfit(std::uint64_t wanted, std::uint64_t found) noexcept {
     return {.code = errc::size_mismatch, .wanted = wanted, .found = found, .where = "collective"};
   }
-  /// Nothing, when the blocks are as many as ranks, in order, of whole elements, and make up `bytes`.
+  /// Returns success if the blocks are as many as ranks, in order, of whole elements, and make up `bytes`.
   [[nodiscard]] result<void> fit(std::span<const std::uint64_t> blocks, std::uint64_t bytes,
                                  std::uint32_t element_bytes) const noexcept {
     if (blocks.size() != std::size_t{world_} + 1) return misfit(std::size_t{world_} + 1, blocks.size());
@@ -78,14 +78,14 @@ class collective {
   std::uint32_t self_;
 };
 
-/// Block `rank` of what `blocks` divide.
+/// Returns block `rank` of `data`, as divided by `blocks`.
 template <class Byte>
 [[nodiscard]] std::span<Byte> block_of(std::span<Byte> all, std::span<const std::uint64_t> blocks,
                                        std::uint32_t rank) noexcept {
   return all.subspan(blocks[rank], blocks[std::size_t{rank} + 1] - blocks[rank]);
 }
 
-/// Bytes `at` to `at + most` of it, or as many as there are.
+/// Returns bytes `at` to `at + most`, or as many as exist.
 template <class Byte>
 [[nodiscard]] std::span<Byte> piece_of(std::span<Byte> all, std::uint64_t at, std::uint64_t most) noexcept {
   if (at >= all.size()) return {};
@@ -99,8 +99,8 @@ template <class Byte>
   return most;
 }
 
-/// Adds up what lies in `parts`, `count` pieces as long as `into` one behind the other, and `into` itself as
-/// that of rank `self`, in the order of ranks. What is in `parts` then is of no use.
+/// Adds the `count` pieces of `into`'s length in `parts`, with `into` itself as the piece of rank `self`, in
+/// the order of ranks. The contents of `parts` are undefined afterwards.
 inline void combine_by_rank(std::span<std::byte> into, std::byte* parts, std::uint32_t count,
                             std::uint32_t self, const reduce_op& op) noexcept {
   const std::size_t bytes = into.size();
@@ -108,7 +108,7 @@ inline void combine_by_rank(std::span<std::byte> into, std::byte* parts, std::ui
   const auto part = [&](std::uint32_t rank) {
     return rank == self ? into.data() : parts + std::size_t{rank} * bytes;
   };
-  // The sum grows where the first part lies.
+  // The sum accumulates in the place of the first part.
   for (std::uint32_t rank = 1; rank < count; ++rank)
     op.combine(part(0), part(rank), bytes);
   if (self != 0) std::memcpy(into.data(), part(0), bytes);
@@ -142,7 +142,8 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
       std::min<std::uint64_t>(all.segment_bytes(op.element_bytes), largest_block(blocks));
   call.scratch.resize(segment);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
-    // What comes is the sum of those before; with this rank's part it goes on, and ends with its owner.
+    // The incoming data is the sum of the ranks before; with this rank's part it continues, and ends at its
+    // owner.
     const std::span<std::byte> out = block_of(data, blocks, all.behind(d));
     const std::span<std::byte> into = block_of(data, blocks, all.behind(d + 1));
     for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += segment) {
@@ -150,7 +151,7 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
       const std::span<std::byte> in(call.scratch.data(), mine.size());
       const std::span<const std::byte> goes = piece_of(out, at, segment);
       if (auto done = all.exchange_pieces(goes, all.ahead(1), in, all.behind(1)); !done) return done;
-      // The sum so far, and then this rank's: so that the order is that of the ring.
+      // The sum so far, then this rank's part: this gives the order of the ring.
       op.combine(in.data(), mine.data(), mine.size());
       if (!mine.empty()) std::memcpy(mine.data(), in.data(), mine.size());
     }
@@ -158,7 +159,7 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
   return {};
 }
 
-/// All to all, and everybody adds it up.
+/// All to all, and every rank adds.
 template <transport T>
 result<void> reduce_everywhere(collective<T>& all, std::span<std::byte> data, const reduce_op& op,
                                collective_call& call) {
@@ -184,8 +185,7 @@ result<void> tree_reduce(collective<T>& all, std::span<std::byte> data, const re
   return {};
 }
 
-/// One of the hops of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of so many
-/// bytes.
+/// One hop of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of that many bytes.
 struct hop_shape {
   std::uint32_t count = 1;
   std::uint32_t self = 0;
@@ -226,7 +226,7 @@ template <transport T>
 result<void> broadcast(T& ranks, std::span<std::byte> bytes, rank_id root, const collective_call& call) {
   detail::collective all(ranks, call);
   if (to_index(root) >= all.world()) return all.misfit(all.world(), to_index(root));
-  // As if the root were 0: who has it sends it on over ever shorter distances.
+  // As if the root were 0: a rank that has the data sends it on over ever shorter distances.
   const std::uint32_t place = all.behind(to_index(root));
   std::uint32_t step = 1;
   while (step < all.world() && place % (2 * step) == 0)
@@ -249,12 +249,12 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
   const bool is_ring = call.way == reduce_way::ring;
   const std::uint64_t piece = std::max(call.segment_bytes, 1U);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
-    // Directly each sends its own to all; round the ring, what came last.
+    // Directly, each rank sends its own block to all; around the ring, the block that came last.
     const auto out = detail::block_of(all_bytes, blocks, is_ring ? all.behind(d - 1) : all.self());
     const auto into = detail::block_of(all_bytes, blocks, all.behind(d));
     const std::uint32_t to = is_ring ? all.ahead(1) : all.ahead(d);
     const std::uint32_t from = is_ring ? all.behind(1) : all.behind(d);
-    // Not all at once: what is on its way then is still in the processor's caches when it is taken.
+    // In pieces, so that data is still in the processor's caches when it is taken.
     for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
       const auto goes = detail::piece_of(out, at, piece);
       if (auto done = all.exchange_pieces(goes, to, detail::piece_of(into, at, piece), from); !done)
@@ -321,7 +321,7 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
   const std::uint32_t nodes = world / node_ranks;
   const std::uint32_t node = all.self() / node_ranks;
   const std::uint32_t place = all.self() % node_ranks;
-  // Three areas of n bytes: what goes in the first hop, what came of it, what goes in the second.
+  // Three areas of n bytes: the first hop's input, its output, and the second hop's input.
   call.scratch.resize(3 * out.size());
   const std::span<std::byte> goes(call.scratch.data(), out.size());
   const std::span<std::byte> came(call.scratch.data() + out.size(), out.size());
@@ -329,7 +329,7 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
   const auto copy = [block](std::byte* to, const std::byte* from) {
     if (block != 0) std::memcpy(to, from, block);
   };
-  // Within the node: to place p all that is for any node's place p.
+  // Within the node: sends to place p everything for place p of any node.
   for (std::uint32_t p = 0; p < node_ranks; ++p) {
     for (std::uint32_t n = 0; n < nodes; ++n)
       copy(goes.data() + (p * nodes + n) * block, out.data() + (n * node_ranks + p) * block);
@@ -337,7 +337,7 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
   const auto within = [&](std::uint32_t p) { return node * node_ranks + p; };
   if (auto done = detail::hop(all, goes, came, {node_ranks, place, block * nodes}, within); !done)
     return done;
-  // Between nodes: to node n all that the places of this one have for it.
+  // Between nodes: sends to node n everything that the places of this node have for it.
   for (std::uint32_t n = 0; n < nodes; ++n) {
     for (std::uint32_t p = 0; p < node_ranks; ++p)
       copy(goes_on.data() + (n * node_ranks + p) * block, came.data() + (p * nodes + n) * block);

@@ -1,5 +1,5 @@
 /// @file
-/// `communicator`: who is a member, who has died, and what is agreed on.
+/// `communicator`: membership, deaths and agreements.
 #pragma once
 
 #include <llmmem/comm/communicator.hpp>
@@ -14,7 +14,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A number for processes by theirs, of 64 bits: not 0.
+/// Returns a 64-bit number, not 0, computed from the numbers of processes.
 [[nodiscard]] inline std::uint64_t founding_of(const std::vector<std::uint64_t>& nonces) noexcept {
   std::uint64_t mixed = nonces.size();
   for (const std::uint64_t nonce : nonces) {
@@ -37,7 +37,7 @@ communicator<E>::communicator(E& end, const communicator_options& options)
       inbox_(end.seats(), options.early_bytes),
       traffic_(end.seats()) {
   nonces_[to_index(end.self())] = end.nonce();
-  // Heard within callbacks, which must not fail: a member may be one epoch ahead, and say in it who has died.
+  // Received within callbacks, which must not fail: a member may be one epoch ahead, and report deaths in it.
   early_words_.reserve(std::size_t{4} * end.seats());
 }
 
@@ -75,7 +75,7 @@ void communicator<E>::poll() {
   }
 }
 
-// Who is there
+// Presence
 // -------------------------------------------------------------------------------------------------
 
 template <endpoint E>
@@ -86,7 +86,7 @@ void communicator<E>::died(seat_id seat, comm::death how) noexcept {
   waiting_.erase(seat);
   anew_.erase(seat);
   inbox_.forget(seat);
-  // Who died may have sat there before the member that this process has yet to meet.
+  // The dead process may have had the seat before the member that this process has yet to meet.
   if (was_member(seat)) part_.died(seat, death_of_member(seat, how), poster{this, epoch_});
 }
 
@@ -101,7 +101,7 @@ void communicator<E>::came(seat_id seat) noexcept {
   tell_hello(seat);
 }
 
-/// Which process this is, and in which epoch.
+/// Sends this process's number and epoch.
 template <endpoint E>
 void communicator<E>::tell_hello(seat_id seat) noexcept {
   std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
@@ -120,15 +120,15 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
     return;
   }
   nonces_[to_index(from)] = nonce;
-  // It was admitted before it had said who it is.
+  // It was admitted before it had identified itself.
   std::uint64_t& member = member_nonces_[to_index(from)];
   if (member == 0 && part_.members().contains(from) && !part_.failed().contains(from)) member = nonce;
-  // A member that comes late is not another who takes its seat, nor fresh, whatever it said on its way here.
+  // A late member is neither a new occupant of its seat nor fresh, whatever it reported on its way here.
   if (is_member(from)) {
     anew_.erase(from);
     return;
   }
-  // One that said it was fresh may have begun an epoch since, without this process.
+  // A process that reported itself as fresh may have begun an epoch since, without this process.
   if (frame.epoch != 0) {
     fresh_.erase(from);
     return;
@@ -141,7 +141,7 @@ template <endpoint E>
 void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
                                    std::span<const std::byte> bytes) noexcept {
   if (epoch_ != 0 && frame.epoch <= epoch_) {
-    // Each member says it. Another process began an epoch by what was true before.
+    // Each member reports it. Another process began an epoch from an outdated state.
     if (!was_member(from)) fence(from, frame.epoch);
     return;
   }
@@ -150,13 +150,13 @@ void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
   const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
     welcome_nonces_[to_index(seat)] = in.take<std::uint64_t>();
-  // One that is for who sat here before is none for this process.
+  // A welcome for the former occupant of this seat does not concern this process.
   if (!in.is_all_read() || !members.contains(end_->self()) ||
       welcome_nonces_[to_index(end_->self())] != end_->nonce()) {
     ++stats_.bad_frames;
     return;
   }
-  // Others took this process for fresh and went on without the epoch that it is in.
+  // Others considered this process fresh and continued without its epoch.
   if (epoch_ != 0) {
     is_fenced_ = true;
     return;
@@ -180,7 +180,7 @@ void communicator<E>::tell_welcome(const seat_set& to) noexcept {
   }
 }
 
-/// Seats that are needed, and neither taken nor known to have died.
+/// Returns the needed seats that are neither taken nor known to be dead.
 template <endpoint E>
 seat_set communicator<E>::missing() const noexcept {
   seat_set there = fresh_;
@@ -218,7 +218,7 @@ result<void> communicator<E>::join(deadline by) {
       begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
     }
     const seat_set lacks = missing();
-    // Who is missing may have died before they met; others know, and wait for this one to agree.
+    // A missing process may have died before they met; others know, and wait for this one to agree.
     if (lacks.empty() || (epoch_ != 0 && is_revoked_)) break;
     if (end_->now_ns() >= by.ns) {
       const seat_id first = lacks.lowest().value_or(end_->self());
@@ -234,7 +234,7 @@ result<void> communicator<E>::join(deadline by) {
     const seat_set all = seat_set::first(rank_count{end_->seats()});
     founding_ = detail::founding_of(nonces_);
     begin_epoch(1, all, all, nonces_);
-    tell_welcome(part_.members());  // who has heard all others says so to those that have not
+    tell_welcome(part_.members());  // a process that has heard all others tells those that have not
   }
   welcomed_.reset();
   return {};
@@ -253,17 +253,17 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   for (const seat_id seat : newcomers)
     member_nonces_[to_index(seat)] = nonces[to_index(seat)];
   const bool was_fresh = epoch_ == 0;
-  seats_ = std::move(seats);  // nothing throws from here on
+  seats_ = std::move(seats);  // no exceptions from here on
   part_before_ = std::exchange(part_, agreement(end_->self(), members));
   newcomers_ = newcomers;
   epoch_ = epoch;
   ++stats_.epochs;
   rank_ = *rank_of(end_->self());
-  // Of a message that nobody asked for a part may have come: its rest has no room any more.
+  // Part of an unrequested message may have arrived: there is no space for the rest now.
   for (std::uint32_t seat = 0; seat < end_->seats(); ++seat)
     end_->withdraw(seat_id{seat});
   inbox_.clear();
-  // Another process may sit there by now than the one that the newcomers' nonces name.
+  // By now another process may be in the seat than the one with the newcomer's nonce.
   seat_set came_as_named;
   for (const seat_id seat : newcomers) {
     if (is_member(seat)) came_as_named.insert(seat);
@@ -272,14 +272,14 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   fresh_ -= came_as_named;
   waiting_ -= came_as_named;
   anew_ -= came_as_named;
-  // Fresh processes that this one has met while it was fresh itself, and that were not admitted with it.
+  // Fresh processes that this one met while it was fresh itself, and that were not admitted with it.
   for (const seat_id seat : fresh_) {
     if (!is_member(seat)) waiting_.insert(seat);
   }
   is_revoked_ = false;
   const poster post{this, epoch_};
-  // Those that stay members, and have failed, have failed for this epoch as well: a fresh process may sit
-  // there by now.
+  // Remaining members that have failed count as failed in this epoch as well: a fresh process may have the
+  // seat by now.
   const seat_set stay = members - newcomers;
   for (const seat_id seat : part_before_.suspected() & stay)
     part_.died(seat, comm::death::suspected, post);
@@ -290,7 +290,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
     const comm::death how = certain_.contains(seat) ? comm::death::certain : comm::death::suspected;
     part_.died(seat, death_of_member(seat, how), post);
   }
-  // The endpoint hears nothing from a process that was given up, whoever has admitted it.
+  // The endpoint ignores a process that was given up, even if it has been admitted.
   for (const seat_id seat : came_as_named& given_up_)
     part_.died(seat, comm::death::suspected, post);
   for (const seat_id seat : members) {
@@ -302,7 +302,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   if (std::exchange(is_next_revoked_, false)) revoke();
 }
 
-/// Tells processes that took this one for fresh, and are not with it in its first epoch, that it is not.
+/// Tells processes that considered this one fresh, and are not in its first epoch, that it is not fresh.
 template <endpoint E>
 void communicator<E>::tell_begun(const seat_set& members) noexcept {
   for (std::uint32_t i = 0; i < end_->seats(); ++i) {
@@ -311,14 +311,14 @@ void communicator<E>::tell_begun(const seat_set& members) noexcept {
   }
 }
 
-// What is told
+// Control messages
 // -------------------------------------------------------------------------------------------------
 
 template <endpoint E>
 void communicator<E>::tell(seat_id to, told_kind kind, std::uint64_t epoch,
                            std::span<const std::byte> bytes) noexcept {
   const auto size = static_cast<std::uint32_t>(bytes.size());
-  // What is told has no offset in a message: in its place it says which founders its epoch goes back to.
+  // A control message has no offset in a message: that field carries the founders of its epoch.
   end_->tell(to,
              {.epoch = epoch,
               .message = size,
@@ -355,9 +355,9 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
   ++stats_.bad_frames;
 }
 
-/// Two that are fresh may begin a first epoch each, with processes that sat in one seat one after the other,
-/// and name a third one in both. That one is in one of them. To the members of the other it lives, and may
-/// agree on something else: as one that is suspected.
+/// Two fresh processes may each begin a first epoch, with processes that had one seat one after the other,
+/// and both name a third process. That one is in one of them. For the members of the other it lives, and may
+/// agree on something else, like a suspected process.
 template <endpoint E>
 void communicator<E>::note_founding(seat_id from, std::uint64_t founding) noexcept {
   if (founding != 0) foundings_[to_index(from)] = founding;
@@ -374,7 +374,7 @@ void communicator<E>::hear_revoke(const frame_header& frame) noexcept {
 template <endpoint E>
 void communicator<E>::revoke() noexcept {
   if (std::exchange(is_revoked_, true) || epoch_ == 0) return;
-  // Everybody passes it on, once: whoever began may die before it has told all.
+  // Every rank passes it on once, because the first one may die before it has told all.
   for (const seat_id seat : (part_.members() - part_.failed())) {
     if (seat != end_->self()) tell(seat, told_kind::revoke, epoch_, {});
   }
@@ -405,13 +405,13 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
 }
 
-/// Tells a process that this one's members have gone on without it, or never were with it.
+/// Tells a process that this one's members have continued without it, or were never with it.
 template <endpoint E>
 void communicator<E>::fence(seat_id process, std::uint64_t its_epoch) noexcept {
   tell(process, told_kind::fenced, std::max(epoch_, its_epoch + 1), {});
 }
 
-// What is agreed on
+// Agreements
 // --------------------------------------------------------------------------------------------
 
 template <endpoint E>
@@ -419,8 +419,8 @@ result<comm::agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
-  // Who is waited for is only known to the coordinator: asked in good time, so that its answer is here by
-  // then, and again as what is left of the time goes by.
+  // Only the coordinator knows which ranks are waited for: it is asked early, so that its answer arrives in
+  // time, and again as the remaining time passes.
   constexpr std::uint64_t answer_ns = 1'000'000;
   const auto halfway = [&](std::uint64_t now) {
     const bool is_asked = by != no_deadline && by.ns > now && by.ns - now > answer_ns;

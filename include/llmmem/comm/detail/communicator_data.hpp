@@ -1,5 +1,5 @@
 /// @file
-/// `communicator`: the messages of those who use it.
+/// `communicator`: the messages of its users.
 #pragma once
 
 #include <llmmem/comm/communicator.hpp>
@@ -40,7 +40,7 @@ frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame
 
 template <endpoint E>
 void communicator<E>::arrived(seat_id from, const frame_header& frame) noexcept {
-  // Its epoch may have ended between: then the buffer was withdrawn, and nothing is told.
+  // Its epoch may have ended in between: then the buffer was withdrawn, and nothing is reported.
   inbox_.arrived(from, frame);
   if (frame.offset + frame.bytes != frame.message) return;
   ++traffic_[to_index(from)].received_messages;
@@ -81,7 +81,7 @@ result<void> communicator<E>::send_frames(std::span<const std::byte> bytes, rank
   return {};
 }
 
-/// By way of the store: nobody else could take it.
+/// Through the store, because no other process could take it.
 template <endpoint E>
 result<void> communicator<E>::send_to_self(std::span<const std::byte> bytes, std::uint32_t tag) {
   const seat_id self = end_->self();

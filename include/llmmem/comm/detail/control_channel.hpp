@@ -1,5 +1,5 @@
 /// @file
-/// `control_channel`: the control messages of a socket endpoint on their way out, and its heartbeats.
+/// `control_channel`: the outgoing control messages of a socket endpoint, and its heartbeats.
 #pragma once
 
 #include <llmmem/comm/detail/frame_seal.hpp>
@@ -34,15 +34,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Writes frames to the control lane of each seat, without ever waiting: what the socket does not take waits
-/// in a buffer of fixed size. A thread of its own sends heartbeats, and writes what waits.
+/// Writes frames to the control lane of each seat without ever waiting: bytes that the socket does not take
+/// wait in a buffer of fixed size. A background thread sends heartbeats, and writes waiting bytes.
 ///
-/// The caller owns the sockets. It closes one only after `close` of that seat, when no thread writes to it
-/// any more.
+/// The caller owns the sockets. It closes one only after `close` of that seat, when no thread writes to it.
 ///
-/// @invariant  A lane's frames go whole and in order; after an overflow nothing more goes but a notice.
+/// @invariant  A lane's frames are sent whole and in order; after an overflow only a notice is sent.
 /// @par Complexity      a frame: one system call, and a copy where the socket is full.
-/// @par Thread safety   one thread at a time; the heartbeat thread is guarded against.
+/// @par Thread safety   one thread at a time; a mutex protects against the heartbeat thread.
 /// @par Errors          the constructor and `start` throw `system_error`, `reserve` throws `std::bad_alloc`.
 class control_channel {
  public:
@@ -60,14 +59,14 @@ class control_channel {
   /// @{
   /// Starts the thread.
   void start(std::uint64_t beat_ns);
-  /// Ends the thread. Nothing happens when there is none.
+  /// Ends the thread. No effect if there is none.
   void stop() noexcept {
     if (!beats_.joinable()) return;
     const std::uint64_t one = 1;
     static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
     beats_.join();
   }
-  /// In a forked child, where the thread does not exist.
+  /// For a forked child, where the thread does not exist.
   void forget_thread() noexcept {
     if (beats_.joinable()) beats_.detach();
   }
@@ -75,13 +74,13 @@ class control_channel {
 
   /// @name Lanes
   /// @{
-  /// Takes memory for the seat's lane. Call it before the first `open`.
+  /// Allocates memory for the seat's lane. Call it before the first `open`.
   void reserve(seat_id seat) {
     const std::lock_guard lock(mutex_);
     writers_[to_index(seat)].waiting.reserve(2 * wire_header_bytes + most_waiting_);
   }
-  /// Begins a lane with a heartbeat: a process that has called waits for it. @pre the poller knows `socket`
-  /// by `key`.
+  /// Begins a lane with a heartbeat, because a process that has called waits for it. @pre the poller knows
+  /// `socket` by `key`.
   void open(seat_id seat, int socket, std::uint64_t key, const frame_seal& seal = {}) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
@@ -93,7 +92,7 @@ class control_channel {
     out.socket = socket;
     put(out, frame_sort::beat, {}, {});
   }
-  /// Ends a lane. Nothing is written to its socket any more.
+  /// Ends a lane. Nothing more is written to its socket.
   void close(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
@@ -103,7 +102,7 @@ class control_channel {
   /// @}
 
   /// @name Frames
-  /// A seat without a lane gets none.
+  /// A seat without a lane receives none.
   /// @{
   /// Whether the lane can take more: false after a message did not fit. @pre at most `max_told_bytes`
   bool tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
@@ -112,21 +111,21 @@ class control_channel {
     put(out, frame_sort::frame, header, bytes);
     return !out.is_overflowed;
   }
-  /// Tells the process that it is not heard any more. There is room for this even after an overflow.
+  /// Tells the process that it is ignored from now on. There is space for this even after an overflow.
   void give_up(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
     out.is_overflowed = false;
     put(out, frame_sort::given_up, {}, {});
   }
-  /// Tells the process that this one leaves, behind what waits for it.
+  /// Announces that this process leaves, behind the waiting bytes.
   void leave(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
     flush(out);
     put(out, frame_sort::leaving, {}, {});
   }
-  /// Writes what waits, as far as the socket takes it.
+  /// Writes waiting bytes as far as the socket takes them.
   void flush(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     flush(writers_[to_index(seat)]);
@@ -177,7 +176,7 @@ class control_channel {
 };
 
 inline void control_channel::start(std::uint64_t beat_ns) {
-  // Signals are for the program's own threads.
+  // The program's own threads handle signals.
   sigset_t all{};
   sigset_t before{};
   ::sigfillset(&all);
@@ -190,13 +189,13 @@ inline void control_channel::start(std::uint64_t beat_ns) {
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw system_error(
-        "socket_endpoint: the thread that beats could not be started; raise the limit of "
+        "socket_endpoint: the heartbeat thread could not be started; raise the limit of "
         "threads, or set beat_ns to 0");
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-/// The thread. A lane on which bytes wait needs no heartbeat.
+/// The heartbeat thread. A lane with waiting bytes needs no heartbeat.
 inline void control_channel::beat(std::uint64_t beat_ns) noexcept {
   pollfd stop{stop_.get(), POLLIN, 0};
   const std::uint64_t wait = beat_ns / 1'000'000;
@@ -211,7 +210,7 @@ inline void control_channel::beat(std::uint64_t beat_ns) noexcept {
   }
 }
 
-/// Has epoll report when the socket can be written to, exactly while bytes wait.
+/// Makes epoll report when the socket can be written to, exactly while bytes wait.
 inline void control_channel::arm(writer& out) noexcept {
   if (out.is_armed != out.waiting.empty()) return;
   out.is_armed = !out.is_armed;
@@ -224,7 +223,7 @@ inline void control_channel::flush(writer& out) noexcept {
   while (out.socket >= 0 && !out.waiting.empty()) {
     const ssize_t sent = write_some(out.socket, out.waiting.waiting(), {});
     if (sent == 0) break;
-    // The reader of this lane finds that it is broken.
+    // The reader of this lane will find that it is broken.
     if (sent < 0) out.waiting.clear();
     if (sent > 0) out.waiting.went(static_cast<std::size_t>(sent));
   }
@@ -235,7 +234,7 @@ inline void control_channel::put(writer& out, frame_sort sort, const frame_heade
                                  std::span<const std::byte> bytes) noexcept {
   if (out.socket < 0 || out.is_overflowed) return;
   const std::size_t whole = wire_header_bytes + bytes.size();
-  // Messages leave room for a notice.
+  // Messages leave space for a notice.
   const std::size_t kept = sort == frame_sort::frame ? 2 * wire_header_bytes : 0;
   if (!out.waiting.empty() && out.waiting.free_bytes() < whole + kept) {
     out.is_overflowed = true;
@@ -248,7 +247,7 @@ inline void control_channel::put(writer& out, frame_sort sort, const frame_heade
   out.seal.close(head, bytes, out.number++);
   ssize_t sent = 0;
   if (out.waiting.empty()) sent = write_some(out.socket, head, bytes);
-  if (sent < 0) return;  // the reader of this lane finds that it is broken
+  if (sent < 0) return;  // the reader of this lane will find that it is broken
   const auto gone = static_cast<std::size_t>(sent);
   if (gone < head.size()) out.waiting.add(std::span<const std::byte>(head).subspan(gone));
   if (gone < whole) out.waiting.add(bytes.subspan(gone < head.size() ? 0 : gone - head.size()));

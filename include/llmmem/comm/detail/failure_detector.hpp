@@ -1,5 +1,5 @@
 /// @file
-/// `failure_detector`: the evidence that the processes in other seats have died, and what follows from it.
+/// `failure_detector`: the evidence that processes in other seats have died, and the conclusions from it.
 #pragma once
 
 #include <llmmem/comm/detail/listening_clock.hpp>
@@ -19,35 +19,35 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// How long data of a dead process may be on their way through a machine's TCP.
+/// How long data of a dead process may be in transit in a machine's TCP.
 inline constexpr std::uint64_t drain_ns = 20'000'000;
 
-/// What is known of the process in a seat.
+/// The known state of the process in a seat.
 enum class seat_state : std::uint8_t {
   nobody,
   up,
-  ending,    ///< there is evidence that it is dead: what it sent before is still read
-  given_up,  ///< by this process or by that one, or suspected
+  ending,    ///< there is evidence that it is dead: its earlier data is still read
+  given_up,  ///< by this process or by the other, or suspected
 };
 
-/// Why a process may be dead; a later value is stronger.
+/// Why a process may be dead; a later value is stronger evidence.
 enum class death_evidence : std::uint8_t {
   reset,    ///< a connection ended or broke
-  leaving,  ///< the process said that it leaves
-  exited,   ///< the kernel says that it has exited
+  leaving,  ///< the process announced that it leaves
+  exited,   ///< the kernel reports that it has exited
 };
 
-/// What follows from the evidence.
+/// The conclusion from the evidence.
 enum class death_verdict : std::uint8_t {
   undecided,
-  read_rest,  ///< read everything that came, then ask `judge_rest`
+  read_rest,  ///< read everything that arrived, then ask `judge_rest`
   suspected,
   certain,
 };
 
-/// Decides which processes are dead. It is told what happens to their connections, reads nothing and writes
-/// nothing, and leaves it to the caller to act on a verdict. Evidence without a verdict has a time by which
-/// it gets one; the clock's timer is set to that.
+/// Decides which processes are dead. The caller reports what happens to their connections, and acts on the
+/// verdicts; the detector itself reads and writes nothing. Evidence without a verdict gets one at a certain
+/// time; the clock's timer is set to that.
 ///
 /// @invariant  A process that was `up` is reported as suspected at most once, and as certainly dead at most
 ///             once, in this order.
@@ -71,13 +71,13 @@ class failure_detector {
   /// @{
   [[nodiscard]] seat_state state(seat_id seat) const noexcept { return at(seat).now; }
   [[nodiscard]] bool is_up(seat_id seat) const noexcept { return at(seat).now == seat_state::up; }
-  /// Whether that process sat there before, and is dead or given up: it may not come again.
+  /// Whether that process had the seat before, and is dead or given up: it may not come again.
   [[nodiscard]] bool is_rejected(seat_id seat, const incarnation_id& incarnation) const noexcept {
     return at(seat).has_rejected && at(seat).rejected == incarnation;
   }
-  /// The process, as a pidfd that is closed where none is known.
+  /// The process as a pidfd, closed if it is unknown.
   [[nodiscard]] const descriptor& process(seat_id seat) const noexcept { return at(seat).process; }
-  /// A process is connected there from now on.
+  /// Records that a process is connected from now on.
   /// @param is_own  it is this very process, which is never killed.
   void seat(seat_id seat, const incarnation_id& incarnation, descriptor process, bool is_own) noexcept {
     seat_record& of = at(seat);
@@ -92,13 +92,13 @@ class failure_detector {
     of.now = seat_state::up;
     ++came_;
   }
-  /// Nobody sits there from now on.
+  /// Records that the seat is empty.
   void vacate(seat_id seat) noexcept {
     at(seat).process.close();
     at(seat).is_soft_silent = false;
     at(seat).now = seat_state::nobody;
   }
-  /// The process is not heard any more, and may not come again.
+  /// Records that the process is ignored from now on, and may not come again.
   void give_up(seat_id seat) noexcept {
     at(seat).now = seat_state::given_up;
     reject(at(seat));
@@ -108,7 +108,7 @@ class failure_detector {
   /// @name Evidence
   /// @{
   void note(seat_id seat, death_evidence why) noexcept;
-  /// Whether the process said that it leaves, or was seen to have exited.
+  /// Whether the process announced that it leaves, or was found to have exited.
   [[nodiscard]] bool is_known_dead(seat_id seat) const noexcept {
     return at(seat).why != death_evidence::reset;
   }
@@ -116,7 +116,7 @@ class failure_detector {
   [[nodiscard]] death_verdict judge(seat_id seat, bool is_drained) const noexcept;
   /// After `read_rest`.
   [[nodiscard]] death_verdict judge_rest(seat_id seat) const noexcept;
-  /// Judges a seat that is about to be suspected: the death may be certain.
+  /// Judges a seat that is about to become suspected: the death may be certain.
   /// @return  `read_rest` when the process was just found to have exited: note that, and judge again.
   [[nodiscard]] death_verdict judge_suspect(seat_id seat) const noexcept;
   /// Judges a seat that was given up and whose lanes have both ended.
@@ -129,7 +129,7 @@ class failure_detector {
   /// @}
 
   /// @name Reports
-  /// Whether the handler is to be told: it was not told that before.
+  /// Whether to report it to the handler: it has not been reported before.
   /// @{
   [[nodiscard]] bool report_suspected(seat_id seat) noexcept {
     if (at(seat).reported != report::none) return false;
@@ -148,12 +148,12 @@ class failure_detector {
 
   /// @name Silence
   /// @{
-  /// Bytes have come from there.
+  /// Records that bytes have arrived from there.
   void heard(seat_id seat) noexcept {
     at(seat).heard = clock_.listened();
     at(seat).looked_at = 0;
   }
-  /// Notes whether the seat is silent beyond the soft limit; whether it is beyond the hard one.
+  /// Records whether the seat is silent beyond the soft limit; returns whether it is beyond the hard one.
   [[nodiscard]] bool look_at_silence(seat_id seat) noexcept {
     at(seat).looked_at = silence_of(seat);
     at(seat).is_soft_silent = silence_of(seat) >= soft_silence_ns_;
@@ -164,7 +164,7 @@ class failure_detector {
     return hard_silence_ns_ != 0 && at(seat).process.is_open() && !at(seat).is_own &&
            silence_of(seat) >= hard_silence_ns_ / 4;
   }
-  /// Its heartbeats wait for a core: what has passed since the last look is no silence of its own.
+  /// Records that its heartbeats wait for a core: the time since the last check does not count as silence.
   void excuse(seat_id seat) noexcept { at(seat).heard = clock_.listened() - at(seat).looked_at; }
   /// Whether the seat is silent beyond the hard limit.
   [[nodiscard]] bool is_silent(seat_id seat) const noexcept {
@@ -204,7 +204,7 @@ class failure_detector {
     bool is_soft_silent = false;
     std::uint64_t ends_by = 0;    // when `ending`
     std::uint64_t heard = 0;      // in listened time
-    std::uint64_t looked_at = 0;  // its silence at the last look
+    std::uint64_t looked_at = 0;  // its silence at the last check
     incarnation_id incarnation{};
     incarnation_id rejected{};
     descriptor process;
@@ -219,7 +219,7 @@ class failure_detector {
     of.rejected = of.incarnation;
     of.has_rejected = true;
   }
-  /// Everything that an exited process wrote to a Unix socket is in this process's buffers.
+  /// Whether everything that an exited process wrote to a Unix socket is in this process's buffers.
   [[nodiscard]] bool is_all_here(const seat_record& of) const noexcept {
     return of.why == death_evidence::exited && reads_all_at_exit_;
   }

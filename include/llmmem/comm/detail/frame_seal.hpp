@@ -1,6 +1,6 @@
 /// @file
-/// `frame_seal`: shows that a frame was sent by the process at the other end of a handshake, as it came, in
-/// turn.
+/// `frame_seal`: proves that a frame was sent by the process at the other end of a handshake, unchanged and
+/// in turn.
 #pragma once
 
 #include <llmmem/comm/detail/socket_wire.hpp>
@@ -19,17 +19,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Seals the frames of one lane in one direction. A sealed header has two tags: of the frame's bytes, in the
-/// words that are free otherwise, and of the header with that tag and the frame's number on its lane, in
-/// place of the magic number and the checksum. The number is not sent. So a frame that was changed, made up,
-/// left out, sent twice or out of turn, or taken from another lane, connection or direction does not open.
+/// Seals the frames of one lane in one direction. A sealed header has two tags: one of the frame's bytes, in
+/// the otherwise unused words, and one of the header with that tag and the frame's number on its lane, in
+/// place of the magic number and the checksum. The number is not sent. So a frame that was changed, invented,
+/// omitted, sent twice or out of turn, or taken from another lane, connection or direction does not open.
 ///
-/// The tags are SipHash-2-4's, of 64 bits, under two keys of 128 bits that nobody else has: a forger who may
-/// try once for each connection succeeds once in 2^64. SipHash is a keyed pseudo-random function made for
-/// short messages, so that a header costs some 60 ns, and over long ones it is several times as fast as
-/// HMAC-SHA256 without instructions for that.
+/// The tags are SipHash-2-4 tags of 64 bits, under two keys of 128 bits that only the two processes have: a
+/// forger with one attempt per connection succeeds once in 2^64. SipHash is a keyed pseudo-random function
+/// for short messages, so a header costs about 60 ns, and over long ones it is several times as fast as
+/// HMAC-SHA256 without special instructions.
 ///
-/// A seal that was made without keys is open: frames carry a checksum of their header alone.
+/// A seal constructed without keys is open: frames carry only a checksum of their header.
 ///
 /// @par Complexity      O(1) for a header, O(n) for its bytes.
 /// @par Thread safety   const throughout.
@@ -37,7 +37,7 @@ namespace detail {
 class frame_seal {
  public:
   constexpr frame_seal() noexcept = default;
-  /// @param key  256 bits, of which nothing else is made
+  /// @param key  256 bits that are used for nothing else
   constexpr explicit frame_seal(const wire_proof& key) noexcept : is_closed_(true) {
     wire_reader words(key);
     header_key_.low = words.take<std::uint64_t>();
@@ -49,20 +49,20 @@ class frame_seal {
   /// Whether frames are sealed at all.
   [[nodiscard]] constexpr bool is_closed() const noexcept { return is_closed_; }
 
-  /// Seals the frame that is the `number`-th of its lane, from 0.
+  /// Seals the `number`-th frame of its lane, from 0.
   constexpr void close(std::span<std::byte, wire_header_bytes> head, std::span<const std::byte> bytes,
                        std::uint64_t number) const noexcept {
     if (!is_closed_) return;
     wire_writer(head.subspan<bytes_tag_at>()).put(bytes.empty() ? 0 : tag_of(bytes_key_, bytes, number));
     wire_writer(head).put(tag_of(header_key_, head.subspan<8>(), number));
   }
-  /// Whether it is that frame's header.
+  /// Whether this is that frame's header.
   [[nodiscard]] constexpr bool opens(std::span<const std::byte, wire_header_bytes> head,
                                      std::uint64_t number) const noexcept {
     return !is_closed_ ||
            wire_reader(head).take<std::uint64_t>() == tag_of(header_key_, head.subspan<8>(), number);
   }
-  /// The tag of the frame's bytes. @pre its header opens
+  /// Returns the tag of the frame's bytes. @pre its header opens
   [[nodiscard]] static constexpr std::uint64_t bytes_tag(
       std::span<const std::byte, wire_header_bytes> head) noexcept {
     return wire_reader(head.subspan<bytes_tag_at>()).take<std::uint64_t>();
@@ -85,7 +85,7 @@ class frame_seal {
     }
     return wire_reader(bytes.subspan(at)).take<std::uint64_t>();
   }
-  /// Over the number and the bytes.
+  /// The tag over the number and the bytes.
   [[nodiscard]] static constexpr std::uint64_t tag_of(hash_seed key, std::span<const std::byte> bytes,
                                                       std::uint64_t number) noexcept {
     siphash_state<2, 4> state(key);
@@ -104,14 +104,14 @@ class frame_seal {
   hash_seed bytes_key_{};
 };
 
-/// The two directions of a lane, as one of its ends sees them.
+/// The two directions of a lane, from the point of view of one end.
 struct lane_seals {
   frame_seal out{};
   frame_seal in{};
 };
 
-/// Of a connection with these hellos: it takes the secret to make them. Each connection has random numbers
-/// of both sides in its hellos, so that no two have the same keys.
+/// Returns the seals of a connection with these hellos: making them requires the secret. The hellos of each
+/// connection contain random numbers of both sides, so no two connections have the same keys.
 [[nodiscard]] inline lane_seals seals_of(const hmac_sha256& secret,
                                          std::span<const std::byte, wire_hello_bytes> caller,
                                          std::span<const std::byte, wire_hello_bytes> listener,

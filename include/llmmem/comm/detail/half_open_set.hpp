@@ -1,5 +1,5 @@
 /// @file
-/// `half_open_set`: the connections of a socket endpoint whose two ends do not know each other yet.
+/// `half_open_set`: the connections of a socket endpoint whose two ends have not yet identified each other.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
@@ -33,29 +33,29 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What the end of a handshake says of a seat where nobody is connected.
+/// What the end of a handshake reveals about a seat without a connection.
 struct learned_absence {
-  seat_id seat = no_seat;  ///< or `no_seat`, of a caller that did not say its seat
+  seat_id seat = no_seat;  ///< or `no_seat`, if the caller did not announce its seat
   seat_absence why = seat_absence::unheard;
 
   friend constexpr bool operator==(const learned_absence&, const learned_absence&) noexcept = default;
 };
 
 /// Listens, calls, and shakes hands: until both ends of a connection have proved that they know the secret,
-/// it is kept here, and what comes over it reaches nothing else. The caller decides which seats to call and
-/// what to answer.
+/// it is kept here, and its data reaches nothing else. The caller decides which seats to call and what to
+/// answer.
 ///
 /// A connection is named by its slot, from `call` or an event of the poller, until `close` or `take`.
 ///
-/// @invariant  At most `most_half_open` connections that others made are open at once; no connection stays
-///             longer than `handshake_ns`, if the caller closes those that `next_expired` names.
+/// @invariant  At most `most_half_open` incoming connections are open at once; no connection stays longer
+/// than `handshake_ns`, if the caller closes those that `next_expired` names.
 /// @par Complexity      O(slots) to find a free slot; a handshake costs four messages and two HMACs.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor throws `system_error`.
 class half_open_set {
  public:
   static constexpr std::uint32_t no_slot = ~std::uint32_t{0};
-  /// The most knocks that are under way at once.
+  /// The most knocks in progress at once.
   static constexpr std::uint32_t most_knocks = 16;
 
   /// Listens at the address of `mine.from`.
@@ -65,17 +65,17 @@ class half_open_set {
   half_open_set(const half_open_set&) = delete;
   half_open_set& operator=(const half_open_set&) = delete;
 
-  /// The address of that seat is a Unix socket's.
+  /// Whether the address of that seat is a Unix socket's.
   [[nodiscard]] bool is_unix(seat_id seat) const noexcept { return addresses_[to_index(seat)].is_unix(); }
-  /// Removes the file of this endpoint's Unix socket, if it still is this one's.
+  /// Removes the file of this endpoint's Unix socket, if it still belongs to it.
   void remove_file() const noexcept;
 
   /// @name Making connections
   /// @{
-  /// Accepts callers. Those of another user are closed, and so are callers beyond `most_half_open`.
-  /// @return  what a stranger among them says of the seats that nobody is connected to
+  /// Accepts callers. Closes those of another user, and callers beyond `most_half_open`.
+  /// @return  what a foreign process among them reveals about seats without a connection
   std::optional<learned_absence> accept_some() noexcept;
-  /// Listens again, some time after descriptors had run out.
+  /// Listens again, some time after descriptors ran out.
   void resume_accepting() noexcept;
 
   struct begun_call {
@@ -93,27 +93,28 @@ class half_open_set {
     waits,
     failed,   ///< `close` it
     judge,    ///< a caller knows the secret: `answer` it
-    settled,  ///< a listener knows the secret, and has answered: `answered`
+    settled,  ///< the listener knows the secret, and has answered: `answered`
   };
   struct progress {
     step to = step::waits;
     std::optional<learned_absence> learned{};  ///< when it failed
   };
-  /// Whether the slot has the connection that the event is of.
+  /// Whether the slot has the connection of the event.
   [[nodiscard]] bool is_of(const ready_event& event) const noexcept {
     const half_open& half = halves_[event.index];
     return half.as != role::none && event.is_of(half.generation);
   }
-  /// Goes on with a handshake as far as it can without waiting.
+  /// Continues a handshake as far as possible without waiting.
   [[nodiscard]] progress advance(std::uint32_t slot) noexcept;
-  /// Answers a caller that has proved itself; whether the answer has gone.
+  /// Answers a caller that has proved itself; returns whether the answer was sent.
   [[nodiscard]] bool answer(std::uint32_t slot, hello_answer what) noexcept {
     halves_[slot].shaking.answer(what, secret_);
     return say(slot);
   }
-  /// The first slot from `from` on whose time is over, or `no_slot`. The clock's timer is set to the others'.
+  /// Returns the first slot from `from` on whose time has expired, or `no_slot`. The clock's timer is set for
+  /// the others.
   [[nodiscard]] std::uint32_t next_expired(std::uint32_t from) noexcept;
-  /// What a handshake that has come to nothing says of a seat, at this time.
+  /// Returns what a failed handshake reveals about a seat, now.
   [[nodiscard]] std::optional<learned_absence> learn(std::uint32_t slot) noexcept;
   /// @}
 
@@ -123,22 +124,22 @@ class half_open_set {
   [[nodiscard]] const wire_hello& theirs(std::uint32_t slot) const noexcept {
     return halves_[slot].shaking.theirs();
   }
-  /// How the connection's frames are sealed. @pre `judge` or `settled`
+  /// Returns how the connection's frames are sealed. @pre `judge` or `settled`
   [[nodiscard]] lane_seals seals(std::uint32_t slot) const noexcept {
     return halves_[slot].shaking.seals(secret_);
   }
   [[nodiscard]] hello_answer answered(std::uint32_t slot) const noexcept {
     return halves_[slot].shaking.answered();
   }
-  /// Whether this endpoint made it, to be a lane.
+  /// Whether this endpoint made it as a lane.
   [[nodiscard]] bool is_lane_call(std::uint32_t slot) const noexcept {
     return halves_[slot].as == role::calls && halves_[slot].purpose != hello_purpose::knock;
   }
-  /// The seat that this endpoint called, and why. @pre this endpoint made the connection
+  /// Returns the seat that this endpoint called. @pre this endpoint made the connection
   [[nodiscard]] seat_id called_seat(std::uint32_t slot) const noexcept { return halves_[slot].seat; }
   [[nodiscard]] hello_purpose purpose(std::uint32_t slot) const noexcept { return halves_[slot].purpose; }
   void close(std::uint32_t slot) noexcept { take(slot).close(); }
-  /// The socket, which is not in this set any more.
+  /// Removes the socket from this set and returns it.
   [[nodiscard]] descriptor take(std::uint32_t slot) noexcept;
   [[nodiscard]] int socket(std::uint32_t slot) const noexcept { return halves_[slot].socket.get(); }
   /// @}
@@ -152,7 +153,7 @@ class half_open_set {
     role as = role::none;
     bool is_connecting = false;
     std::uint32_t generation = 0;
-    seat_id seat{};  // that it calls
+    seat_id seat{};  // the called seat
     hello_purpose purpose = hello_purpose::data;
     std::uint64_t until = 0;
     descriptor socket;
@@ -178,11 +179,11 @@ class half_open_set {
   std::uint64_t handshake_ns_;
   descriptor listener_;
   ino_t socket_file_ = 0;
-  std::uint64_t accept_at_ = 0;  // after descriptors had run out
+  std::uint64_t accept_at_ = 0;  // after descriptors ran out
   std::vector<half_open> halves_;
   std::uint32_t open_ = 0;
-  std::uint32_t called_ = 0;  // of the open ones, those that others made
-  std::uint32_t knocks_ = 0;  // of the open ones
+  std::uint32_t called_ = 0;  // number of open connections that others made
+  std::uint32_t knocks_ = 0;  // number of open ones
   std::uint64_t times_called_ = 0;
   std::uint64_t strangers_ = 0;
   std::uint64_t other_version_ = 0;

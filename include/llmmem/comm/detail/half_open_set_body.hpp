@@ -43,7 +43,7 @@ inline std::optional<learned_absence> half_open_set::accept_some() noexcept {
     if (!made.is_open()) {
       if (would_block(errno)) break;
       if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) continue;
-      // Callers that cannot be accepted keep the listener ready: epoll would report it all the time.
+      // Callers that cannot be accepted keep the listener ready: epoll would report it continuously.
       poller_.remove(listener_.get());
       accept_at_ = poller_.clock().now() + timer_ns;
       poller_.clock().due(accept_at_);
@@ -65,8 +65,8 @@ inline std::optional<learned_absence> half_open_set::accept_some() noexcept {
   return learned;
 }
 
-/// The caller that came first. One that knows the secret needs two messages, and is through before so many
-/// others have come; to have said hello proves nothing. @pre there is a caller
+/// Returns the earliest caller. One that knows the secret needs two messages, and finishes before so many
+/// others have come; a hello proves nothing. @pre there is a caller
 inline std::uint32_t half_open_set::oldest_caller() const noexcept {
   std::uint32_t oldest = no_slot;
   for (std::uint32_t slot = 0; slot < halves_.size(); ++slot) {
@@ -117,7 +117,7 @@ inline half_open_set::begun_call half_open_set::call(seat_id seat, hello_purpose
   return {};
 }
 
-/// There always is a free slot: callers, two calls for each seat and knocks are bounded in number.
+/// A free slot always exists: callers, two calls per seat, and knocks are bounded in number.
 inline std::uint32_t half_open_set::open(role as, descriptor socket) noexcept {
   std::uint32_t slot = 0;
   while (halves_[slot].as != role::none)
@@ -148,7 +148,7 @@ inline bool half_open_set::watch(std::uint32_t slot, std::uint32_t events) noexc
   return poller_.add(socket, events, key) || poller_.change(socket, events, key);
 }
 
-/// A message is shorter than any socket's buffer, and the buffer is empty: a message that does not go whole
+/// A message is shorter than any socket's buffer, and the buffer is empty: a message that is not sent whole
 /// means that the connection is broken.
 inline bool half_open_set::say(std::uint32_t slot) noexcept {
   const std::span<const std::byte> said = halves_[slot].shaking.says();
@@ -180,7 +180,7 @@ inline half_open_set::progress half_open_set::advance(std::uint32_t slot) noexce
   }
 }
 
-/// A call has reached its address, or has not.
+/// A call has reached its address, or failed to.
 inline half_open_set::progress half_open_set::connected(std::uint32_t slot) noexcept {
   half_open& half = halves_[slot];
   int failed = 0;
@@ -193,7 +193,7 @@ inline half_open_set::progress half_open_set::connected(std::uint32_t slot) noex
   return {step::failed, failed != 0 ? not_reached(half.seat, half.purpose, failed) : learn(slot)};
 }
 
-/// The other end is a stranger.
+/// The other end is a foreign process.
 inline half_open_set::progress half_open_set::refused(std::uint32_t slot) noexcept {
   ++strangers_;
   const std::optional<learned_absence> learned = learn(slot);
@@ -213,7 +213,7 @@ inline std::uint32_t half_open_set::next_expired(std::uint32_t from) noexcept {
   return no_slot;
 }
 
-/// A knock is made once: it says nothing of who is there later.
+/// A knock is made once: it reveals nothing about later occupants.
 inline std::optional<learned_absence> half_open_set::not_reached(seat_id seat, hello_purpose purpose,
                                                                  int why) noexcept {
   if (purpose == hello_purpose::knock) return std::nullopt;
@@ -227,7 +227,7 @@ inline std::optional<learned_absence> half_open_set::learn(std::uint32_t slot) n
   const socket_handshake::refusal why = half.shaking.why();
   if (why == socket_handshake::refusal::other_version) ++other_version_;
   if (is_call && half.purpose == hello_purpose::knock) return std::nullopt;
-  // A caller whose hello cannot be read may sit in any seat.
+  // A caller whose hello cannot be read may be in any seat.
   const bool says_seat = is_call || why == socket_handshake::refusal::other_seat ||
                          why == socket_handshake::refusal::wrong_proof;
   const seat_id seat = is_call ? half.seat : says_seat ? half.shaking.theirs().from : no_seat;

@@ -1,5 +1,6 @@
 /// @file
-/// `inbox`: an epoch's messages, put together of frames where somebody waits for them or, early, in store.
+/// `inbox`: an epoch's messages, assembled from frames in the waiting receiver's buffer or, early, in a
+/// store.
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
@@ -20,35 +21,35 @@ namespace llmmem {
 inline namespace v0 {
 namespace comm {
 
-/// What the store of early messages charges for each of them beyond its bytes: what it takes to keep one.
+/// What the store charges for each early message in addition to its bytes: the cost of keeping it.
 inline constexpr std::uint64_t early_message_bytes = 256;
 
 }  // namespace comm
 
 namespace detail {
 
-/// How a message came.
+/// How a message arrived.
 struct message_outcome {
   enum class kind : std::uint8_t { none, whole, damaged, other_size };
 
   kind what = kind::none;
-  std::uint64_t bytes = 0;      ///< that it has
-  std::uint32_t left_with = 0;  ///< checksum of a damaged frame, as it left
+  std::uint64_t bytes = 0;      ///< of the message
+  std::uint32_t left_with = 0;  ///< checksum of a damaged frame, as sent
   std::uint32_t came_with = 0;
 };
 
-/// A message that nobody has asked for yet.
+/// A message that has not been requested yet.
 struct early_message {
   message_outcome outcome{};
   std::vector<std::byte> bytes{};
 };
 
-/// Whole messages of a tag, the first to come first.
+/// Whole messages of a tag, in the order of arrival.
 class early_queue {
  public:
   [[nodiscard]] bool empty() const noexcept { return begin_ == kept_.size(); }
   [[nodiscard]] const early_message& front() const noexcept { return kept_[begin_]; }
-  /// For one more, so that `push` needs no memory. A tag of one message takes no more than its price.
+  /// Makes space for one more, so that `push` needs no memory. A tag with one message costs only its charge.
   void make_room() {
     if (kept_.size() == kept_.capacity()) kept_.reserve(kept_.empty() ? 1 : 2 * kept_.size());
   }
@@ -61,11 +62,12 @@ class early_queue {
     kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(begin_));
     begin_ = 0;
   }
-  /// Messages that fit without more memory, those that are kept among them.
+  /// Messages that fit without more memory, including those kept.
   [[nodiscard]] std::size_t capacity() const noexcept { return kept_.capacity(); }
 
  private:
-  /// To twice what is left, and one for a message that is under way. Whether it did: not without memory.
+  /// Shrinks to twice the remaining messages, plus one for a message in progress. Returns whether it did: not
+  /// without memory.
   [[nodiscard]] bool shrink(std::size_t left) noexcept {
     if (2 * left + 1 >= kept_.capacity()) return false;
     std::vector<early_message> fewer;
@@ -82,32 +84,33 @@ class early_queue {
   }
 
   std::vector<early_message> kept_{};
-  std::size_t begin_ = 0;  // those before are taken: half of all at most
+  std::size_t begin_ = 0;  // those before are taken: at most half of all
 };
 
-/// One message at a time is awaited; what comes of others is kept while there is room, and left where it is
-/// when there is none. A seat's messages are put together one at a time, as its frames come. The first frame
-/// of a message fixes its length and its tag: a later frame that says otherwise is no part of it.
+/// One message at a time is awaited; other messages are kept while there is space, and left in the transport
+/// when there is none. A seat's messages are assembled one at a time, as its frames arrive. The first frame
+/// of a message fixes its length and its tag: a later frame that differs is not part of it.
 ///
-/// @par Complexity   a frame or a message taken: O(log t) for t tags that its sender's kept messages have.
-/// @par Errors       the constructor throws `std::bad_alloc`. Without memory an early message is left where
-///      it is.
+/// @par Complexity   a frame or a message taken: O(log t) for t tags among its sender's kept messages.
+/// @par Errors       the constructor throws `std::bad_alloc`. Without memory an early message is left in the
+///   transport.
 class inbox {
  public:
   /// @throws std::bad_alloc
   inbox(std::uint32_t seats, std::uint64_t early_bytes) : senders_(seats), most_(early_bytes) {}
 
-  /// Charged for messages that nobody has asked for yet: their bytes, and `comm::early_message_bytes` each.
+  /// Charged for messages that have not been requested yet: their bytes, and `comm::early_message_bytes`
+  /// each.
   [[nodiscard]] std::uint64_t early_bytes() const noexcept { return held_; }
-  /// Bytes that the next of them may have.
+  /// Bytes that the next early message may have.
   [[nodiscard]] std::uint64_t room() const noexcept {
     const std::uint64_t left = most_ - held_;
     return left < comm::early_message_bytes ? 0 : left - comm::early_message_bytes;
   }
-  /// Frames of messages whose beginning was lost: of those given up by who sent or who awaited them.
+  /// Frames of messages whose beginning was lost, because their sender or receiver abandoned them.
   [[nodiscard]] std::uint64_t torn_frames() const noexcept { return torn_; }
 
-  /// Waits for the next message of that tag. What is in store already is taken at once. @pre none is awaited
+  /// Waits for the next message of that tag. A stored one is taken at once. @pre none is awaited
   void await(seat_id from, std::uint32_t tag, std::span<std::byte> bytes) noexcept {
     from_ = from;
     tag_ = tag;
@@ -116,15 +119,15 @@ class inbox {
     take_early();
   }
   [[nodiscard]] bool is_awaiting() const noexcept { return from_ != no_seat; }
-  /// Of the awaited message that have come.
+  /// Bytes of the awaited message that have arrived.
   [[nodiscard]] std::uint64_t awaited_bytes() const noexcept {
     if (from_ == no_seat) return 0;
     const sender& of = senders_[to_index(from_)];
     return of.into == target::awaited ? of.next : 0;
   }
-  /// How it came, once nothing is awaited.
+  /// How it arrived, once nothing is awaited.
   [[nodiscard]] const message_outcome& outcome() const noexcept { return outcome_; }
-  /// Nothing is awaited any more. Whether a frame may be on its way into its bytes: it must be withdrawn.
+  /// Ends the wait. Returns whether a frame may be in flight into its bytes: it must be withdrawn.
   [[nodiscard]] bool end_await() noexcept {
     if (from_ == no_seat) return false;
     sender& of = senders_[to_index(std::exchange(from_, no_seat))];
@@ -133,7 +136,7 @@ class inbox {
     return true;
   }
 
-  /// How long the next message of that tag is, once that is known.
+  /// Returns the length of the next message of that tag, once it is known.
   [[nodiscard]] std::optional<std::uint64_t> size_of_next(seat_id from, std::uint32_t tag) const noexcept {
     const sender& of = senders_[to_index(from)];
     const auto kept = of.early.find(tag);
@@ -143,7 +146,7 @@ class inbox {
     return std::nullopt;
   }
 
-  /// See `frame_handler`. Of frames of this epoch, from who is heard.
+  /// See `frame_handler`. For frames of this epoch, from heard members.
   [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
     sender& of = senders_[to_index(from)];
     if (frame.bytes > frame.message || frame.offset > frame.message - frame.bytes) return torn();
@@ -174,13 +177,13 @@ class inbox {
     }
   }
 
-  /// Nothing more comes from there. What came whole stays.
+  /// Nothing more comes from there. Whole messages stay.
   void forget(seat_id from) noexcept {
     sender& of = senders_[to_index(from)];
     abandon(of, from);
     of.offered.reset();
   }
-  /// Another epoch: what is in store is of the one before.
+  /// Begins another epoch: drops the stored messages of the previous one.
   void clear() noexcept {
     for (sender& of : senders_) {
       of.early.clear();
@@ -196,13 +199,13 @@ class inbox {
   enum class target : std::uint8_t { none, awaited, early, dropped };
   struct sender {
     target into = target::none;
-    std::uint32_t tag = 0;                    // of the message that is being put together
+    std::uint32_t tag = 0;                    // of the message being assembled
     std::uint64_t length = 0;                 // of it, by its first frame
-    std::uint64_t next = 0;                   // byte of it
-    std::optional<early_message> building{};  // it, where nobody has asked for it yet
-    // Those that are whole, by tag. The tag of `building` has its place here.
+    std::uint64_t next = 0;                   // next byte of it
+    std::optional<early_message> building{};  // the message itself, if it has not been requested yet
+    // Whole messages, by tag. The tag of `building` has an entry here.
     std::map<std::uint32_t, early_queue> early{};
-    std::optional<frame_header> offered{};  // the beginning of a message that waits for room
+    std::optional<frame_header> offered{};  // the beginning of a message that waits for space
   };
 
   [[nodiscard]] frame_buffer torn() noexcept {
@@ -248,7 +251,7 @@ class inbox {
   [[nodiscard]] static constexpr std::uint64_t price_of(std::uint64_t bytes) noexcept {
     return bytes + comm::early_message_bytes;
   }
-  /// Of the message under way, unless others of that tag are kept.
+  /// Removes the tag of the message in progress, unless others of that tag are kept.
   static void forget_tag(sender& of) noexcept {
     const auto kept = of.early.find(of.tag);
     if (kept != of.early.end() && kept->second.empty()) of.early.erase(kept);
@@ -269,7 +272,7 @@ class inbox {
     outcome.came_with = came_with;
   }
 
-  /// What is being put together is not finished: whoever sent it gave it up, or died.
+  /// Abandons the message being assembled: its sender gave it up, or died.
   void abandon(sender& of, seat_id from) noexcept {
     switch (std::exchange(of.into, target::none)) {
       case target::early:

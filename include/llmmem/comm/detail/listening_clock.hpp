@@ -1,5 +1,5 @@
 /// @file
-/// `listening_clock`: the time of a socket endpoint, the part of it that it has listened, and its next timer.
+/// `listening_clock`: the time of a socket endpoint, the part of it spent listening, and its next timer.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,7 +13,7 @@ namespace detail {
 /// The longest time between two runs of the timers.
 inline constexpr std::uint64_t timer_ns = 50'000'000;
 
-/// Holds the time of the last look at a clock; the owner passes the time in. Time counts as *listened* from
+/// Holds the last time read from a clock; the owner passes the time in. Time counts as *listened* from
 /// `begin` through every `look`: the time between two calls of an endpoint does not count, and neither does a
 /// pause of the whole process.
 ///
@@ -21,24 +21,24 @@ inline constexpr std::uint64_t timer_ns = 50'000'000;
 /// @par Thread safety   one thread at a time.
 class listening_clock {
  public:
-  /// A loop that never has to wait looks at all descriptors this often.
+  /// A loop that never needs to wait checks all descriptors this often.
   static constexpr std::uint64_t look_ns = 1'000'000;
 
   /// Without timers `is_due()` is never true.
   explicit listening_clock(bool has_timers = true) noexcept : next_timer_(has_timers ? 0 : never) {}
 
   [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
-  /// The time within calls of the endpoint, in nanoseconds. The silence of a peer is measured in it.
+  /// The time within calls of the endpoint, in nanoseconds. A peer's silence is measured in it.
   [[nodiscard]] std::uint64_t listened() const noexcept { return listened_; }
 
-  /// A call of the endpoint begins.
+  /// Begins a call of the endpoint.
   void begin(std::uint64_t now) noexcept { now_ = now; }
-  /// @param most  what counts as listened at most: a process that was stopped has not listened.
+  /// @param most  the most that counts as listened: a stopped process has not listened.
   void look(std::uint64_t now, std::uint64_t most) noexcept {
     listened_ += now - now_ < most ? now - now_ : most;
     now_ = now;
   }
-  /// The owner has looked at all descriptors.
+  /// Records that the owner has checked all descriptors.
   void note_looked() noexcept { looked_ = now_; }
 
   /// @name Timers
@@ -46,15 +46,15 @@ class listening_clock {
   void due(std::uint64_t at) noexcept { next_timer_ = at < next_timer_ ? at : next_timer_; }
   void due_at_once() noexcept { next_timer_ = 0; }
   [[nodiscard]] bool is_due() const noexcept { return now_ >= next_timer_; }
-  /// The timers run now: what is due next says so with `due`.
+  /// Restarts the timers, which run now: each reports its next time with `due`.
   void restart_timers() noexcept { next_timer_ = now_ + timer_ns; }
-  /// The earlier of `until` and the next timer.
+  /// Returns the earlier of `until` and the next timer.
   [[nodiscard]] std::uint64_t wait_until(std::uint64_t until) const noexcept {
     return until < next_timer_ ? until : next_timer_;
   }
   /// @}
 
-  /// Whether it is time to look at all descriptors, or to run timers.
+  /// Whether it is time to check all descriptors, or to run timers.
   [[nodiscard]] bool is_look_due() const noexcept { return now_ - looked_ > look_ns || is_due(); }
   /// Whether a wait until then may spin.
   [[nodiscard]] bool may_spin(std::uint64_t until) const noexcept { return now_ < until && !is_look_due(); }

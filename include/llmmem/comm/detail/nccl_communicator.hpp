@@ -1,5 +1,5 @@
 /// @file
-/// An NCCL communicator from its making to its end. Private to comm/.
+/// An NCCL communicator from construction to its end. Private to comm/.
 #pragma once
 
 #include <llmmem/comm/detail/nccl_library.hpp>
@@ -22,22 +22,21 @@ namespace detail {
   return status != ncclSuccess && status != ncclInProgress;
 }
 
-/// The communicator of the epoch, with its windows, and its *child*: the one that is being made for the next
-/// epoch. NCCL makes it on threads of its own; `look_at_child` tells how that goes, and `adopt_child` puts it
-/// in the place of the one before.
+/// The communicator of the epoch, with its windows, and its *child*: the one being made for the next epoch.
+/// NCCL makes it on its own threads; `look_at_child` returns the progress, and `adopt_child` replaces the
+/// previous one by it.
 ///
-/// `stop` ends what NCCL does, so that it touches no memory any more: what can be shrunk then is kept, the
-/// rest aborted. A communicator that was stopped is used for nothing but to be shrunk or aborted. Windows end
-/// with their communicator.
+/// `stop` ends NCCL's work, so that it no longer touches memory: it keeps what can be shrunk, and aborts the
+/// rest. A stopped communicator can only be shrunk or aborted. Windows end with their communicator.
 ///
 /// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` as
-///                      NCCL does; nothing else waits.
+///   long as NCCL does; nothing else waits.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          NCCL's status.
 template <class Api>
 class nccl_communicator {
  public:
-  /// All outlive it.
+  /// All must outlive it.
   nccl_communicator(Api& api, stream_marker<Api>& marker, const nccl_options& options, nccl_stats& stats)
       : api_(api), marker_(marker), options_(options), stats_(stats) {}
   nccl_communicator(const nccl_communicator&) = delete;
@@ -55,33 +54,33 @@ class nccl_communicator {
 
   /// @name Making   each begins to make a child, unless it returns an error
   /// @{
-  /// By a unique id. The communicator there is, of an epoch that all ranks have left, is aborted first.
+  /// By a unique id. The present communicator, of an epoch that all ranks have left, is aborted first.
   [[nodiscard]] ncclResult_t begin_fresh(int ranks, const ncclUniqueId& id, int self);
-  /// Of the one there is, without the ranks `excluded`. @pre `is_there()`.
+  /// From the present one, without the ranks `excluded`. @pre `is_there()`.
   [[nodiscard]] ncclResult_t begin_shrunk(std::vector<int>& excluded);
-  /// Of the one there is, or, for a rank that joins, of that of the others. Rank 0 and the joining ranks give
+  /// From the present one or, for a joining rank, from that of the others. Rank 0 and the joining ranks pass
   /// the id.
   [[nodiscard]] ncclResult_t begin_grown(int ranks, const ncclUniqueId& id, int self)
     requires(Api::has_grow);
-  /// `ncclInProgress` while the child is being made, `ncclSuccess` when it is there. Once only: the parent of
-  /// a shrunk child is aborted then.
+  /// Returns `ncclInProgress` while the child is being made, `ncclSuccess` when it exists. Only once: the
+  /// parent of a shrunk child is then aborted.
   [[nodiscard]] ncclResult_t look_at_child();
-  /// The child takes the place of the communicator there is. @pre `look_at_child()` was `ncclSuccess`.
+  /// Replaces the present communicator by the child. @pre `look_at_child()` was `ncclSuccess`.
   void adopt_child() noexcept;
   /// @}
 
   /// @name Ending
   /// @{
-  /// Ends NCCL's work by `ncclCommRevoke` where it can; otherwise aborts. No change when it was stopped.
-  /// @param clock  tells the time: `after(ns).ns`.
+  /// Ends NCCL's work by `ncclCommRevoke` if possible; otherwise aborts. No effect if it is stopped.
+  /// @param clock  returns the time: `after(ns).ns`.
   template <class Clock>
   void stop(const Clock& clock);
-  /// Ends what there is: the parent first, which lets go of the child that is being made of it.
+  /// Ends everything: the parent first, which releases the child being made from it.
   void abort() noexcept;
-  /// Ends windows, and then the communicator in good order: `ncclInProgress` while other ranks are awaited.
+  /// Ends windows, and then the communicator in order: `ncclInProgress` while it waits for other ranks.
   /// @pre `is_there()`, and it is not stopped.
   [[nodiscard]] ncclResult_t begin_finalize();
-  /// @pre the finalizing has ended.
+  /// @pre finalizing has ended.
   void destroy() noexcept {
     is_stopped_ = true;
     static_cast<void>(api_.destroy(std::exchange(comm_, nullptr)));
@@ -120,10 +119,10 @@ class nccl_communicator {
   const nccl_options& options_;
   nccl_stats& stats_;
   ncclComm_t comm_ = nullptr;
-  // Written by NCCL's threads while it is being made: at a place that may outlive this.
+  // NCCL's threads write it while it is being made, so its place may outlive this object.
   std::unique_ptr<ncclComm_t> child_ = std::make_unique<ncclComm_t>(nullptr);
   making making_ = making::nothing;  // of the child
-  bool is_stopped_ = false;          // nothing may be put on it any more
+  bool is_stopped_ = false;          // no more work may be put on it
   window_table windows_;             // of `comm_`
 };
 
@@ -151,7 +150,7 @@ ncclResult_t nccl_communicator<Api>::begin_grown(int ranks, const ncclUniqueId& 
   return began(making::grown, api_.grow(comm_, ranks, its, is_member ? -1 : self, child_place(), &how));
 }
 
-/// The parent tells how the making goes; NCCL shows the child early, or not before it is made.
+/// The parent reports the progress; NCCL exposes the child early, or only when it is made.
 template <class Api>
 ncclResult_t nccl_communicator<Api>::look_at_child() {
   bool is_made = true;
@@ -162,7 +161,7 @@ ncclResult_t nccl_communicator<Api>::look_at_child() {
     is_made = is_made && status == ncclSuccess;
   }
   if (!is_made || child() == nullptr) return ncclInProgress;
-  if (making_ == making::shrunk) abort_communicator();  // to destroy it would wait for the excluded ranks
+  if (making_ == making::shrunk) abort_communicator();  // destroying it would wait for the excluded ranks
   stats_.fresh += making_ == making::fresh ? 1U : 0U;
   stats_.shrunk += making_ == making::shrunk ? 1U : 0U;
   stats_.grown += making_ == making::grown ? 1U : 0U;
@@ -171,7 +170,7 @@ ncclResult_t nccl_communicator<Api>::look_at_child() {
 
 template <class Api>
 void nccl_communicator<Api>::adopt_child() noexcept {
-  if (comm_ != nullptr) abort_communicator();  // it has grown: all have left the one before
+  if (comm_ != nullptr) abort_communicator();  // it has grown: all ranks have left the previous one
   comm_ = take_child();
   making_ = making::nothing;
   is_stopped_ = false;
@@ -183,8 +182,9 @@ void nccl_communicator<Api>::stop(const Clock& clock) {
   if (comm_ == nullptr || std::exchange(is_stopped_, true)) return;
   if constexpr (Api::has_revoke) {
     const std::uint64_t latest = clock.after(options_.stop_ns).ns;
-    // While a group is being launched NCCL 2.28.9 would free its job and go on to use it; and what has failed
-    // is not fit to be shrunk. Work that has reached the stream since the last look has no event behind it.
+    // While a group is being launched, NCCL 2.28.9 would free its job and continue to use it; and a failed
+    // communicator cannot be shrunk. Work that has reached the stream since the last check has no event
+    // behind it.
     const bool may_revoke = status_of(comm_) == ncclSuccess && marker_.mark_the_rest();
     ncclResult_t status = may_revoke ? api_.revoke(comm_) : ncclInvalidUsage;
     while (!is_error(status)) {

@@ -27,15 +27,15 @@ inline namespace v0 {
 namespace detail {
 
 /// Forms the communicator of each epoch, so that all ranks have made it, or none uses one: they vote on what
-/// they have, make it the same way (shrunk, grown, or fresh), and vote on whether all of them have.
+/// they have, make it the same way (shrunk, grown, or fresh), and vote on whether all have succeeded.
 ///
-/// It keeps nothing of an epoch itself; the side channel and the communicator do.
+/// It stores nothing about an epoch itself; the side channel and the communicator do.
 ///
 /// @par Complexity, Thread safety, Errors   as the functions of `nccl_transport` of the same names.
 template <nccl_side Side, class Api>
 class nccl_epochs {
  public:
-  /// All outlive it.
+  /// All must outlive it.
   nccl_epochs(side_channel<Side>& channel, nccl_communicator<Api>& comm, Api& api, const nccl_report& report,
               const nccl_options& options) noexcept
       : channel_(channel), comm_(comm), api_(api), report_(report), options_(options) {}
@@ -50,12 +50,12 @@ class nccl_epochs {
 
  private:
   enum class way : std::uint8_t { fresh = 1, grow };
-  // The way, and NCCL's id.
+  // The method, and NCCL's id.
   using plan = std::array<std::byte, 1 + sizeof(ncclUniqueId)>;
   struct standing {
-    std::vector<int> excluded{};  // ranks of the communicator that is there
+    std::vector<int> excluded{};  // ranks of the present communicator
     bool is_new = false;
-    bool may_keep = false;  // the communicator there is can become the next
+    bool may_keep = false;  // the present communicator can become the next
   };
 
   [[nodiscard]] failure trouble(const char* call, ncclResult_t status) const noexcept {
@@ -90,7 +90,7 @@ result<void> nccl_epochs<Side, Api>::admit(const comm::agreed& outcome, deadline
   Side& side = channel_.side();
   standing how;
   if constexpr (Api::has_grow) {
-    // NCCL numbers the joining ranks last; here the numbers are those of the seats.
+    // NCCL numbers the joining ranks last; here the numbers follow the seats.
     const std::span<const seat_id> seats = side.seats();
     const std::optional<seat_id> first = outcome.joining.lowest();
     const bool is_ready = comm_.is_there() && !comm_.is_stopped() && !side.is_revoked();
@@ -104,7 +104,7 @@ result<void> nccl_epochs<Side, Api>::admit(const comm::agreed& outcome, deadline
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::leave(deadline by) {
   if (!comm_.is_there()) return {};
-  if (comm_.is_stopped()) {  // NCCL does not finalise what was revoked
+  if (comm_.is_stopped()) {  // NCCL does not finalise a revoked communicator
     comm_.abort();
     return {};
   }
@@ -117,7 +117,7 @@ result<void> nccl_epochs<Side, Api>::leave(deadline by) {
   }
   if (done && is_error(status)) done = trouble("ncclCommFinalize", status);
   if (!done) {
-    channel_.side().revoke();  // the others wait for this one
+    channel_.side().revoke();  // the others wait for this rank
     comm_.abort();
     return done;
   }
@@ -125,7 +125,7 @@ result<void> nccl_epochs<Side, Api>::leave(deadline by) {
   return {};
 }
 
-/// A communicator of the epoch that has begun, or none: that of the one before is gone either way.
+/// Makes a communicator of the new epoch, or none: the previous one is gone in either case.
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::form(standing& how, deadline by) {
   result<void> made;
@@ -145,7 +145,7 @@ result<void> nccl_epochs<Side, Api>::form(standing& how, deadline by) {
   return {};
 }
 
-/// A rank that fails between the votes says so in the second one.
+/// A rank that fails between the votes reports it in the second one.
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::make_by_votes(standing& how, deadline by) {
   const std::uint64_t bits = (how.may_keep ? 1U : 0U) | (how.is_new ? 2U : 0U);
@@ -177,7 +177,7 @@ ncclResult_t nccl_epochs<Side, Api>::new_id(way first, ncclUniqueId& id) {
   return ncclInvalidUsage;
 }
 
-/// A fresh one, or one that has grown: a rank that joins learns from rank 0 which of them.
+/// Makes a fresh one, or a grown one: a joining rank learns from rank 0 which.
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::make_planned(way first, deadline by) {
   const Side& side = channel_.side();
@@ -202,7 +202,7 @@ result<void> nccl_epochs<Side, Api>::make_planned(way first, deadline by) {
   return wait_for_child("ncclCommInitRankConfig", comm_.begin_fresh(ranks, id, self), by);
 }
 
-/// @param begun  what NCCL said to the call `name`, which began to make the child.
+/// @param begun  NCCL's result for the call `name`, which began to make the child.
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::wait_for_child(const char* name, ncclResult_t begun, deadline by) {
   if (is_error(begun)) return trouble(name, begun);

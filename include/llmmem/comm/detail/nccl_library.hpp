@@ -1,5 +1,5 @@
 /// @file
-/// `nccl_library`: NCCL and the CUDA runtime as a transport calls them. Tests put another in its place.
+/// `nccl_library`: the NCCL and CUDA runtime calls of a transport. Tests substitute another.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,9 +26,9 @@ struct nccl_library {
   static constexpr bool has_grow = NCCL_VERSION_CODE >= 22900;
   static constexpr bool has_windows = NCCL_VERSION_CODE >= 22700;
 
-  /// Why there is no device to communicate between; nothing where there is one.
+  /// Returns why there is no usable device; null if there is one.
   [[nodiscard]] const char* why_no_device() const noexcept {
-    // Without a driver cudaGetDeviceCount leaves its argument as it was; asking for the version never fails.
+    // Without a driver cudaGetDeviceCount leaves its argument unchanged; asking for the version never fails.
     int driver = 0;
     if (detail::taken(cudaDriverGetVersion(&driver)) != cudaSuccess || driver == 0)
       return "there is no CUDA driver";
@@ -126,14 +126,14 @@ struct nccl_library {
     const detail::beside_captures others;
     return detail::taken(cudaMallocAsync(bytes, count, stream));
   }
-  /// Does not wait for what runs on the device, as cudaFree would.
+  /// Does not wait for work on the device, as cudaFree would.
   cudaError_t release(void* bytes, cudaStream_t stream) const noexcept {
     const detail::beside_captures others;
     return detail::taken(cudaFreeAsync(bytes, stream));
   }
   [[nodiscard]] const char* text(cudaError_t status) const noexcept { return cudaGetErrorString(status); }
 
-  /// Lets the processor go between two looks.
+  /// Yields the processor between two checks.
   void pause(std::uint64_t ns) const noexcept {
     if (ns == 0) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::nanoseconds(ns));

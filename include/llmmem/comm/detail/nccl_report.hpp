@@ -30,11 +30,11 @@ class nccl_report {
                                std::uint64_t found) const noexcept {
     return {.code = code, .index = to_index(rank), .wanted = wanted, .found = found, .where = name_};
   }
-  /// Sizes that do not fit each other.
+  /// Returns the failure for sizes that do not match.
   [[nodiscard]] failure misfit(std::uint64_t wanted, std::uint64_t found) const noexcept {
     return refuse(errc::size_mismatch, rank_id{0}, wanted, found);
   }
-  /// `call` of a library failed with `status`, of which `text` tells.
+  /// Returns the failure of `call` of a library with `status`, described by `text`.
   [[nodiscard]] failure trouble(const char* call, const char* text, int status) const noexcept {
     std::array<char, 256> whole{};
     static_cast<void>(std::snprintf(whole.data(), whole.size(), "%s: %s: %s", name_, call, text));

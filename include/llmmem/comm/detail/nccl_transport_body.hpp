@@ -22,7 +22,7 @@ nccl_transport<Side, Api>::nccl_transport(Side& side, cudaStream_t stream, const
       comm_(api_, marker_, options_, stats_),
       epochs_(channel_, comm_, api_, report_, options_) {}
 
-/// The library, when there is a device and the library is new enough.
+/// Returns the library, if there is a device and the library is new enough.
 template <nccl_side Side, class Api>
 Api nccl_transport<Side, Api>::checked(Api api, const char* name) {
   const std::string who = name;
@@ -31,12 +31,12 @@ Api nccl_transport<Side, Api>::checked(Api api, const char* name) {
   if (const ncclResult_t status = api.version(&version); status != ncclSuccess) {
     throw system_error(who + ": ncclGetVersion: " + api.text(status));
   }
-  // Where the headers had a call, what is loaded must have it too: it is looked for at its first use.
+  // If the headers had a call, the loaded library must have it too: it is looked up at its first use.
   constexpr int least = Api::has_grow ? 22900 : Api::has_revoke ? 22807 : 22800;
   if (version < least) {
-    throw system_error(who + ": the NCCL that is loaded has version code " + std::to_string(version) +
-                       ", at least " + std::to_string(least) +
-                       " is needed; see which libnccl.so.2 the loader finds");
+    throw system_error(who + ": the loaded NCCL has version code " + std::to_string(version) +
+                       ", but at least " + std::to_string(least) +
+                       " is needed; check which libnccl.so.2 the loader finds");
   }
   return api;
 }
@@ -65,7 +65,7 @@ std::uint64_t nccl_transport<Side, Api>::size_of(ncclDataType_t type) noexcept {
   }
 }
 
-// One call
+// A call
 // ---------------------------------------------------------------------------------------------------
 
 template <nccl_side Side, class Api>
@@ -85,7 +85,7 @@ result<void> nccl_transport<Side, Api>::enqueue_and_wait(const char* name, std::
   if (detail::is_error(status)) return trouble("ncclGroupStart", status);
   marker_.will_put();
   const ncclResult_t put = enqueue();
-  status = api_.group_end();  // also when putting failed: groups must balance
+  status = api_.group_end();  // also if queueing failed, because groups must balance
   if (detail::is_error(put)) return trouble(name, put);
   if (detail::is_error(status)) return trouble(name, status);
   for (bool is_marked = false;; api_.pause(options_.look_ns)) {
@@ -120,7 +120,7 @@ result<void> nccl_transport<Side, Api>::call(const char* name, std::optional<ran
   }
   if (done) return done;
   ++stats_.failed_calls;
-  revoke();  // before this rank stops: the others wait for it
+  revoke();  // before this rank stops, because the others wait for it
   comm_.stop(side());
   return done;
 }
@@ -146,7 +146,7 @@ template <nccl_side Side, class Api>
 result<void> nccl_transport<Side, Api>::send(std::span<const std::byte> bytes, rank_id to,
                                              std::uint32_t /*tag*/, deadline by) {
   if (auto may = may_talk(to); !may) return may;
-  if (to == rank()) return report_.misfit(bytes.size(), 0);  // NCCL would wait for its other half for ever
+  if (to == rank()) return report_.misfit(bytes.size(), 0);  // NCCL would wait for its other half forever
   return call("ncclSend", to, bytes.size(), by, [&] { return put_send(bytes, to); });
 }
 
@@ -254,7 +254,7 @@ result<bool> nccl_transport<Side, Api>::register_window(std::span<std::byte> mem
   const result<void> done = call("ncclCommWindowRegister", std::nullopt, memory.size(), by, [&] {
     return api_.register_window(comm_.handle(), memory.data(), memory.size(), made, flags);
   });
-  // A refusal ends the epoch: what NCCL may still write to goes with its communicator.
+  // A refusal ends the epoch: memory that NCCL may still write to is released with its communicator.
   if (!done) return done.error();
   if (*made != nullptr) return true;
   comm_.windows().erase(memory);
@@ -267,7 +267,7 @@ result<void> nccl_transport<Side, Api>::deregister_window(std::span<const std::b
 {
   const ncclWindow_t* const found = comm_.windows().find(memory);
   if (found == nullptr) return {};
-  // What was stopped may still be registering: its windows go with it.
+  // A stopped communicator may still be registering: its windows end with it.
   if (!is_ready()) return report_.refuse(errc::epoch_revoked, rank(), 0, channel_.side().epoch());
   const ncclResult_t status = api_.deregister_window(comm_.handle(), *found);
   comm_.windows().erase(memory);

@@ -1,5 +1,5 @@
 /// @file
-/// `peer_lanes`: the connected sockets of the other seats, and the frames that go and come over them.
+/// `peer_lanes`: the connected sockets of the other seats, and the frames sent and received over them.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
@@ -29,15 +29,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A frame of data on its way out.
+/// An outgoing frame of data.
 struct outgoing_frame {
   std::array<std::byte, wire_header_bytes> head{};
   std::span<const std::byte> bytes;
-  std::size_t sent = 0;  ///< of both
+  std::size_t sent = 0;  ///< bytes of both
 
   [[nodiscard]] bool is_begun() const noexcept { return sent != 0; }
   [[nodiscard]] bool is_whole() const noexcept { return sent == head.size() + bytes.size(); }
-  /// Bytes of the payload that have gone.
+  /// Bytes of the payload that have been sent.
   [[nodiscard]] std::size_t payload_sent() const noexcept {
     return sent > head.size() ? sent - head.size() : 0;
   }
@@ -54,28 +54,28 @@ enum class lane_event : std::uint8_t {
   more,       ///< the lane may have more
   drained,    ///< it has no more now, or may not be read
   ended,      ///< it was closed or is broken
-  malformed,  ///< it carried bytes that are no frame
-  forged,     ///< it carried a frame that its seal does not fit
+  malformed,  ///< it carried bytes that are not a frame
+  forged,     ///< it carried a frame with a wrong seal
 };
 
 struct lane_read {
   lane_event event = lane_event::drained;
-  std::size_t bytes = 0;  ///< that were read
+  std::size_t bytes = 0;  ///< number of bytes read
 };
 
-/// The outcome of writing what waits.
+/// The outcome of writing waiting bytes.
 enum class lane_flush : std::uint8_t { done, waits, broken };
 
-/// The two lanes to each seat: their sockets, the readers of what comes, and the rest of a frame of data that
-/// was begun. (Control messages are written by `control_channel`.) It reports what the sockets do and
-/// concludes nothing from it.
+/// The two lanes to each seat: their sockets, the readers of incoming frames, and the rest of a frame of data
+/// that was begun. (`control_channel` writes control messages.) It reports what the sockets do and draws no
+/// conclusions.
 ///
-/// Epoll looks at each open data lane that may be read, but for the *hot* one: a lane that was read many
-/// times in a row is read by the caller's hand, because the sender would pay for epoll's work at each frame.
+/// Epoll watches each open data lane that may be read, except the *hot* one: the caller polls a lane that was
+/// read many times in a row itself, because otherwise the sender would pay for epoll's work at each frame.
 ///
-/// @invariant  A lane whose handler said `later` is held, and is not read before `ask` has found room.
-/// @par Complexity      a read or write: one system call. No allocation but in `reserve`: about 24 KiB for
-///                      each seat, and address space of `frame_bytes`.
+/// @invariant  A lane whose handler answered `later` is held, and is not read before `ask` has found space.
+/// @par Complexity      a read or write: one system call. Only `reserve` allocates: about 24 KiB for each
+///   seat, and address space of `frame_bytes`.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          `reserve` throws `std::bad_alloc`.
 class peer_lanes {
@@ -87,7 +87,7 @@ class peer_lanes {
 
   /// @name Sockets
   /// @{
-  /// Takes memory for the seat's lanes. Call it before the first `open`.
+  /// Allocates memory for the seat's lanes. Call it before the first `open`.
   void reserve(seat_id seat) {
     lane_pair& of = at(seat);
     if (of.has_buffers) return;
@@ -100,7 +100,7 @@ class peer_lanes {
   /// @param seals  by lane
   void open(seat_id seat, descriptor data, descriptor told,
             const std::array<lane_seals, 2>& seals = {}) noexcept;
-  /// Closes both sockets, and forgets what came over them.
+  /// Closes both sockets, and drops what arrived over them.
   void close(seat_id seat) noexcept;
   [[nodiscard]] bool is_open(seat_id seat) const noexcept { return at(seat).told.is_open(); }
   /// Grows with each `close`.
@@ -110,8 +110,8 @@ class peer_lanes {
   [[nodiscard]] std::uint64_t told_key(seat_id seat) const noexcept {
     return event_key(socket_event::told, generation(seat), to_index(seat));
   }
-  /// Ends the writing on both sockets, and reads what has come: TCP resets a connection that is closed with
-  /// bytes unread, and the peer would lose what was sent.
+  /// Ends writing on both sockets, and reads what has arrived: TCP resets a connection that is closed with
+  /// unread bytes, and the peer would lose what was sent.
   void shut_down(seat_id seat) noexcept;
   /// @}
 
@@ -120,18 +120,18 @@ class peer_lanes {
   /// @{
   [[nodiscard]] lane_read read_data(seat_id seat, handler_call& call) noexcept;
   [[nodiscard]] lane_read read_told(seat_id seat, handler_call& call) noexcept;
-  /// The lanes whose frame of data waits for room.
+  /// The lanes whose frame of data waits for space.
   [[nodiscard]] const seat_set& held() const noexcept { return held_; }
   [[nodiscard]] bool has_held() const noexcept { return !held_.empty(); }
-  /// Asks the handler again for room. @pre the lane is held
+  /// Asks the handler again for space. @pre the lane is held
   [[nodiscard]] lane_event ask(seat_id seat, handler_call& call) noexcept;
   /// Takes back a buffer that the handler gave.
   void withdraw(seat_id seat) noexcept { at(seat).data_in.withdraw(); }
-  /// Bytes of data that were ever read from the seat.
+  /// Bytes of data read from the seat so far.
   [[nodiscard]] std::uint64_t taken(seat_id seat) const noexcept { return at(seat).data_in.taken(); }
-  /// The seat that data came from last, or `no_seat`.
+  /// The last seat that data came from, or `no_seat`.
   [[nodiscard]] seat_id last_from() const noexcept { return last_from_; }
-  /// The socket that the caller must look at, because epoll does not; or -1.
+  /// The socket that the caller must poll itself, because epoll does not; or -1.
   [[nodiscard]] int hot_socket() const noexcept {
     return hot_ != no_seat && may_read(hot_) ? at(hot_).data.get() : -1;
   }
@@ -140,38 +140,38 @@ class peer_lanes {
 
   /// @name Ends
   /// @{
-  /// The lane has ended: it is not looked at any more.
+  /// Ends the lane: it is no longer polled.
   void end(seat_id seat, socket_lane lane) noexcept;
   /// Whether both lanes have ended, with everything read.
   [[nodiscard]] bool have_ended(seat_id seat) const noexcept {
     return at(seat).is_data_over && at(seat).is_told_over;
   }
-  /// From now on everything that comes is read and forgotten.
+  /// From now on reads and drops everything that arrives.
   void drain(seat_id seat) noexcept {
     at(seat).data_in.drain();
     at(seat).told_in.drain();
   }
-  /// From now on nothing that comes is delivered, and nothing more is sent. Notices are still read.
+  /// From now on delivers nothing that arrives, and sends nothing. Notices are still read.
   void mute(seat_id seat) noexcept;
-  /// Whether the process has said that it leaves.
+  /// Whether the process has announced that it leaves.
   [[nodiscard]] bool is_leaving(seat_id seat) const noexcept { return at(seat).told_in.is_leaving(); }
-  /// Whether the process has said that it gave this one up.
+  /// Whether the process has announced that it gave this one up.
   [[nodiscard]] bool is_given_up(seat_id seat) const noexcept { return at(seat).told_in.is_given_up(); }
   /// @}
 
   /// @name Writing
   /// @{
-  /// The next frame to that seat. @pre the rest of the one before is written.
+  /// Begins the next frame to that seat. @pre the rest of the previous one is written.
   [[nodiscard]] outgoing_frame begin_frame(seat_id to, const frame_header& header,
                                            std::span<const std::byte> bytes) const noexcept;
-  /// Writes more of it; the bytes that went, 0 when the socket takes none now, or the negative error.
+  /// Writes more of it; returns the bytes written, 0 when the socket takes none now, or the negative error.
   [[nodiscard]] ssize_t write(seat_id to, outgoing_frame& frame) noexcept;
   /// Copies the rest of a frame that was begun, to be written by `flush`.
   void keep_rest(seat_id to, const outgoing_frame& frame) noexcept;
   /// Writes the rest of a frame.
   [[nodiscard]] lane_flush flush(seat_id to) noexcept;
   void forget_rest(seat_id to) noexcept { at(to).rest.clear(); }
-  /// Has epoll look for what may be done on the data lane. Call it after `flush` and `keep_rest`.
+  /// Makes epoll watch for what can be done on the data lane. Call it after `flush` and `keep_rest`.
   void watch(seat_id seat) noexcept;
   /// @}
 
@@ -183,11 +183,11 @@ class peer_lanes {
     descriptor told;
     data_reader data_in;
     told_reader told_in;
-    waiting_bytes rest;  // of frames of data that were begun
+    waiting_bytes rest;  // of begun frames of data
     frame_seal data_seal{};
     std::uint64_t data_number = 0;  // of the next frame out
     std::uint32_t generation = 0;
-    std::uint32_t watched = 0;  // the events that epoll looks for on the data lane
+    std::uint32_t watched = 0;  // the events that epoll watches for on the data lane
     bool is_data_over = false;
     bool is_told_over = false;
     bool has_buffers = false;
@@ -211,11 +211,11 @@ class peer_lanes {
   const socket_poller& poller_;
   std::uint32_t frame_bytes_;
   std::vector<lane_pair> pairs_;
-  std::vector<std::byte> scratch_;  // for bytes that are forgotten
+  std::vector<std::byte> scratch_;  // for bytes that are dropped
   seat_set held_;
   seat_id last_from_ = no_seat;
   seat_id hot_ = no_seat;
-  std::uint32_t run_ = 0;  // reads in a row of the lane that was read last
+  std::uint32_t run_ = 0;  // consecutive reads of the lane read last
 };
 
 }  // namespace detail

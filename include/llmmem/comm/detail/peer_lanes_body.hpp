@@ -187,7 +187,7 @@ inline void peer_lanes::watch(seat_id seat) noexcept {
   of.watched = wanted;
 }
 
-/// Data have come from there.
+/// Records that data has come from there.
 inline void peer_lanes::heat(seat_id seat) noexcept {
   constexpr std::uint32_t hot_run = 64;
   if (std::exchange(last_from_, seat) != seat) run_ = 0;
@@ -197,7 +197,7 @@ inline void peer_lanes::heat(seat_id seat) noexcept {
   watch(seat);
 }
 
-/// Epoll looks at every lane again.
+/// Makes epoll watch every lane again.
 inline void peer_lanes::cool() noexcept {
   run_ = 0;
   const seat_id before = std::exchange(hot_, no_seat);

@@ -1,5 +1,5 @@
 /// @file
-/// `seat_candidate`: the process that is to take a seat of a socket endpoint next.
+/// `seat_candidate`: the process that will take a seat of a socket endpoint next.
 #pragma once
 
 #include <llmmem/comm/detail/frame_seal.hpp>
@@ -21,9 +21,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The connections of one process that has proved itself. It can take its seat when both lanes are here.
+/// The connections of one process that has proved itself. It can take its seat when both lanes exist.
 ///
-/// @invariant  Every lane is of the process that brought the first one.
+/// @invariant  Every lane belongs to the process of the first one.
 /// @par Thread safety   one thread at a time.
 class seat_candidate {
  public:
@@ -35,14 +35,14 @@ class seat_candidate {
   [[nodiscard]] const incarnation_id& incarnation() const noexcept { return incarnation_; }
   /// Whether it is this very process.
   [[nodiscard]] bool is_own() const noexcept { return is_own_; }
-  /// When its first lane came.
+  /// The time at which its first lane came.
   [[nodiscard]] std::uint64_t since() const noexcept { return since_; }
-  /// Whether epoll looks at its control lane: a caller takes the seat with its first message there.
+  /// Whether epoll watches its control lane: a caller takes the seat with its first message there.
   [[nodiscard]] bool is_watched() const noexcept { return is_watched_; }
   void set_watched(bool is_watched) noexcept { is_watched_ = is_watched; }
   [[nodiscard]] int told_socket() const noexcept { return lanes_[1].get(); }
 
-  /// A process has brought its first lane. @param process  a pidfd, closed where none is known
+  /// Begins with the first lane of a process. @param process  a pidfd, closed if unknown
   void begin(const incarnation_id& incarnation, descriptor process, bool is_own, std::uint64_t now) noexcept {
     incarnation_ = incarnation;
     process_ = std::move(process);
@@ -68,7 +68,7 @@ class seat_candidate {
     return true;
   }
 
-  /// What its control lane has.
+  /// The state of its control lane.
   enum class word : std::uint8_t { none, some, ended };
   [[nodiscard]] word look() const noexcept {
     std::byte first{};

@@ -1,5 +1,5 @@
 /// @file
-/// What a transport over NCCL hears and says beside NCCL. Private to comm/.
+/// The communication of an NCCL transport outside NCCL. Private to comm/.
 #pragma once
 
 #include <llmmem/comm/agreement.hpp>
@@ -23,49 +23,48 @@ inline namespace v0 {
 namespace detail {
 
 /// Listens to the side channel while NCCL works, and holds the two votes by which ranks form a communicator:
-/// what each has to begin with, and whether each has made it.
+/// on what each has to begin with, and whether each has made it.
 ///
-/// All members give both votes, or another member has died. A vote that a rank could not give before its
-/// deadline it *owes*: `agree` gives it first, as a no, because the others may wait for it.
+/// All members give both votes, unless another member has died. A vote that a rank could not give before its
+/// deadline is *owed*: `agree` gives it first, as a no, because the others may wait for it.
 ///
 /// @par Complexity      a vote is one agreement of the side channel.
 /// @par Thread safety   one thread at a time, which also is the side channel's.
-/// @par Errors          those of the side channel; what the side channel throws passes through.
+/// @par Errors          those of the side channel, including its exceptions.
 template <nccl_side Side>
 class side_channel {
  public:
-  /// Both outlive it. @param tag  of its messages.
+  /// Both must outlive it. @param tag  of its messages.
   side_channel(Side& side, const nccl_report& report, std::uint32_t tag) noexcept
       : side_(side), report_(report), tag_(tag) {}
 
   [[nodiscard]] Side& side() const noexcept { return side_; }
 
-  /// Hears what is new. A failure when there is nothing to wait for any more: a death, the epoch's end, or
-  /// the deadline.
-  /// @param with   the rank that is waited for; nothing: all of them.
+  /// Handles news. Fails when waiting is pointless: a death, the epoch's end, or the deadline.
+  /// @param with   the awaited rank; nothing: all of them.
   /// @param bytes  for the failure's text.
   [[nodiscard]] result<void> listen(std::optional<rank_id> with, std::uint64_t bytes, deadline by);
 
   /// @name Votes
   /// @{
-  /// The AND of all members' bits. Both votes are owed until it has ended.
+  /// Returns the AND of all members' bits. Both votes are owed until it has ended.
   [[nodiscard]] result<std::uint64_t> first_vote(std::uint64_t bits, deadline by) {
     owes_ = owes::both;
     return vote(bits, owes::second, by);
   }
-  /// Whether all members have made it.
+  /// Returns whether all members have made it.
   [[nodiscard]] result<bool> second_vote(bool has_made, deadline by) {
     const result<std::uint64_t> voted = vote(has_made ? 1 : 0, owes::nothing, by);
     if (!voted) return voted.error();
     return *voted != 0;
   }
-  /// The side channel's, after the votes that are owed.
+  /// The side channel's agreement, after the owed votes.
   [[nodiscard]] result<comm::agreed> agree(std::uint64_t bits, deadline by);
   /// @}
 
-  /// All ranks get the bytes of rank 0.
+  /// Copies the bytes of rank 0 to all ranks.
   [[nodiscard]] result<void> share(std::span<std::byte> bytes, deadline by);
-  /// The ranks of `seats`, in their order, as NCCL counts them.
+  /// Returns the ranks of `seats`, in order, in NCCL's numbering.
   [[nodiscard]] std::vector<int> ranks_of(const seat_set& seats) const;
 
  private:
@@ -93,7 +92,7 @@ result<void> side_channel<Side>::listen(std::optional<rank_id> with, std::uint64
   return {};
 }
 
-/// The AND of all members' bits. A member that has died is a failure, which all members are told.
+/// Returns the AND of all members' bits. A dead member is a failure, reported to all members.
 template <nccl_side Side>
 result<std::uint64_t> side_channel<Side>::vote(std::uint64_t bits, owes next, deadline by) {
   const result<comm::agreed> outcome = side_.agree(bits, by);

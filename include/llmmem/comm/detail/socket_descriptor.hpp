@@ -1,5 +1,5 @@
 /// @file
-/// A descriptor that closes itself, and what the system says of an error.
+/// A descriptor that closes itself, and the system's text for an error.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A descriptor, closed when it goes.
+/// A descriptor, closed by the destructor.
 class descriptor {
  public:
   descriptor() noexcept = default;
@@ -39,7 +39,7 @@ class descriptor {
   int number_ = -1;
 };
 
-/// "(...): No such file or directory (errno 2)"
+/// Returns "(...): No such file or directory (errno 2)"
 [[nodiscard]] inline std::string because(int number) {
   return ": " + std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";
 }

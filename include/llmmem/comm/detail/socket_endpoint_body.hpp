@@ -1,5 +1,5 @@
 /// @file
-/// `socket_endpoint`: its beginning and end, sending, waiting.
+/// `socket_endpoint`: construction, destruction, sending, waiting.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -39,8 +39,8 @@ inline socket_endpoint::~socket_endpoint() {
   if (joining_) joining_->remove_file();
 }
 
-/// Looks for more from where data came last, without asking epoll; or yields the core, which its sender may
-/// need. Whether something has come.
+/// Checks for more from the last source of data, without asking epoll; or yields the core, which its sender
+/// may need. Returns whether something has arrived.
 inline bool socket_endpoint::look_once(handler_call& call) {
   const bool has_moved = peers_.has_last() && peers_.read_last(call);
   if (!has_moved) ::sched_yield();
@@ -63,7 +63,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   handler_call call{handler};
   poller_.begin();
   if (peers_.has_held()) peers_.ask_held(call);
-  // A sender that never waits reads control messages all the same.
+  // A sender that never waits must still read control messages.
   if (clock.is_look_due()) wait_and_take(clock.now(), -1, call);
   std::optional<detail::outgoing_frame> frame;
   const auto sent = [&] { return frame ? frame->payload_sent() : 0; };
@@ -95,7 +95,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
     wait_and_take(by.ns, peers_.data_socket(to), call);
     if (peers_.has_held()) peers_.ask_held(call);
   }
-  // The receiver must not see half a frame: the rest of one that was begun goes with later calls.
+  // The receiver must not see half a frame: the rest of a begun frame goes with later calls.
   const bool is_late = clock.now() >= by.ns && !call.has_come;
   if (frame && frame->is_begun() && peers_.is_up(to)) peers_.keep_rest(to, *frame);
   peers_.watch(to);
@@ -124,7 +124,8 @@ inline bool socket_endpoint::poll_until(deadline by, const detail::frame_handler
   return call.has_come;
 }
 
-/// Waits until then, until something comes, or until `writable` can be written to, and takes what has come.
+/// Waits until that time, until something arrives, or until `writable` can be written to, and takes what has
+/// arrived.
 inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, handler_call& call) {
   detail::socket_poller::event_array events{};
   const auto found = poller_.wait(until, writable, peers_.hot_socket(), events);

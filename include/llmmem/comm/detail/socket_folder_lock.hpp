@@ -1,5 +1,5 @@
 /// @file
-/// The lock of a folder of sockets, which two that come at once take one after the other.
+/// The lock of a folder of sockets: two processes that start together take it one after the other.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
@@ -25,7 +25,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The process that holds the lock of an open file, as far as the system tells it; otherwise 0.
+/// Returns the process that holds the lock of an open file, as far as the system reports it; otherwise 0.
 [[nodiscard]] inline pid_t lock_holder(const descriptor& file) {
   struct ::stat seen{};
   const descriptor locks(::open("/proc/locks", O_RDONLY | O_CLOEXEC));
@@ -50,23 +50,23 @@ namespace detail {
   return 0;
 }
 
-/// Locks a folder: it is free again when the descriptor goes.
+/// Locks a folder: closing the descriptor unlocks it.
 /// @param path         ends with '/'
-/// @param patience_ns  for which it may be another's
+/// @param patience_ns  how long another process may hold it
 /// @throws system_error
 [[nodiscard]] inline descriptor lock_folder(const std::string& path, std::uint64_t patience_ns) {
   descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const std::string which = "socket_endpoint: folder '" + path + "'";
-  if (!folder.is_open()) throw system_error(which + because(errno) + "; make it first");
+  if (!folder.is_open()) throw system_error(which + because(errno) + "; create it first");
   const std::uint64_t began = monotonic_ns();
   while (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) throw system_error(which + ": flock" + because(errno));
     if (monotonic_ns() - began >= patience_ns) {
       const pid_t holder = lock_holder(folder);
-      throw system_error(
-          which + " has been locked for " + std::to_string(patience_ns / 1'000'000) + " ms by " +
-          (holder == 0 ? "another process" : "process " + std::to_string(holder)) +
-          ", as is done for a moment to begin to listen there; end that, or take another folder");
+      throw system_error(which + " has been locked for " + std::to_string(patience_ns / 1'000'000) +
+                         " ms by " + (holder == 0 ? "another process" : "process " + std::to_string(holder)) +
+                         ", although the lock is needed only briefly to begin listening; end that process, "
+                         "or use another folder");
     }
     const timespec moment{0, 1'000'000};
     ::nanosleep(&moment, nullptr);

@@ -1,6 +1,6 @@
 /// @file
-/// How two endpoints come to know each other, without their sockets: four messages of fixed size, of which
-/// the last two prove that both have the secret.
+/// The handshake of two endpoints, without their sockets: four messages of fixed size, of which the last two
+/// prove that both have the secret.
 #pragma once
 
 #include <llmmem/comm/detail/frame_seal.hpp>
@@ -19,41 +19,41 @@ namespace detail {
 
 /// One side of a handshake: caller's hello, listener's hello, caller's proof, listener's answer with its own.
 ///
-/// Nothing that a stranger says is kept but these bytes, and nothing is done upon it but to answer with a
-/// hello. Each proof is over both hellos, and so over both nonces, seats and incarnations, and the lane.
+/// Of a foreign process only these bytes are kept, and the only reaction is to answer with a hello. Each
+/// proof covers both hellos, and so both nonces, seats and incarnations, and the lane.
 class socket_handshake {
  public:
   enum class turn : std::uint8_t {
-    wait,     ///< for more
-    say,      ///< `says()`, then wait
+    wait,     ///< for more bytes
+    say,      ///< send `says()`, then wait
     judge,    ///< the caller has proved itself: `answer` it
     settled,  ///< the listener has proved itself: `answered()`
-    refused,  ///< a stranger
+    refused,  ///< a foreign process
   };
 
-  /// Why one is a stranger.
+  /// Why the other end is refused.
   enum class refusal : std::uint8_t {
     none,
     no_hello,
     other_version,
-    other_seat,   ///< of `theirs()`: it is not who was called, or did not call this one
+    other_seat,   ///< of `theirs()`: it is not the called process, or did not call this one
     wrong_proof,  ///< of `theirs()`
   };
 
-  /// Begins as the one who calls: `says()` comes first.
+  /// Begins as the caller: `says()` comes first.
   void call(const wire_hello& mine) noexcept {
     is_caller_ = true;
     begin(mine, wire_hello_bytes);
     write_hello(mine, mine_bytes_);
     say(mine_bytes_);
   }
-  /// Begins as the one who listens; whom `mine` is to is found out.
+  /// Begins as the listener; the handshake determines the seat that `mine` is for.
   void listen(const wire_hello& mine) noexcept {
     is_caller_ = false;
     begin(mine, wire_hello_bytes);
   }
 
-  /// Where the next bytes go: never empty before it is settled, refused or judged.
+  /// Returns where the next bytes go: never empty before it is settled, refused or judged.
   [[nodiscard]] std::span<std::byte> wanted() noexcept {
     return std::span(in_).subspan(got_, wanted_ - got_);
   }
@@ -61,14 +61,14 @@ class socket_handshake {
   [[nodiscard]] const wire_hello& theirs() const noexcept { return theirs_; }
   [[nodiscard]] hello_answer answered() const noexcept { return answer_; }
   [[nodiscard]] refusal why() const noexcept { return why_; }
-  /// Whether a caller that is refused is told who this is, so that it knows why: `says()`.
+  /// Whether a refused caller is told who this process is, so that it knows the reason: `says()`.
   [[nodiscard]] bool has_farewell() const noexcept {
     return !is_caller_ && (why_ == refusal::other_version || why_ == refusal::other_seat);
   }
-  /// Whether this one has called, and proved what it knows.
+  /// Whether this process has called, and proved its knowledge.
   [[nodiscard]] bool has_proved() const noexcept { return is_caller_ && wanted_ == wire_answer_bytes; }
 
-  /// How the frames of the connection are sealed: not at all where neither side asks for it.
+  /// Returns how the frames of the connection are sealed: not at all if neither side requests it.
   /// @pre `turn::judge` or `turn::settled`
   [[nodiscard]] lane_seals seals(const hmac_sha256& secret) const noexcept {
     if (!mine_.asks_for_seals && !theirs_.asks_for_seals) return {};
@@ -76,7 +76,7 @@ class socket_handshake {
                       : seals_of(secret, theirs_bytes_, mine_bytes_, false);
   }
 
-  /// `count` bytes have come. @pre no more than `wanted()`
+  /// Processes `count` received bytes. @pre no more than `wanted()`
   turn took(std::size_t count, const hmac_sha256& secret) noexcept {
     got_ += count;
     if (got_ != wanted_) return turn::wait;
@@ -85,7 +85,7 @@ class socket_handshake {
     return is_caller_ ? took_answer(secret) : took_proof(secret);
   }
 
-  /// What the listener says to a caller that has proved itself. @pre `turn::judge`
+  /// Answers a caller that has proved itself. @pre `turn::judge`
   void answer(hello_answer what, const hmac_sha256& secret) noexcept {
     std::array<std::byte, wire_answer_bytes> said{};
     wire_writer(said).put(static_cast<std::uint32_t>(what));
@@ -141,7 +141,7 @@ class socket_handshake {
       say_hello();
       return refuse(refusal::other_seat);
     }
-    // Lanes are made by the higher seat, knocks by the lower one.
+    // The higher seat makes lanes, the lower one knocks.
     const bool is_from_above = to_index(theirs_.from) > to_index(mine_.from);
     if (is_from_above == (theirs_.purpose == hello_purpose::knock)) return refuse(refusal::no_hello);
     mine_.to = theirs_.from;

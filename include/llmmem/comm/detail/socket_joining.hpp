@@ -1,5 +1,6 @@
 /// @file
-/// `socket_joining`: which seats a socket endpoint calls, what it answers callers, and who takes a seat.
+/// `socket_joining`: which seats a socket endpoint calls, how it answers callers, and which process takes a
+/// seat.
 #pragma once
 
 #include <llmmem/comm/detail/call_schedule.hpp>
@@ -27,17 +28,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Brings a process into each seat where none is connected. Of two seats the higher one calls, twice: once
-/// for each lane. A process that starts knocks at the higher seats, so that they call it soon. A caller takes
-/// its seat with its first control message, because only then both sides know that both lanes are there.
+/// Brings a process into each seat without a connection. Of two seats the higher one calls, twice: once for
+/// each lane. A starting process knocks at the higher seats, so that they call it soon. A caller takes its
+/// seat with its first control message, because only then do both sides know that both lanes exist.
 ///
-/// It remembers what was learned of a seat that stays empty.
+/// It remembers what it learned of a seat that stays empty.
 ///
-/// @invariant  A seat has two calls under way or none; a candidate for a seat stays `handshake_ns` at most
-///             before it is whole.
+/// @invariant  A seat has two calls in progress or none; a candidate for a seat stays at most `handshake_ns`
+/// before it is complete.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor throws `system_error`. `advance`, `look_at_candidate` and `run_calls`
-///      throw `std::bad_alloc` when there is no memory for a process that takes a seat; it is tried again.
+///   throw `std::bad_alloc` when there is no memory for a process that takes a seat; it is retried.
 class socket_joining {
  public:
   /// @param mine  this process's hello
@@ -59,21 +60,21 @@ class socket_joining {
   /// @name Events
   /// @{
   void accept() noexcept { note(halves_.accept_some()); }
-  /// A half-open connection can go on.
+  /// Continues a half-open connection.
   void advance(const ready_event& event, handler_call& call);
-  /// A candidate has said something, or is gone.
+  /// Handles a candidate that has sent something, or is gone.
   void look_at_candidate(seat_id seat, handler_call& call);
   /// @}
 
   /// @name Timers
   /// @{
-  /// Listens again where it had stopped to, and ends handshakes that take too long.
+  /// Resumes listening if it had stopped, and ends handshakes that take too long.
   void expire() noexcept;
-  /// Makes the calls and knocks that are due, and seats candidates that had to wait.
+  /// Makes the calls and knocks that are due, and seats waiting candidates.
   void run_calls(handler_call& call);
   /// @}
 
-  /// Why nobody is connected there, as far as it was learned.
+  /// Why no process is connected there, as far as known.
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept;
   /// Removes the file of this endpoint's Unix socket.
   void remove_file() const noexcept { halves_.remove_file(); }
@@ -83,7 +84,7 @@ class socket_joining {
   static constexpr std::uint32_t no_slot = half_open_set::no_slot;
 
   struct seat_record {
-    std::array<std::uint32_t, 2> calls{no_slot, no_slot};  // under way, one for each lane
+    std::array<std::uint32_t, 2> calls{no_slot, no_slot};  // in progress, one for each lane
     seat_candidate next;
     bool must_knock = false;
     seat_absence absence = seat_absence::unheard;
@@ -115,7 +116,7 @@ class socket_joining {
   wire_hello mine_;
   std::uint64_t handshake_ns_;
   std::vector<seat_record> seats_;
-  seat_absence by_nobody_ = seat_absence::unheard;  // of callers that did not say their seat
+  seat_absence by_nobody_ = seat_absence::unheard;  // from callers that did not announce their seat
   std::uint64_t busy_ = 0;
   std::uint64_t unwanted_ = 0;
   std::uint64_t mismatched_ = 0;

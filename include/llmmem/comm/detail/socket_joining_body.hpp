@@ -15,14 +15,14 @@ inline void socket_joining::note(const std::optional<learned_absence>& learned) 
     return;
   }
   if (!peers_.has(learned->seat)) return;
-  if (peers_.is_up(learned->seat)) return;  // a stranger only said that name
+  if (peers_.is_up(learned->seat)) return;  // a foreign process only used that name
   at(learned->seat).absence = learned->why;
 }
 
 inline seat_absence socket_joining::why_missing(seat_id seat) const noexcept {
   if (!peers_.has(seat)) return seat_absence::unheard;
   const seat_absence known = seats_[to_index(seat)].absence;
-  // Higher seats call, and a caller whose hello cannot be read does not say its seat.
+  // Higher seats call, and a caller whose hello cannot be read does not announce its seat.
   const bool may_have_called = to_index(seat) > to_index(mine_.from) && !peers_.is_up(seat);
   return known == seat_absence::unheard && may_have_called ? by_nobody_ : known;
 }
@@ -61,7 +61,7 @@ inline void socket_joining::run_calls(handler_call& call_of) {
     if (seats_[i].next.is_whole() && !seats_[i].next.is_watched()) promote(seat_id{i}, call_of);
 }
 
-/// The slot of the call, or `no_slot`.
+/// Returns the slot of the call, or `no_slot`.
 inline std::uint32_t socket_joining::begin_call(seat_id seat, hello_purpose purpose) noexcept {
   const half_open_set::begun_call begun = halves_.call(seat, purpose);
   note(begun.learned);
@@ -115,7 +115,7 @@ inline void socket_joining::judge(std::uint32_t slot) noexcept {
   take_lane(caller.from, slot);
   seat_candidate& next = at(caller.from).next;
   if (!next.is_whole()) return;
-  // The caller may have gone meanwhile: it takes the seat when it says something.
+  // The caller may have gone in the meantime: it takes the seat when it sends something.
   const std::uint64_t key =
       event_key(socket_event::candidate, peers_.generation(caller.from), to_index(caller.from));
   next.set_watched(poller_.add(next.told_socket(), EPOLLIN, key));
@@ -124,7 +124,7 @@ inline void socket_joining::judge(std::uint32_t slot) noexcept {
 inline hello_answer socket_joining::answer_to(const wire_hello& caller) noexcept {
   if (caller.seats != mine_.seats || caller.frame_bytes != mine_.frame_bytes) {
     ++mismatched_;
-    // A caller from a job with more seats may sit in one that does not exist here.
+    // A caller from a job with more seats may have a seat that does not exist here.
     if (peers_.has(caller.from)) at(caller.from).absence = seat_absence::other_options;
     return hello_answer::mismatched;
   }
@@ -170,7 +170,7 @@ inline void socket_joining::settled(std::uint32_t slot, handler_call& call) {
   if (of.next.is_whole()) promote(seat, call);
 }
 
-/// The connection becomes a lane of the seat's candidate.
+/// Makes the connection a lane of the seat's candidate.
 inline void socket_joining::take_lane(seat_id seat, std::uint32_t slot) noexcept {
   const wire_hello theirs = halves_.theirs(slot);
   seat_candidate& next = at(seat).next;
@@ -185,14 +185,13 @@ inline void socket_joining::take_lane(seat_id seat, std::uint32_t slot) noexcept
   next.add(is_told ? socket_lane::told : socket_lane::data, halves_.take(slot), seals);
 }
 
-/// The process at the other end, where this machine's kernel says which it is. What a peer says of itself is
-/// where to look, and nothing more: a process that does not hold the connection is not watched, and never
-/// killed.
+/// Returns the process at the other end, if this machine's kernel identifies it. A peer's claims only say
+/// where to look: a process that does not hold the connection is not watched, and never killed.
 inline descriptor socket_joining::process_of(const wire_hello& theirs, std::uint32_t slot) const noexcept {
   if (halves_.is_unix(mine_.from)) return open_peer_process(halves_.socket(slot));
   if (!is_on_this_machine(theirs)) return {};
   descriptor process = open_process(theirs.pid);
-  // Opened before it is looked at: its number is not another's by now, unless it has exited.
+  // Opened before it is checked: its number cannot belong to another process now, unless it has exited.
   if (!holds_other_end(theirs.pid, halves_.socket(slot)) || has_exited(process)) return {};
   return process;
 }
@@ -210,7 +209,7 @@ inline void socket_joining::drop_candidate(seat_id seat) noexcept {
   next = {};
 }
 
-/// The candidate takes the seat.
+/// Seats the candidate.
 inline void socket_joining::promote(seat_id seat, handler_call& call) {
   peers_.reserve(seat);
   seat_record& of = at(seat);

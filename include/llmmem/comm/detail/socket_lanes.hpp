@@ -1,6 +1,6 @@
 /// @file
-/// The lanes of a socket endpoint without their sockets: bytes that came become frames, frames that cannot go
-/// yet wait as bytes.
+/// The lanes of a socket endpoint without their sockets: received bytes become frames, and frames that cannot
+/// be sent yet wait as bytes.
 #pragma once
 
 #include <llmmem/comm/detail/frame_seal.hpp>
@@ -22,7 +22,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A frame handler without its type, so that what calls it is compiled once.
+/// A frame handler without its type, so that its callers are compiled once.
 struct frame_handler_ref {
   void* object;
   frame_buffer (*on_buffer_for)(void*, seat_id, const frame_header&) noexcept;
@@ -50,7 +50,7 @@ template <frame_handler H>
           [](void* h) noexcept { return static_cast<const H*>(h)->goes_on(); }};
 }
 
-/// The handler of one call of an endpoint, and whether it was told anything.
+/// The handler of one call of an endpoint, and whether anything was reported to it.
 struct handler_call {
   frame_handler_ref handler{};
   bool has_come = false;
@@ -66,22 +66,22 @@ struct handler_call {
   [[nodiscard]] bool goes_on() const noexcept { return handler.on_goes_on(handler.object); }
 };
 
-/// What a lane has carried one way.
+/// What a lane has carried in one direction.
 struct lane_count {
   std::uint64_t frames = 0;
   std::uint64_t bytes = 0;
 };
 
-/// What reading has come to.
+/// The result of reading.
 enum class read_state : std::uint8_t {
-  more,       ///< all is taken, more may be read
-  later,      ///< a frame has no room yet: nothing more is to be read
-  malformed,  ///< no header where one must be: nothing behind it has a meaning
-  forged,     ///< a frame that its seal does not fit: likewise
+  more,       ///< everything is taken, more may be read
+  later,      ///< a frame has no space yet: nothing more may be read
+  malformed,  ///< no header where one must be: everything behind it is meaningless
+  forged,     ///< a frame with a wrong seal: likewise
 };
 
-/// Frames of data, from bytes. Short ones are read in one go and copied; the rest of a long one is read to
-/// where it is to be.
+/// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read
+/// directly to its destination.
 class data_reader {
  public:
   static constexpr std::size_t staging_bytes = 16384;
@@ -89,7 +89,7 @@ class data_reader {
 
   /// Before the first `restart`. Throws `std::bad_alloc`.
   void reserve() { staging_.resize(staging_bytes); }
-  /// For a new connection.
+  /// Prepares for a new connection.
   void restart(std::uint32_t most_bytes, const frame_seal& seal = {}) noexcept {
     phase_ = phase::header;
     begin_ = end_ = 0;
@@ -98,17 +98,17 @@ class data_reader {
     number_ = 0;
     most_bytes_ = most_bytes;
   }
-  /// What comes is no longer looked at.
+  /// From now on ignores incoming bytes.
   void drain() noexcept { phase_ = phase::draining; }
   [[nodiscard]] bool is_held() const noexcept { return phase_ == phase::later; }
   /// Bytes that were read.
   [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
-  /// The buffer of the frame under way is taken back.
+  /// Takes back the buffer of the frame in progress.
   void withdraw() noexcept {
     if (phase_ == phase::taking) phase_ = phase::dropping;
   }
 
-  /// Where the next bytes are to be read to, one or two places. @pre not `is_held()`
+  /// Returns where the next bytes must be read to, one or two places. @pre not `is_held()`
   std::size_t places(std::span<iovec, 2> into, std::span<std::byte> scratch) noexcept {
     switch (phase_) {
       case phase::taking: {
@@ -128,7 +128,7 @@ class data_reader {
     }
   }
 
-  /// `count` bytes have been read to these places.
+  /// Processes `count` bytes that were read to these places.
   read_state took(std::size_t count, seat_id from, const frame_handler_ref& handler, lane_count& counted,
                   bool& has_come) noexcept {
     taken_ += count;
@@ -151,7 +151,7 @@ class data_reader {
     return go_on(from, handler, counted, has_come);
   }
 
-  /// Asks again for what is held.
+  /// Asks again for the held frame.
   read_state ask_again(seat_id from, const frame_handler_ref& handler, lane_count& counted,
                        bool& has_come) noexcept {
     return go_on(from, handler, counted, has_come);
@@ -160,8 +160,8 @@ class data_reader {
  private:
   enum class phase : std::uint8_t { header, later, taking, dropping, draining };
 
-  /// What is read before it is known where it goes. Behind a long frame comes another, whose bytes are not to
-  /// be copied: its header alone.
+  /// How much is read before its destination is known. A long frame is followed by another, whose bytes must
+  /// not be copied: so only its header.
   [[nodiscard]] std::size_t ahead() const noexcept {
     return header_.bytes > long_bytes ? wire_header_bytes : staging_.size();
   }
@@ -205,9 +205,9 @@ class data_reader {
       done_ += part;
       if (done_ != header_.bytes) break;
       const bool is_taken = phase_ == phase::taking;
-      // Bytes that go nowhere need not be anybody's.
+      // Dropped bytes need not be authentic.
       if (is_taken && !seal_.opens_bytes(buffer_, bytes_tag_, number_ - 1)) {
-        std::memset(buffer_.data(), 0, buffer_.size());  // nothing of them is left where others look
+        std::memset(buffer_.data(), 0, buffer_.size());  // no forged byte remains where others read
         return read_state::forged;
       }
       finish(counted);
@@ -222,20 +222,20 @@ class data_reader {
   }
 
   std::vector<std::byte> staging_;
-  std::size_t begin_ = 0;  // of what is in it and not yet looked at
+  std::size_t begin_ = 0;  // of the bytes in it not yet processed
   std::size_t end_ = 0;
   std::span<std::byte> buffer_;
-  std::size_t done_ = 0;  // bytes of the frame under way
+  std::size_t done_ = 0;  // bytes of the frame in progress
   std::uint64_t taken_ = 0;
   frame_header header_{};
   frame_seal seal_{};
   std::uint64_t number_ = 0;     // of the next frame
-  std::uint64_t bytes_tag_ = 0;  // of the frame under way
+  std::uint64_t bytes_tag_ = 0;  // of the frame in progress
   std::uint32_t most_bytes_ = 0;
   phase phase_ = phase::header;
 };
 
-/// Frames of what is told, from bytes.
+/// Turns bytes into control frames.
 class told_reader {
  public:
   /// Before the first `restart`. Throws `std::bad_alloc`.
@@ -246,9 +246,9 @@ class told_reader {
     seal_ = seal;
     number_ = 0;
   }
-  /// What comes is no longer looked at.
+  /// From now on ignores incoming bytes.
   void drain() noexcept { is_draining_ = true; }
-  /// What comes is no longer told, but the endpoint's own notices are still seen.
+  /// From now on delivers nothing, but still notes the endpoint's own notices.
   void mute() noexcept { is_mute_ = true; }
   [[nodiscard]] bool is_leaving() const noexcept { return is_leaving_; }
   [[nodiscard]] bool is_given_up() const noexcept { return is_given_up_; }
@@ -291,7 +291,7 @@ class told_reader {
   }
 
  private:
-  std::vector<std::byte> staging_;  // has room for a whole frame behind another's beginning
+  std::vector<std::byte> staging_;  // has space for a whole frame behind the beginning of another
   std::size_t end_ = 0;
   frame_seal seal_{};
   std::uint64_t number_ = 0;  // of the next frame
@@ -301,10 +301,10 @@ class told_reader {
   bool is_given_up_ = false;
 };
 
-/// Bytes that wait to be written, at most as many as it was made for.
+/// Bytes that wait to be written, up to a fixed number.
 class waiting_bytes {
  public:
-  /// Throws `std::bad_alloc`. The pages are touched only when something waits.
+  /// Throws `std::bad_alloc`. The pages are touched only when bytes wait.
   void reserve(std::size_t most) { bytes_.reserve(most); }
   void clear() noexcept {
     bytes_.clear();

@@ -31,8 +31,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Reads the lanes, gives what happens there to the failure detector, and acts on its verdicts: it delivers
-/// what came before a death, closes what is left, and tells the handler.
+/// Reads the lanes, reports what happens there to the failure detector, and acts on its verdicts: it delivers
+/// what arrived before a death, closes the rest, and notifies the handler.
 ///
 /// @invariant  A seat's lanes and its control lane are open exactly while its state is not `nobody`.
 /// @par Complexity      as `peer_lanes`.
@@ -40,7 +40,7 @@ namespace detail {
 /// @par Errors          `reserve` throws `std::bad_alloc`.
 class socket_peers {
  public:
-  /// Whether a process's heartbeats wait for a core: what the kernel says, or a test.
+  /// Whether a process's heartbeats wait for a core: answered by the kernel, or a test.
   using core_question = bool (*)(const descriptor& process) noexcept;
 
   /// @param seats  0 for an endpoint that is alone
@@ -59,7 +59,7 @@ class socket_peers {
   [[nodiscard]] std::uint32_t seats() const noexcept { return seats_; }
   [[nodiscard]] bool has(seat_id seat) const noexcept { return to_index(seat) < seats_; }
   [[nodiscard]] bool is_up(seat_id seat) const noexcept { return has(seat) && detector_.is_up(seat); }
-  /// Whether a process may take the seat: none is there, or it was given up.
+  /// Whether a process may take the seat: it is empty, or its process was given up.
   [[nodiscard]] bool is_free(seat_id seat) const noexcept {
     const seat_state now = detector_.state(seat);
     return now == seat_state::nobody || now == seat_state::given_up;
@@ -68,24 +68,24 @@ class socket_peers {
     return detector_.is_rejected(seat, incarnation);
   }
   [[nodiscard]] std::uint32_t generation(seat_id seat) const noexcept { return lanes_.generation(seat); }
-  /// Why nobody is heard there: a forged frame, or that its process failed.
+  /// Why a process there is not heard: a forged frame, or that its process failed.
   [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
     return forged_seats_.contains(seat) ? errc::frame_forged : errc::peer_failed;
   }
 
   /// @name Coming and going
   /// @{
-  /// Takes memory for a seat. Call it before the first `connect`.
+  /// Allocates memory for a seat. Call it before the first `connect`.
   void reserve(seat_id seat) {
     lanes_.reserve(seat);
     control_.reserve(seat);
   }
-  /// A process takes the seat, with its two lanes. Tells the handler. @pre `reserve`, and `is_free`
+  /// Seats a process with its two lanes, and notifies the handler. @pre `reserve`, and `is_free`
   /// @param seals  of the lanes' frames
   void connect(seat_id seat, descriptor data, descriptor told, descriptor process,
                const incarnation_id& incarnation, bool is_own, handler_call& call,
                const std::array<lane_seals, 2>& seals = {}) noexcept;
-  /// The caller hears and sends no more there.
+  /// The caller stops receiving from and sending to that seat.
   void give_up(seat_id seat) noexcept;
   /// Tells all that this process leaves, and closes everything.
   void leave() noexcept;
@@ -93,7 +93,7 @@ class socket_peers {
 
   /// @name Sending
   /// @{
-  /// Sends a control message, or drops one that is too long or to nobody.
+  /// Sends a control message; drops one that is too long or for an empty seat.
   void tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     if (!is_up(to) || bytes.size() > max_told_bytes) {
       ++dropped_;
@@ -115,7 +115,7 @@ class socket_peers {
   void keep_rest(seat_id to, const outgoing_frame& frame) noexcept { lanes_.keep_rest(to, frame); }
   void watch(seat_id seat) noexcept { lanes_.watch(seat); }
   /// @}
-  /// Writes the rest of the frame before; whether nothing of it is left.
+  /// Writes the rest of the previous frame; returns whether nothing of it is left.
   [[nodiscard]] bool flush(seat_id to) noexcept {
     const lane_flush how = lanes_.flush(to);
     if (how == lane_flush::broken) detector_.note(to, death_evidence::reset);
@@ -127,21 +127,21 @@ class socket_peers {
   /// @name Receiving
   /// @{
   [[nodiscard]] bool has_held() const noexcept { return lanes_.has_held(); }
-  /// Asks the handler again for room, for each lane that waits for it.
+  /// Asks the handler again for space, for each lane that waits for it.
   void ask_held(handler_call& call) noexcept;
   void withdraw(seat_id from) noexcept {
     if (has(from)) lanes_.withdraw(from);
   }
-  /// Whether data have come before, so that more may come soon.
+  /// Whether data has come before, so that more may come soon.
   [[nodiscard]] bool has_last() const noexcept { return lanes_.last_from() != no_seat; }
-  /// Reads from where data came last; whether anything came.
+  /// Reads from the last source of data; returns whether anything arrived.
   [[nodiscard]] bool read_last(handler_call& call) noexcept;
   [[nodiscard]] int hot_socket() const noexcept { return lanes_.hot_socket(); }
-  /// Reads the hot lane, when there still is one.
+  /// Reads the hot lane, if there still is one.
   void read_hot(handler_call& call) noexcept {
     if (lanes_.hot() != no_seat) static_cast<void>(take_data(lanes_.hot(), call));
   }
-  /// An event of the seat's data lane, control lane or process. @pre of its generation
+  /// Handles an event of the seat's data lane, control lane or process. @pre it has the seat's generation
   void handle(const ready_event& event, handler_call& call) noexcept;
   /// @}
 

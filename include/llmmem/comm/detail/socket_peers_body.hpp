@@ -1,5 +1,5 @@
 /// @file
-/// `socket_peers`: reading, and what follows from what is read.
+/// `socket_peers`: reading, and the conclusions from it.
 #pragma once
 
 #include <llmmem/comm/detail/socket_peers.hpp>
@@ -25,7 +25,7 @@ inline void socket_peers::connect(seat_id seat, descriptor data, descriptor told
 inline void socket_peers::give_up(seat_id seat) noexcept {
   if (!has(seat) || is_free(seat)) return;
   stop_hearing(seat);
-  // A death that is known is reported with the next timers: no event will come of it.
+  // A known death is reported with the next timers, because no event will follow it.
   if (detector_.is_known_dead(seat)) poller_.clock().due(poller_.clock().now());
   control_.give_up(seat);
 }
@@ -68,14 +68,14 @@ inline void socket_peers::handle(const ready_event& event, handler_call& call) n
       return;
     default:
       if (event.is_writable) static_cast<void>(flush(seat));
-      // Epoll reports of a held lane only that it has ended, and then nothing can be written to it any more.
+      // For a held lane epoll reports only its end, and then nothing can be written to it.
       if (event.is_readable && lanes_.held().contains(seat)) lanes_.forget_rest(seat);
       lanes_.watch(seat);
       if (event.is_readable) static_cast<void>(take_data(seat, call));
   }
 }
 
-/// Whether there may be more.
+/// Returns whether there may be more.
 inline bool socket_peers::take_data(seat_id from, handler_call& call) noexcept {
   for (int round = 0; round < 16; ++round) {
     const lane_read got = lanes_.read_data(from, call);
@@ -87,21 +87,21 @@ inline bool socket_peers::take_data(seat_id from, handler_call& call) noexcept {
   return true;
 }
 
-/// Whether there may be more.
+/// Returns whether there may be more.
 inline bool socket_peers::take_told(seat_id from, handler_call& call) noexcept {
   for (int round = 0; round < 16; ++round) {
     const lane_read got = lanes_.read_told(from, call);
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::told, call);
-    if (got.bytes != 0) read_notices(from, call);  // also those before what is no frame
+    if (got.bytes != 0) read_notices(from, call);  // also those before malformed bytes
     if (lanes_.is_open(from)) malformed(from, socket_lane::told, got.event, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
 }
 
-/// Reads everything that came. The process writes no more, but a child of it may hold the socket and write:
-/// the rounds are bounded.
+/// Reads everything that arrived. The process writes no more, but a child of it may hold the socket and
+/// write: so the rounds are bounded.
 inline void socket_peers::take_what_came(seat_id of, handler_call& call) noexcept {
   for (int i = 0; i < 4096 && take_told(of, call); ++i) {
   }
@@ -134,21 +134,22 @@ inline void socket_peers::process_exited(seat_id of, handler_call& call) noexcep
   try_conclude(of, call);
 }
 
-/// Nothing that follows on this lane has a meaning. That the process gave this one up may have stood there,
-/// so that it is suspected though it may be known to be dead: its end does not undo that.
+/// Everything that follows on this lane is meaningless. It may have contained the notice that the process
+/// gave this one up, so the process is suspected even if it may be known to be dead: its end does not undo
+/// that.
 inline void socket_peers::malformed(seat_id of, socket_lane lane, lane_event what,
                                     handler_call& call) noexcept {
   if (what != lane_event::malformed && what != lane_event::forged) return;
   if (lane == socket_lane::told) lanes_.drain(of);
-  if (is_free(of)) return;  // nobody hears it
+  if (is_free(of)) return;  // it is already ignored
   ++(what == lane_event::forged ? forged_ : malformed_);
   if (what == lane_event::forged) forged_seats_.insert(of);
   conclude_suspected(of, call);
   if (detector_.is_known_dead(of)) poller_.clock().due_at_once();
 }
 
-/// Acts on what the other endpoint has said. One look may read both notices: that it gave this process up
-/// comes first, because its members may have gone on without this process, and its end does not undo that.
+/// Acts on the notices of the other endpoint. One read may find both: that it gave this process up comes
+/// first, because its members may have continued without this process, and its end does not undo that.
 inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept {
   if (lanes_.is_given_up(of) && !is_free(of)) {
     if (detector_.is_up(of)) stop_hearing(of);
@@ -163,7 +164,7 @@ inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept 
 inline void socket_peers::judge_silence(seat_id of, handler_call& call) noexcept {
   if (detector_.may_excuse(of) && wants_core_(detector_.process(of))) detector_.excuse(of);
   if (!detector_.look_at_silence(of)) return;
-  // It may have said something that is still to be read.
+  // It may have sent data that is still unread.
   take_what_came(of, call);
   if (!detector_.is_up(of) || !detector_.is_silent(of)) return;
   if (!detector_.may_kill(of)) return suspect(of, call);
@@ -203,7 +204,7 @@ inline void socket_peers::conclude_suspected(seat_id of, handler_call& call) noe
   if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
 }
 
-/// Neither hears nor sends there any more, and leaves the connection open.
+/// Stops receiving from and sending to that seat, and leaves the connection open.
 inline void socket_peers::stop_hearing(seat_id of) noexcept {
   detector_.give_up(of);
   lanes_.mute(of);
@@ -223,7 +224,7 @@ inline void socket_peers::run_timers(handler_call& call) noexcept {
       try_conclude(seat, call);
       if (detector_.state(seat) == seat_state::ending) detector_.remind(seat);
     }
-    // It was given up before its death was reported, and no event will come of it.
+    // It was given up before its death was reported, and no event will follow.
     if (detector_.state(seat) == seat_state::given_up && detector_.is_known_dead(seat))
       conclude_certain(seat, call);
     if (!detector_.is_up(seat)) continue;

@@ -27,7 +27,7 @@ namespace detail {
 /// The kind of descriptor that an event belongs to; the highest byte of its key.
 enum class socket_event : std::uint8_t { listener, wake, half_open, candidate, data, told, process };
 
-/// Names a descriptor to epoll. The generation tells an event of a socket that is closed from an event of its
+/// Names a descriptor to epoll. The generation distinguishes an event of a closed socket from an event of its
 /// successor in the same place.
 [[nodiscard]] constexpr std::uint64_t event_key(socket_event of, std::uint32_t generation,
                                                 std::uint32_t index) noexcept {
@@ -58,9 +58,9 @@ struct ready_event {
   std::uint32_t generation_;
 };
 
-/// Waits for descriptors and timers, and measures the time. It knows descriptors by their keys alone.
+/// Waits for descriptors and timers, and measures the time. It knows descriptors only by their keys.
 ///
-/// @par Thread safety   one thread at a time, but `wake`, `add`, `change` and `remove`.
+/// @par Thread safety   one thread at a time, except `wake`, `add`, `change` and `remove`.
 /// @par Errors          the constructor throws `system_error`.
 class socket_poller {
  public:
@@ -68,7 +68,7 @@ class socket_poller {
   static constexpr std::size_t most_events = 32;
   using event_array = std::array<epoll_event, most_events>;
 
-  /// @param has_timers  without, `wait` disregards the clock's next timer.
+  /// @param has_timers  if false, `wait` ignores the clock's next timer.
   explicit socket_poller(bool has_timers) : clock_(has_timers) {
     epoll_ = descriptor(::epoll_create1(EPOLL_CLOEXEC));
     wake_ = descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -82,13 +82,13 @@ class socket_poller {
 
   [[nodiscard]] listening_clock& clock() noexcept { return clock_; }
   [[nodiscard]] const listening_clock& clock() const noexcept { return clock_; }
-  /// A call of the endpoint begins.
+  /// Begins a call of the endpoint.
   void begin() noexcept { clock_.begin(monotonic_ns()); }
-  /// A spinning call looks at the clock.
+  /// Reads the clock in a spinning call.
   void look() noexcept { clock_.look(monotonic_ns(), timer_ns); }
 
   /// @name Descriptors
-  /// Whether the system did it; `errno` says why it did not.
+  /// Returns whether the system did it; `errno` has the reason if not.
   /// @{
   bool add(int socket, std::uint32_t events, std::uint64_t key) const noexcept {
     return control(EPOLL_CTL_ADD, socket, events, key);
@@ -96,8 +96,8 @@ class socket_poller {
   bool change(int socket, std::uint32_t events, std::uint64_t key) const noexcept {
     return control(EPOLL_CTL_MOD, socket, events, key);
   }
-  /// Call it before the descriptor is closed: a forked child may hold it open, and then epoll would go on to
-  /// report it. Nothing happens for -1.
+  /// Call it before the descriptor is closed: a forked child may hold it open, and then epoll would continue
+  /// to report it. No effect for -1.
   void remove(int socket) const noexcept {
     if (socket >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
   }
@@ -110,7 +110,7 @@ class socket_poller {
     const std::uint64_t one = 1;
     static_cast<void>(!::write(wake_.get(), &one, sizeof(one)));
   }
-  /// The event of `wake` has come.
+  /// Consumes the event of `wake`.
   void note_wake() noexcept {
     std::uint64_t times = 0;
     is_woken_ = ::read(wake_.get(), &times, sizeof(times)) > 0 || is_woken_;
@@ -119,14 +119,14 @@ class socket_poller {
   void forget_wake() noexcept { is_woken_ = false; }
   /// @}
 
-  /// What a `wait` has found.
+  /// The result of a `wait`.
   struct found {
-    std::size_t events = 0;  ///< so many of the array
+    std::size_t events = 0;  ///< number of entries in the array
     bool is_hot_ready = false;
   };
   /// Waits until a descriptor is ready, the next timer is due or that time has come; a signal ends it early.
   /// @param writable  a socket that ends the wait when it can be written to, or -1; epoll need not know it
-  /// @param hot  a socket that is not with epoll and ends the wait when it can be read, or -1
+  /// @param hot  a socket that epoll does not watch and that ends the wait when it can be read, or -1
   [[nodiscard]] found wait(std::uint64_t until, int writable, int hot, event_array& events) noexcept {
     found all;
     int timeout = milliseconds_until(clock_.now(), clock_.wait_until(until));

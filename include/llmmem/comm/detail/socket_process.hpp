@@ -1,5 +1,5 @@
 /// @file
-/// Which process is at the other end of a socket, by what the kernel says.
+/// Identifies the process at the other end of a socket, according to the kernel.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
@@ -28,7 +28,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The process that listens at a Unix address, or called from it, as far as this one may know it.
+/// Returns the process that listens at a Unix address, or called from it, as far as this process may know it.
 [[nodiscard]] inline ucred credentials_of(int socket) noexcept {
   ucred who{};
   socklen_t size = sizeof(who);
@@ -45,8 +45,8 @@ namespace detail {
 #endif
 }
 
-/// The process at the other end of a connected Unix socket. Without asking for a number first, where the
-/// system can (Linux 6.5): a number may be another's by then.
+/// Returns the process at the other end of a connected Unix socket. Avoids the process number if the system
+/// can (Linux 6.5), because a number may belong to another process by then.
 [[nodiscard]] inline descriptor open_peer_process(int socket) noexcept {
   constexpr int so_peerpidfd = 77;
   int made = -1;
@@ -66,8 +66,8 @@ inline void kill_process(const descriptor& process) noexcept {
 #endif
 }
 
-/// An address of TCP as the kernel lists it in /proc/net/tcp and tcp6: the words of the address as numbers of
-/// this machine, then the port. Empty for other families.
+/// Returns a TCP address as the kernel lists it in /proc/net/tcp and tcp6: the words of the address as
+/// numbers of this machine, then the port. Empty for other families.
 [[nodiscard]] inline std::array<char, 48> listed_address(const sockaddr_storage& address) noexcept {
   std::array<char, 48> text{};
   std::array<std::uint32_t, 4> words{};
@@ -94,8 +94,8 @@ inline void kill_process(const descriptor& process) noexcept {
   return text;
 }
 
-/// The kernel's number of the socket at the other end of a TCP connection within this machine; 0 where it
-/// lists none.
+/// Returns the kernel's number of the socket at the other end of a TCP connection within this machine; 0 if
+/// it lists none.
 [[nodiscard]] inline unsigned long number_of_other_end(int socket) noexcept {
   sockaddr_storage here{};
   sockaddr_storage there{};
@@ -122,8 +122,9 @@ inline void kill_process(const descriptor& process) noexcept {
   return found;
 }
 
-/// Whether a process of this machine holds the other end of a TCP connection, by what the kernel says of its
-/// descriptors. Takes as long as listing the connections of the machine and the descriptors of the process.
+/// Whether a process of this machine holds the other end of a TCP connection, according to the kernel's list
+/// of its descriptors. Takes as long as listing the connections of the machine and the descriptors of the
+/// process.
 [[nodiscard]] inline bool holds_other_end(std::uint32_t pid, int socket) noexcept {
   const unsigned long number = number_of_other_end(socket);
   if (number == 0 || pid == 0) return false;
@@ -143,7 +144,7 @@ inline void kill_process(const descriptor& process) noexcept {
   return is_held;
 }
 
-/// The number of the process that a pidfd is of, in this process's name space; 0 where it has none there.
+/// Returns the number of a pidfd's process in this process's name space; 0 if it has none there.
 [[nodiscard]] inline std::uint32_t pid_of(const descriptor& process) noexcept {
   char path[48];
   std::snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", process.get());
@@ -158,12 +159,12 @@ inline void kill_process(const descriptor& process) noexcept {
   return found > 0 ? static_cast<std::uint32_t>(found) : 0;
 }
 
-/// The name of the thread that sends heartbeats, by which other processes look for it.
+/// The name of the heartbeat thread, by which other processes look for it.
 inline constexpr const char* beat_thread_name = "llmmem-beat";
 
-/// Whether a process with a thread that sends heartbeats runs, or would if it had a core, by what the kernel
-/// says of its threads: not where it is stopped, or all wait for something else. (That thread may wait for
-/// one that has no core.) False where that cannot be known.
+/// Whether a process with a heartbeat thread runs, or would if it had a core, according to the kernel: false
+/// if it is stopped, or all threads wait for something else. (The heartbeat thread may wait for one that has
+/// no core.) False if that cannot be known.
 [[nodiscard]] inline bool wants_core(const descriptor& process) noexcept {
   const std::uint32_t pid = pid_of(process);
   if (pid == 0) return false;
@@ -191,7 +192,7 @@ inline constexpr const char* beat_thread_name = "llmmem-beat";
   return has_beats && is_runnable;
 }
 
-/// This run of this machine: all zero where it cannot be told.
+/// Returns an id of this run of this machine: all zero if unknown.
 [[nodiscard]] inline incarnation_id boot_of_machine() noexcept {
   incarnation_id id{};
   char text[64] = {};

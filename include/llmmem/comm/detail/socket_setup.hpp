@@ -1,5 +1,5 @@
 /// @file
-/// What a socket endpoint is set up with: options that are checked, addresses, and its hello.
+/// The checked setup of a socket endpoint: options, addresses, and its hello.
 #pragma once
 
 #include <llmmem/comm/detail/socket_system.hpp>
@@ -29,30 +29,29 @@ inline void check_numbers(const socket_options& o) {
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
   const std::string who = "socket_endpoint: ";
   if (o.seats == 0 || o.seats > max_seats)
-    throw argument_error(who + n(o.seats) + " seats; a job has 1 to " + n(max_seats));
+    throw argument_error(who + n(o.seats) + " seats; use 1 to " + n(max_seats));
   if (to_index(o.seat) >= o.seats) {
     throw argument_error(who + "seat " + n(to_index(o.seat)) + " of " + n(o.seats) +
-                         "; seats are counted from 0");
+                         "; seats are numbered from 0");
   }
   if (o.frame_bytes < max_told_bytes || o.frame_bytes > (1U << 30)) {
-    throw argument_error(who + "frame_bytes is " + n(o.frame_bytes) + "; allowed are " + n(max_told_bytes) +
-                         " to " + n(1U << 30));
+    throw argument_error(who + "frame_bytes is " + n(o.frame_bytes) + "; use " + n(max_told_bytes) + " to " +
+                         n(1U << 30));
   }
   if (o.told_bytes < 2 * max_told_bytes || o.told_bytes > (1U << 30)) {
-    throw argument_error(who + "told_bytes is " + n(o.told_bytes) + "; allowed are " +
+    throw argument_error(who + "told_bytes is " + n(o.told_bytes) + "; use " +
                          n(std::uint64_t{2} * max_told_bytes) + " to " + n(1U << 30));
   }
   if (o.socket_bytes > (1U << 30))
-    throw argument_error(who + "socket_bytes is " + n(o.socket_bytes) + "; allowed are 0 to " + n(1U << 30));
+    throw argument_error(who + "socket_bytes is " + n(o.socket_bytes) + "; use 0 to " + n(1U << 30));
   if (o.beat_ns != 0 && o.hard_silence_ns != 0 && o.hard_silence_ns < 3 * o.beat_ns) {
     throw argument_error(who + "hard_silence_ns is " + n(o.hard_silence_ns) +
-                         "; it must be three times beat_ns at least, " + n(3 * o.beat_ns));
+                         "; it must be at least three times beat_ns, " + n(3 * o.beat_ns));
   }
   if (o.seal == socket_seal::always && o.secret.empty()) {
-    throw argument_error(
-        who +
-        "seal is socket_seal::always and the secret is empty, so that anybody can make the seals; "
-        "give all processes the same secret, 16 random bytes or more");
+    throw argument_error(who +
+                         "seal is socket_seal::always and the secret is empty, so anyone can make the seals; "
+                         "give all processes the same secret, 16 random bytes or more");
   }
   if (o.handshake_ns == 0 || o.first_call_ns == 0 || o.last_call_ns < o.first_call_ns) {
     throw argument_error(who +
@@ -61,18 +60,18 @@ inline void check_numbers(const socket_options& o) {
   }
 }
 
-/// Without a secret it is the folder that keeps other users out: they must not put their sockets there.
+/// Without a secret the folder must keep other users out: they must not be able to put their sockets there.
 /// Throws `argument_error`.
 inline void check_folder(const socket_options& o) {
   struct ::stat seen{};
-  // One that is not there is told of by what uses it.
+  // A missing folder is reported by the code that uses it.
   if (!o.secret.empty() || ::stat(o.folder.c_str(), &seen) != 0) return;
   const std::string begins = "socket_endpoint: the folder '" + o.folder + "' ";
   constexpr const char* ends = "or give all processes the same secret, 16 random bytes or more";
   if (seen.st_uid != ::geteuid()) {
     throw argument_error(begins + "belongs to user " + std::to_string(seen.st_uid) + ", not to user " +
                          std::to_string(::geteuid()) +
-                         ", and the secret is empty; take a folder of this user, " + ends);
+                         ", and the secret is empty; use a folder of this user, " + ends);
   }
   if ((seen.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     throw argument_error(begins + "can be written to by other users, and the secret is empty; chmod go-w '" +
@@ -80,7 +79,7 @@ inline void check_folder(const socket_options& o) {
   }
 }
 
-/// The address of each seat. Throws `argument_error`. @pre more than one seat
+/// Returns the address of each seat. Throws `argument_error`. @pre more than one seat
 [[nodiscard]] inline std::vector<socket_address> addresses_of(const socket_options& o) {
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
   const std::string who = "socket_endpoint: ";
@@ -100,44 +99,45 @@ inline void check_folder(const socket_options& o) {
   }
   if (o.addresses.size() != o.seats) {
     throw argument_error(who + n(o.addresses.size()) + " addresses for " + n(o.seats) +
-                         " seats; give each one");
+                         " seats; give one for each seat");
   }
   if (o.secret.empty()) {
-    throw argument_error(who +
-                         "an empty secret over TCP, where any user may call; give all processes the same, "
-                         "16 random bytes or more");
+    throw argument_error(
+        who +
+        "the secret is empty, but over TCP any user may call; give all processes the same secret, "
+        "16 random bytes or more");
   }
   for (std::uint32_t i = 0; i < o.seats; ++i) {
     const std::string which = who + "the address of seat " + n(i) + ", '" + o.addresses[i] + "', ";
     all.push_back(numeric_address(o.addresses[i]));
     if (all.back().size == 0) {
-      throw argument_error(which +
-                           "is no numeric host with a port from 1 to 65535, as 127.0.0.1:4000 or [::1]:4000");
+      throw argument_error(
+          which + "is not a numeric host with a port from 1 to 65535, such as 127.0.0.1:4000 or [::1]:4000");
     }
     if (o.reach == socket_reach::this_machine && !is_loopback(all.back())) {
       throw argument_error(which +
-                           "can be reached from other machines, and frames are not encrypted; in a network "
-                           "that is trusted, set reach to socket_reach::any_machine");
+                           "can be reached from other machines, and frames are not encrypted; in a trusted "
+                           "network, set reach to socket_reach::any_machine");
     }
   }
   return all;
 }
 
-/// Options that were checked, and the addresses of the seats: none for an endpoint that is alone.
+/// Checked options, and the addresses of the seats: none for an endpoint that is alone.
 struct socket_setup {
   explicit socket_setup(socket_options given) : options(std::move(given)) {
     check_numbers(options);
     if (options.seats > 1) addresses = addresses_of(options);
   }
 
-  /// The seats that others may sit in: none for an endpoint that is alone.
+  /// The number of seats for others: 0 for an endpoint that is alone.
   [[nodiscard]] std::uint32_t peers() const noexcept { return options.seats == 1 ? 0 : options.seats; }
 
   socket_options options;
   std::vector<socket_address> addresses{};
 };
 
-/// Whether the frames of this endpoint's connections are to be sealed.
+/// Whether this endpoint requests sealed frames.
 [[nodiscard]] inline bool asks_for_seals(const socket_setup& setup) noexcept {
   if (setup.options.seal != socket_seal::off_machine) return setup.options.seal == socket_seal::always;
   for (const socket_address& each : setup.addresses)
@@ -145,7 +145,7 @@ struct socket_setup {
   return false;
 }
 
-/// The hello of this process. Throws `system_error`.
+/// Makes the hello of this process. Throws `system_error`.
 [[nodiscard]] inline wire_hello hello_of(const socket_setup& setup) {
   const socket_options& options = setup.options;
   wire_hello mine;

@@ -1,5 +1,5 @@
 /// @file
-/// What a socket endpoint asks of the system: addresses and listening.
+/// The system calls of a socket endpoint: addresses and listening.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
@@ -35,7 +35,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether a call that must not wait has nothing to do now. The two errors are one number on Linux.
+/// Whether a non-blocking call has nothing to do now. The two errors are the same number on Linux.
 [[nodiscard]] constexpr bool would_block(int error) noexcept {
 #if EAGAIN == EWOULDBLOCK
   return error == EAGAIN;
@@ -44,7 +44,7 @@ namespace detail {
 #endif
 }
 
-/// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
+/// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for no limit.
 [[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {
   if (until == ~std::uint64_t{0}) return -1;
   if (until <= now) return 0;
@@ -76,12 +76,12 @@ struct socket_address {
   sockaddr_un where{};
   if (path.size() >= sizeof(where.sun_path)) {
     throw argument_error("socket_endpoint: the path '" + path + "' has " + std::to_string(path.size()) +
-                         " bytes, that of a Unix socket at most " +
-                         std::to_string(sizeof(where.sun_path) - 1) + "; take a folder with a shorter one");
+                         " bytes, but that of a Unix socket has at most " +
+                         std::to_string(sizeof(where.sun_path) - 1) + "; use a folder with a shorter path");
   }
   if (path.find('\0') != std::string::npos) {
     throw argument_error("socket_endpoint: the path '" + std::string(path.c_str()) +
-                         "' goes on behind a zero byte");
+                         "' contains a zero byte");
   }
   where.sun_family = AF_UNIX;
   std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
@@ -92,7 +92,7 @@ struct socket_address {
   return made;
 }
 
-/// Of "127.0.0.1:4000" or "[::1]:4000"; its family is AF_UNSPEC where it is none.
+/// Parses "127.0.0.1:4000" or "[::1]:4000"; the family is AF_UNSPEC for anything else.
 [[nodiscard]] inline socket_address numeric_address(const std::string& text) {
   socket_address made;
   made.text = text;
@@ -135,7 +135,7 @@ struct socket_address {
   return address.bytes.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&six.sin6_addr) != 0;
 }
 
-/// A stream socket that never blocks; `buffer_bytes` 0 leaves its buffers as the system has them.
+/// Makes a stream socket that never blocks; `buffer_bytes` 0 leaves the system's buffers.
 [[nodiscard]] inline descriptor make_socket(const socket_address& address,
                                             std::uint32_t buffer_bytes) noexcept {
   descriptor made(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -150,14 +150,14 @@ struct socket_address {
   return made;
 }
 
-/// Bytes that went, 0 when none can now, or the negative error.
+/// Returns the bytes written, 0 when none can be written now, or the negative error.
 [[nodiscard]] inline ssize_t write_some(int socket, std::span<const std::byte> first,
                                         std::span<const std::byte> second) noexcept {
   constexpr std::size_t short_bytes = 2048;
-  // Not cleared: only what is written to it is sent.
+  // Not cleared, because only the bytes written to it are sent.
   std::array<std::byte, short_bytes> joined;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   if (!second.empty() && first.size() + second.size() <= joined.size()) {
-    // A copy costs less than what the kernel does for a list of places.
+    // A copy costs less than the kernel's work for a list of places.
     std::memcpy(joined.data(), first.data(), first.size());
     std::memcpy(joined.data() + first.size(), second.data(), second.size());
     first = std::span(joined).first(first.size() + second.size());
@@ -178,7 +178,7 @@ struct socket_address {
   }
 }
 
-/// Whether the other end is still there, for all that this one can see.
+/// Whether the other end is still there, as far as this one can see.
 [[nodiscard]] inline bool is_open_there(const descriptor& socket) noexcept {
   std::byte first{};
   if (!socket.is_open()) return false;
@@ -186,7 +186,7 @@ struct socket_address {
   return got > 0 || (got < 0 && (would_block(errno) || errno == EINTR));
 }
 
-/// Makes way for a socket's file: one that a dead process left is removed, a living one's is an error.
+/// Removes a socket's file that a dead process left; that of a living one is an error.
 inline void remove_stale(const socket_address& address) {
   const descriptor caller(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!caller.is_open()) throw system_error("socket_endpoint: socket" + because(errno));
@@ -194,22 +194,22 @@ inline void remove_stale(const socket_address& address) {
   if (::lstat(address.text.c_str(), &seen) != 0) return;
   if (!S_ISSOCK(seen.st_mode)) {
     throw system_error("socket_endpoint: '" + address.text +
-                       "' is there and is no socket; remove it, or take another folder");
+                       "' exists and is not a socket; remove it, or use another folder");
   }
   const int called = ::connect(caller.get(), address.get(), address.size) == 0 ? 0 : errno;
-  // A child that its process forked may hold the socket open when that is gone.
+  // A forked child may hold the socket open after its process has ended.
   const pid_t pid = called == 0 ? credentials_of(caller.get()).pid : 0;
   const bool is_dead = called == ECONNREFUSED || (pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH);
   if (!is_dead) {
     throw system_error("socket_endpoint: '" + address.text + "' is taken" +
                        (pid > 0 ? " by process " + std::to_string(pid) : because(called)) +
-                       "; end that first, or take another seat");
+                       "; end that process first, or use another seat");
   }
   ::unlink(address.text.c_str());
 }
 
-/// Listens, with no more than `backlog` callers waiting.
-/// @param patience_ns  for which others may keep it from that
+/// Listens, with at most `backlog` callers waiting.
+/// @param patience_ns  how long others may prevent it
 [[nodiscard]] inline descriptor listen_at(const socket_address& address, std::uint32_t buffer_bytes,
                                           int backlog, std::uint64_t patience_ns) {
   descriptor made = make_socket(address, buffer_bytes);
@@ -217,7 +217,7 @@ inline void remove_stale(const socket_address& address) {
     throw system_error("socket_endpoint: socket for '" + address.text + "'" + because(errno));
   descriptor folder;
   if (address.is_unix()) {
-    // Two that come at once must not remove each other's.
+    // Two processes that start together must not remove each other's socket.
     folder = lock_folder(address.text.substr(0, address.text.rfind('/') + 1), patience_ns);
     remove_stale(address);
   } else {
@@ -226,7 +226,7 @@ inline void remove_stale(const socket_address& address) {
   }
   if (::bind(made.get(), address.get(), address.size) != 0) {
     throw system_error("socket_endpoint: bind to '" + address.text + "'" + because(errno) +
-                       "; end whoever listens there, or take another address");
+                       "; end the process that listens there, or use another address");
   }
   if (::listen(made.get(), backlog) != 0)
     throw system_error("socket_endpoint: listen at '" + address.text + "'" + because(errno));

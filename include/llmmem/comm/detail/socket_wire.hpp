@@ -1,6 +1,6 @@
 /// @file
-/// What goes over a socket between two endpoints: numbers little-endian, every length fixed or bounded before
-/// anything behind it is read.
+/// The bytes exchanged over a socket between two endpoints: numbers little-endian, every length fixed or
+/// bounded before anything behind it is read.
 #pragma once
 
 #include <llmmem/comm/detail/wire.hpp>
@@ -23,18 +23,17 @@ namespace detail {
 /// The two connections between two seats.
 enum class socket_lane : std::uint8_t { data, told };
 
-/// What a frame is for. All but the first are the endpoint's own, and have no bytes.
+/// The kind of a frame. All but the first are the endpoint's own, and have no bytes.
 enum class frame_sort : std::uint8_t {
   frame,
   beat,      ///< its process lives
-  leaving,   ///< its process goes, and says so
-  given_up,  ///< it hears nothing more from who reads this, and sends nothing more
+  leaving,   ///< its process announces that it leaves
+  given_up,  ///< its process ignores the reader from now on, and sends nothing more
 };
 
 inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
 inline constexpr std::uint16_t wire_version = 3;
-/// A whole cache line: bytes that a system call copies behind it lie as they lay before, which it copies
-/// faster.
+/// A whole cache line: a system call that copies bytes behind it keeps their alignment, and copies faster.
 inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t wire_hello_bytes = 88;
 inline constexpr std::size_t wire_proof_bytes = 32;
@@ -42,7 +41,7 @@ inline constexpr std::size_t wire_answer_bytes = 4 + wire_proof_bytes;
 
 using incarnation_id = std::array<std::byte, 16>;
 
-/// The header of a frame, with what the endpoint adds.
+/// The header of a frame, with the endpoint's additions.
 struct wire_header {
   frame_header frame{};
   socket_lane lane = socket_lane::data;
@@ -71,9 +70,9 @@ constexpr void write_header(const wire_header& header,
   wire_writer(into).put(wire_magic).put(crc32c(0, into.subspan<8>()));
 }
 
-/// Nothing where it is none: damaged, of another lane, out of turn, or of more bytes than `most`.
-/// @param is_sealed  it has a tag in place of the magic number and the checksum, which the caller has looked
-/// at
+/// Returns nothing for an invalid header: damaged, of another lane, out of turn, or of more bytes than
+/// `most`.
+/// @param is_sealed  it has a tag in place of the magic number and the checksum, which the caller has checked
 [[nodiscard]] constexpr std::optional<wire_header> read_header(
     std::span<const std::byte, wire_header_bytes> from, socket_lane lane, std::uint32_t sequence,
     std::uint32_t most, bool is_sealed = false) noexcept {
@@ -106,14 +105,14 @@ constexpr void write_header(const wire_header& header,
   return header;
 }
 
-/// Why a connection is made.
+/// The purpose of a connection.
 enum class hello_purpose : std::uint16_t {
-  data,   ///< to be the lane of data: from the higher seat to the lower
-  told,   ///< to be the lane of what is told: likewise
-  knock,  ///< to say that a process has come to the lower seat, so that the higher one calls
+  data,   ///< the lane of data: from the higher seat to the lower
+  told,   ///< the control lane: likewise
+  knock,  ///< tells the higher seat that a process has come to the lower one, so that it calls
 };
 
-/// The first that either side says.
+/// The first message of either side.
 struct wire_hello {
   hello_purpose purpose = hello_purpose::data;
   seat_id from{};
@@ -122,10 +121,10 @@ struct wire_hello {
   std::uint32_t frame_bytes = 0;
   incarnation_id incarnation{};
   incarnation_id nonce{};
-  incarnation_id boot{};        ///< of the machine's run: processes of one know each other by number
-  std::uint64_t pid_space = 0;  ///< the name space of `pid`; 0 where it cannot be told
+  incarnation_id boot{};        ///< identifies the machine's run: its processes know each other by number
+  std::uint64_t pid_space = 0;  ///< the name space of `pid`; 0 if unknown
   std::uint32_t pid = 0;
-  bool asks_for_seals = false;  ///< frames are sealed where either side asks for it
+  bool asks_for_seals = false;  ///< frames are sealed if either side requests it
 
   friend constexpr bool operator==(const wire_hello&, const wire_hello&) noexcept = default;
 };
@@ -147,14 +146,14 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
       .put(std::uint32_t{hello.asks_for_seals ? 1U : 0U});
 }
 
-/// Whether an endpoint says it that speaks another version: nothing else of it has a meaning.
+/// Whether an endpoint with another version sent it: nothing else in it has a meaning.
 [[nodiscard]] constexpr bool is_other_version(std::span<const std::byte, wire_hello_bytes> from) noexcept {
   wire_reader reader(from);
   return reader.take<std::uint32_t>() == wire_magic && reader.take<std::uint16_t>() != wire_version;
 }
 
-/// Nothing where it is none, or its seats are not two different ones of `seats`, and of the job that it
-/// names: a caller whose job has as many seats as this one sits in one that exists here.
+/// Returns nothing for an invalid hello, or if its seats are not two different ones of `seats` and of the job
+/// that it names: a caller whose job has as many seats as this one has a seat that exists here.
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
   wire_reader reader(from);
@@ -180,12 +179,12 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
   return hello;
 }
 
-/// What becomes of a connection whose maker has proved that it knows the secret.
+/// The answer to a connection whose maker has proved that it knows the secret.
 enum class hello_answer : std::uint32_t {
   welcome,
-  busy,        ///< somebody sits there who is not known to be dead: try again
+  busy,        ///< the process in the seat is not known to be dead: try again
   unwanted,    ///< this process was given up before: a fresh one may come
-  mismatched,  ///< other seats in number, or other frames in length
+  mismatched,  ///< another number of seats, or other frame lengths
 };
 
 using wire_proof = std::array<std::byte, wire_proof_bytes>;
@@ -197,7 +196,8 @@ using wire_proof = std::array<std::byte, wire_proof_bytes>;
   return bytes;
 }
 
-/// That of who called. It comes first: a stranger who only listens learns nothing to try secrets against.
+/// Returns the caller's proof. It comes first: a foreign process that only listens learns nothing to test
+/// secrets against.
 [[nodiscard]] constexpr wire_proof caller_proof(
     const hmac_sha256& secret, std::span<const std::byte, wire_hello_bytes> caller,
     std::span<const std::byte, wire_hello_bytes> listener) noexcept {
@@ -205,7 +205,7 @@ using wire_proof = std::array<std::byte, wire_proof_bytes>;
   return to_bytes(secret.of(label, caller, listener));
 }
 
-/// That of who listens, and its answer.
+/// Returns the listener's proof, and its answer.
 [[nodiscard]] constexpr wire_proof listener_proof(const hmac_sha256& secret,
                                                   std::span<const std::byte, wire_hello_bytes> caller,
                                                   std::span<const std::byte, wire_hello_bytes> listener,

@@ -1,5 +1,5 @@
 /// @file
-/// Tells when a stream has done the work that was put on it. Private to comm/.
+/// Reports when a stream has done the work that was put on it. Private to comm/.
 #pragma once
 
 #include <llmmem/comm/detail/nccl_library.hpp>
@@ -13,15 +13,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// An event of a stream that follows work, and two bytes of the device that stand in for messages without
-/// bytes.
+/// An event of a stream that follows work, and two bytes of device memory that represent empty messages.
 ///
 /// Work is *unmarked* from `will_put` to `mark`, and *marked* from then until the event is reached. `forget`
-/// says that nothing of it runs any more.
+/// declares that none of it runs now.
 ///
 /// @par Complexity      as the calls of CUDA; nothing waits.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor throws `system_error` for what CUDA refuses.
+/// @par Errors          the constructor throws `system_error` for refusals of CUDA.
 template <class Api>
 class stream_marker {
  public:
@@ -44,7 +43,7 @@ class stream_marker {
   }
 
   [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
-  /// The byte that is sent in place of none, and the byte that is received.
+  /// The byte sent for an empty message; the next one is the byte received.
   [[nodiscard]] std::byte* byte_out() const noexcept { return static_cast<std::byte*>(bytes_); }
   [[nodiscard]] std::byte* byte_in() const noexcept { return static_cast<std::byte*>(bytes_) + 1; }
 
@@ -58,15 +57,15 @@ class stream_marker {
     is_unmarked_ = false;
     return status;
   }
-  /// The same where work is unmarked. False where CUDA refuses.
+  /// Marks unmarked work, if any. False if CUDA refuses.
   [[nodiscard]] bool mark_the_rest() noexcept { return !is_unmarked_ || mark() == cudaSuccess; }
-  /// `cudaSuccess` when the marked work is done, `cudaErrorNotReady` before.
+  /// Returns `cudaSuccess` when the marked work is done, `cudaErrorNotReady` before.
   [[nodiscard]] cudaError_t query() noexcept {
     const cudaError_t status = api_.query(event_);
     if (status == cudaSuccess) is_marked_ = false;
     return status;
   }
-  /// Whether no marked work runs any more: it is done, or has failed.
+  /// Whether no marked work is running: it is done, or has failed.
   [[nodiscard]] bool is_idle() noexcept { return !is_marked_ || query() != cudaErrorNotReady; }
   void forget() noexcept { is_marked_ = is_unmarked_ = false; }
 
@@ -74,7 +73,7 @@ class stream_marker {
   Api& api_;
   cudaStream_t stream_;
   cudaEvent_t event_ = nullptr;
-  void* bytes_ = nullptr;  // two bytes of the device
+  void* bytes_ = nullptr;  // two bytes of device memory
   bool is_unmarked_ = false;
   bool is_marked_ = false;
 };

@@ -18,7 +18,7 @@ inline thread_network::thread_network(std::uint32_t seats, const thread_network_
     : options_(options), places_(seats), lanes_(std::size_t{seats} * seats) {
   if (seats == 0 || seats > max_seats) {
     throw argument_error("thread_network: " + std::to_string(seats) + " seats; 1 to " +
-                         std::to_string(max_seats) + " are possible");
+                         std::to_string(max_seats) + " are allowed");
   }
   if (options.frame_bytes < max_told_bytes) {
     throw argument_error("thread_network: frames of " + std::to_string(options.frame_bytes) +
@@ -61,7 +61,7 @@ inline void thread_network::tell_death(seat_id seat) noexcept {
     try {
       other.notices.push_back({seat, places_[to_index(seat)].incarnation, true});
     } catch (...) {
-      other.peers[to_index(seat)] = 0;  // out of memory: it sends no more there, and is not told why
+      other.peers[to_index(seat)] = 0;  // out of memory: it sends no more there, and does not learn why
     }
     other.tell_change();
   }
@@ -85,7 +85,7 @@ inline void thread_network::leave(seat_id seat) noexcept {
     in.data.clear();
     in.copied = 0;
     in.taken = in.put;
-    places_[i].tell_change();  // who waits for room here
+    places_[i].tell_change();  // wakes ranks that wait for space here
   }
   its.notices.clear();
   its.is_taken = its.is_killed = its.is_woken = false;
@@ -94,7 +94,7 @@ inline void thread_network::leave(seat_id seat) noexcept {
 inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self) : net_(&net), self_(self) {
   if (to_index(self) >= net.seats()) {
     throw argument_error("thread_endpoint: seat " + std::to_string(to_index(self)) + " of " +
-                         std::to_string(net.seats()) + ", which count from 0");
+                         std::to_string(net.seats()) + "; seats are numbered from 0");
   }
   nonce_ = net.sit(self);
 }
@@ -127,7 +127,7 @@ inline void thread_endpoint::give_up(seat_id seat) noexcept {
   try {
     there.notices.push_back({self_, here().incarnation, true, comm::death::suspected});
   } catch (...) {
-    there.peers[to_index(self_)] = 0;  // out of memory: it sends no more here, and is not told why
+    there.peers[to_index(self_)] = 0;  // out of memory: it sends no more here, and does not learn why
   }
   there.tell_change();
 }
@@ -141,7 +141,7 @@ inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
                                              .header = detail::with_bytes(frame, bytes),
                                              .copy = {bytes.begin(), bytes.end()}});
   } catch (...) {
-    return;  // out of memory: as if it had been told to a dead process
+    return;  // out of memory: like a message to a dead process
   }
   net_->places_[to_index(to)].tell_change();
 }
@@ -153,18 +153,18 @@ inline void thread_endpoint::ask_again() noexcept {
 
 inline void thread_endpoint::wait(lock& held, deadline by, std::uint64_t seen) {
   if (here().changes != seen) {
-    // told while a callback ran: nobody will tell it again
+    // reported while a callback ran: it will not be reported again
   } else if (by == no_deadline) {
     here().changed.wait(held);
   } else if (const std::uint64_t now = now_ns(); now < by.ns) {
-    constexpr std::uint64_t hour_ns = 3'600'000'000'000;  // what is longer may not fit the system's clock
+    constexpr std::uint64_t hour_ns = 3'600'000'000'000;  // longer times may not fit the system's clock
     const std::uint64_t left = by.ns - now;
     here().changed.wait_for(held, std::chrono::nanoseconds(left < hour_ns ? left : hour_ns));
   }
   check_alive();
 }
 
-/// The first frame of data of a seat. The lock is let go while it is copied.
+/// Takes the first frame of data of a seat. Releases the lock while it is copied.
 template <frame_handler Handler>
 bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
   thread_network::lane& in = net_->between(from, self_);
@@ -200,7 +200,7 @@ bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
   const thread_network::notice what = here().notices.front();
   std::uint64_t& heard = here().peers[to_index(what.seat)];
   if (what.is_death) {
-    // After what was sent before, but for what nobody takes.
+    // After everything sent before, except what is never taken.
     thread_network::lane& in = net_->between(what.seat, self_);
     const bool was_heard = heard == what.of;
     if (was_heard && !in.told.empty() && in.told.front().of == what.of) return false;
@@ -249,11 +249,11 @@ bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
       return true;
     }
   }
-  // A death waits for what was sent before it, unless that has just found no room.
+  // A death waits for what was sent before it, unless that has just found no space.
   return deliver_notice(held, handler);
 }
 
-/// Takes back a frame that lies in the sender's memory, unless it was taken.
+/// Takes back a frame in the sender's memory, unless it was taken.
 inline void thread_endpoint::retract(seat_id to, std::uint64_t number, lock& held) noexcept {
   thread_network::lane& out = net_->between(self_, to);
   while (out.is_being_read)
@@ -287,10 +287,10 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
   parcel.of = here().incarnation;
   for (;;) {
     const std::uint64_t seen = here().changes;
-    // Its receiver may have left, and what it was sent with it.
+    // Its receiver may have left, taking the sent frames with it.
     if (number && out.taken > *number) return {};
     if (!net_->reaches(self_, to)) {
-      if (number) retract(to, *number, held);  // one that was killed may still read it
+      if (number) retract(to, *number, held);  // a killed rank may still read it
       return refused(errc::peer_failed);
     }
     if (!number && (out.copied == 0 || out.copied + bytes.size() <= net_->options_.lane_bytes)) {

@@ -1,5 +1,5 @@
 /// @file
-/// The windows of an NCCL communicator: memory that is registered with it. Private to comm/.
+/// The windows of an NCCL communicator: memory registered with it. Private to comm/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,11 +21,11 @@ namespace detail {
 /// Keeps the memory and the handle of each window. No byte is in two windows.
 ///
 /// @par Complexity      O(windows).
-/// @par Thread safety   one writer at a time; NCCL's threads may write a handle meanwhile.
+/// @par Thread safety   one writer at a time; NCCL's threads may write a handle concurrently.
 /// @par Errors          `add` throws `std::bad_alloc` and then changes nothing.
 class window_table {
  public:
-  /// The bytes that `memory` shares with the first window that it overlaps.
+  /// Returns the bytes that `memory` shares with the first window it overlaps.
   [[nodiscard]] std::optional<std::uint64_t> shared_bytes(std::span<const std::byte> memory) const noexcept {
     const std::uint64_t first = address(memory);
     for (const window& each : windows_) {
@@ -36,19 +36,19 @@ class window_table {
     }
     return {};
   }
-  /// A window over `memory`. Its handle, null so far, is written by NCCL, and keeps its address until the
+  /// Adds a window over `memory`. NCCL writes its handle, null so far, which keeps its address until the
   /// window is erased. @pre `memory` shares no bytes with a window.
   [[nodiscard]] ncclWindow_t* add(std::span<const std::byte> memory) {
     windows_.push_back({memory, std::make_unique<ncclWindow_t>(nullptr)});
     return windows_.back().handle.get();
   }
-  /// The handle of the window that begins where `memory` does; null for none.
+  /// Returns the handle of the window that begins where `memory` does; null for none.
   [[nodiscard]] const ncclWindow_t* find(std::span<const std::byte> memory) const noexcept {
     const auto at =
         std::ranges::find(windows_, memory.data(), [](const window& each) { return each.memory.data(); });
     return at == windows_.end() ? nullptr : at->handle.get();
   }
-  /// Forgets the window that begins where `memory` does.
+  /// Removes the window that begins where `memory` does.
   void erase(std::span<const std::byte> memory) noexcept {
     std::erase_if(windows_, [&](const window& each) { return each.memory.data() == memory.data(); });
   }

@@ -1,5 +1,5 @@
 /// @file
-/// Numbers as bytes, the lowest first, whatever the machine.
+/// Encodes numbers as bytes, lowest first, on every machine.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -16,7 +16,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Writes one behind the other, into room that is known to be enough.
+/// Writes numbers one after the other into memory that is known to be large enough.
 class wire_writer {
  public:
   constexpr explicit wire_writer(std::span<std::byte> buffer) noexcept : buffer_(buffer) {}
@@ -34,7 +34,7 @@ class wire_writer {
       buffer_[at_++] = each;
     return *this;
   }
-  /// As many words as `count` seats need.
+  /// Writes as many words as `count` seats need.
   constexpr wire_writer& put_seats(const seat_set& set, std::uint32_t count) noexcept {
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
       put(set.words()[i]);
@@ -47,7 +47,7 @@ class wire_writer {
   std::size_t at_ = 0;
 };
 
-/// Reads what may be too short: zeros then, and `is_all_read` says no.
+/// Reads input that may be too short: returns zeros then, and `is_all_read` is false.
 class wire_reader {
  public:
   constexpr explicit wire_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
@@ -69,7 +69,7 @@ class wire_reader {
       each = bytes_[at_++];
     return taken;
   }
-  /// Seats that are not among `count` make it unreadable, and the set empty: its seats are indices.
+  /// Seats outside `count` make the input invalid, and the set empty: seats are used as indices.
   [[nodiscard]] constexpr seat_set take_seats(std::uint32_t count) noexcept {
     seat_set::word_array words{};
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
@@ -79,7 +79,7 @@ class wire_reader {
     is_bad_ = true;
     return {};
   }
-  /// Whether all was there that was asked for, and nothing else.
+  /// Whether everything requested was there, and nothing else.
   [[nodiscard]] constexpr bool is_all_read() const noexcept { return !is_bad_ && at_ == bytes_.size(); }
 
  private:

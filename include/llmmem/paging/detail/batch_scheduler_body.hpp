@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of batch_scheduler.hpp; included by it alone.
+/// Bodies of batch_scheduler.hpp, which alone includes this header.
 #pragma once
 
 #include <llmmem/paging/batch_scheduler.hpp>
@@ -16,7 +16,8 @@ namespace detail {
   if (options.max_step_tokens == 0) refuse("max_step_tokens is 0; at least 1 is needed");
   if (options.max_requests < options.max_running) {
     throw length_error(options.name + ": max_requests is " + std::to_string(options.max_requests) +
-                       ", fewer than the " + std::to_string(options.max_running) + " that may run");
+                       ", fewer than the " + std::to_string(options.max_running) +
+                       " of max_running; raise max_requests");
   }
   return options;
 }
@@ -37,7 +38,7 @@ batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, sc
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
       work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),
       free_slot_count_(options_.max_requests) {
-  // Asked here, not of the parameter: an engine may then hold its scheduler as a member.
+  // Checked here, not on the template parameter: so an engine may hold its scheduler as a member.
   static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
@@ -89,7 +90,7 @@ result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
   calls_ = calls::none;
   const bool all_kept = grow_running(out);
   const auto is_stuck = [&] { return work_count_ == 0 && out.blocked.needed == 0; };
-  // Whoever has just been preempted would take the blocks back that it gave to those who work.
+  // A request that has just been preempted would take back the blocks that it gave to the running ones.
   if (all_kept || is_stuck()) admit_waiting(out);
   if (is_stuck() && waiting_count_ != 0) {
     out.blocked = {.needed = needed_to_start(requests_[waiting_at(0)]) + blocks_left_to_runners(),
@@ -103,7 +104,7 @@ result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
   return out;
 }
 
-/// What those who run would compute, in the order they came.
+/// Collects what the running requests would compute, in order of arrival.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::plan_growth() noexcept {
   growing_count_ = 0;
@@ -112,14 +113,14 @@ void batch_scheduler<Cache, Client>::plan_growth() noexcept {
     const request& each = requests_[running_[i]];
     const auto rest = client_->tokens(each.user).subspan(static_cast<std::size_t>(each.written));
     const auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
-    if (count == 0) continue;  // it has nothing new to compute
+    if (count == 0) continue;  // nothing new to compute
     growths_[growing_count_] = {.sequence = each.sequence, .tokens = rest.first(count)};
     growing_[growing_count_++] = running_[i];
     budget -= count;
   }
 }
 
-/// Says whether nobody had to be preempted and nobody is blocked.
+/// Returns whether no request was preempted and none is blocked.
 template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept {
   bool all_kept = true;
@@ -135,8 +136,8 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
       preempt_last();
       continue;
     }
-    // Alone, the first cannot grow; else it is the one that is named: too long, or a sequence that somebody
-    // has released behind our back.
+    // Alone, the first cannot grow; otherwise the failure names the culprit: a sequence that is too long, or
+    // that the engine released itself.
     std::uint32_t culprit = growing_[0];
     for (std::uint32_t i = 0; done.code() != errc::out_of_blocks && i < growing_count_; ++i) {
       if (growths_[i].sequence.slot == done.error().index) culprit = growing_[i];
@@ -144,7 +145,7 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
     const bool may_pass =
         done.code() == errc::out_of_blocks &&
         blocks_for(client_->tokens(requests_[culprit].user).size()) <= cache_->pool().blocks();
-    if (may_pass) {  // others hold what it needs
+    if (may_pass) {  // other sequences hold what it needs
       out.blocked = {.needed = done.error().wanted, .available = done.error().found};
       return false;
     }
@@ -157,7 +158,7 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
   return all_kept;
 }
 
-/// Ends the running requests whose clients have taken back tokens that are computed: a broken promise.
+/// Ends the running requests whose clients have taken back computed tokens, against the contract.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::end_shrunken() noexcept {
   for (std::uint32_t i = 0; i < running_count_;) {
@@ -168,7 +169,7 @@ void batch_scheduler<Cache, Client>::end_shrunken() noexcept {
       continue;
     }
     give_up(slot, refusal(errc::past_the_end, slot, requests_[slot].written, tokens));
-    i = 0;  // whoever was told may have ended others
+    i = 0;  // the client may have ended other requests in its callback
   }
 }
 
@@ -177,12 +178,12 @@ void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& 
   const std::uint64_t user = requests_[slot].user;
   end(slot);
   ++counters_.exhausted;
-  calls_ = calls::queue;  // nothing is half done, and the queues are looked at anew
+  calls_ = calls::queue;  // nothing is half done, and the queues are examined again
   client_->exhausted(user, why);
   calls_ = calls::none;
 }
 
-/// Its blocks go, its tokens stay with the client; it is the next to be admitted.
+/// Releases the blocks of a request; its tokens stay with the client, and it is admitted next.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::preempt_last() noexcept {
   const std::uint32_t slot = running_[--running_count_];
@@ -192,7 +193,7 @@ void batch_scheduler<Cache, Client>::preempt_last() noexcept {
     victim.saved = victim.is_saved ? victim.written : 0;
     counters_.swapped_out += victim.is_saved ? 1U : 0U;
   }
-  static_cast<void>(cache_->release(victim.sequence));  // cannot fail: it is ours
+  static_cast<void>(cache_->release(victim.sequence));  // cannot fail: the scheduler owns it
   victim.sequence = {};
   victim.written = 0;
   victim.is_running = false;
@@ -221,7 +222,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
     const std::uint64_t leave = blocks_left_to_runners();
     const std::uint64_t available = cache_->pool().available();
     const bool fits = leave <= available && needed <= available - leave;
-    if (!fits && cache_->collect() != 0) continue;  // what waited for fences may be enough
+    if (!fits && cache_->collect() != 0) continue;  // blocks that waited for fences may be enough
     if (!fits || !start(slot)) {
       if (running_count_ == 0) {
         if (blocks_for(client_->tokens(next.user).size()) >
@@ -236,8 +237,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
   }
 }
 
-/// Blocks for all tokens of a request, the last of which is computed in any case: whoever wants the next
-/// token needs it.
+/// Blocks for all tokens of a request. The last token is always computed, because the next one needs it.
 template <class Cache, class Client>
 std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& next) const noexcept {
   const auto tokens = client_->tokens(next.user);
@@ -246,7 +246,7 @@ std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& nex
   return cache_->cost(cacheable, next.context).needed() + last;
 }
 
-/// Moves the head of the queue to those who run; false if it does not fit after all.
+/// Moves the head of the queue to the running requests; returns false if it does not fit after all.
 template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
   request& starting = requests_[slot];
@@ -258,7 +258,7 @@ bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
   starting.written = hit ? hit->tokens : 0;
   if (hit) copy(hit->copy);
   const auto take_back = [&]() noexcept {
-    static_cast<void>(cache_->release(*sequence));  // cannot fail: it is ours
+    static_cast<void>(cache_->release(*sequence));  // cannot fail: the scheduler owns it
     starting.sequence = {};
     starting.written = 0;
     return false;
@@ -281,14 +281,14 @@ bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
   return true;
 }
 
-/// Has the client write the KV it saved, as far as the cache does not have it; false if there is no room.
+/// Lets the client write the KV it saved, as far as the cache lacks it; returns false if there is no space.
 template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::bring_back(request& starting,
                                                 std::span<const token_id> tokens) noexcept {
   if constexpr (swapping_client<Client>) {
     if (!starting.is_saved) return true;
     const std::uint64_t first = starting.written;
-    // The last token is computed in any case.
+    // The last token is always computed.
     const std::uint64_t saved = starting.saved < tokens.size() ? starting.saved : tokens.size() - 1;
     const std::uint64_t end = saved > first ? saved : first;
     const auto span = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
@@ -355,12 +355,12 @@ result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexc
   return {};
 }
 
-/// Forgets a request and what it holds.
+/// Forgets a request and releases what it holds.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
   request& gone = requests_[slot];
   if (gone.is_running) {
-    static_cast<void>(cache_->release(gone.sequence));  // cannot fail: it is ours
+    static_cast<void>(cache_->release(gone.sequence));  // cannot fail: the scheduler owns it
     std::uint32_t kept = 0;
     for (std::uint32_t i = 0; i < running_count_; ++i) {
       if (running_[i] != slot) running_[kept++] = running_[i];
@@ -400,15 +400,15 @@ std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
   std::uint64_t before = 0;
   const auto look = [&](std::uint32_t slot, bool runs) {
     const request& each = requests_[slot];
-    if (each.arrival <= before) blame(slot, "stands behind one that came later");
+    if (each.arrival <= before) blame(slot, "is queued behind a later arrival");
     before = each.arrival;
     if ((each.generation & 1U) == 0) blame(slot, "is queued but ended");
-    if (each.is_running != runs) blame(slot, runs ? "is among the running but waits" : "waits but runs");
+    if (each.is_running != runs) blame(slot, runs ? "is listed as running but waits" : "waits but runs");
     if (runs != cache_->check(each.sequence).has_value()) {
       blame(slot, runs ? "runs without a sequence" : "waits with a sequence");
     }
     if (runs && each.written > cache_->tokens(each.sequence))
-      blame(slot, "counts more written than it holds");
+      blame(slot, "counts more written tokens than it holds");
   };
   for (std::uint32_t i = 0; i < running_count_; ++i)
     look(running_[i], true);
@@ -417,7 +417,7 @@ std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
   if (running_count_ + waiting_count_ + free_slot_count_ != requests_.size()) {
     found.push_back(options_.name + ": " + std::to_string(running_count_) + " running, " +
                     std::to_string(waiting_count_) + " waiting and " + std::to_string(free_slot_count_) +
-                    " free slots are not all " + std::to_string(requests_.size()));
+                    " free slots do not add up to " + std::to_string(requests_.size()));
   }
   return found;
 }

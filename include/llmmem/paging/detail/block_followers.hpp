@@ -1,5 +1,5 @@
 /// @file
-/// Which cached blocks follow which: the tree of prefixes, block by block. Private to paging/.
+/// The tree of cached prefixes, block by block: which cached blocks follow which. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,15 +19,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The cached blocks in the order of their prefixes: each is linked to the block whose contents come before
-/// its own, and remembers what that block's key was.
+/// The cached blocks in the order of their prefixes: each is linked to the block whose contents precede its
+/// own, and stores a digest of that block's key.
 ///
-/// A block that is given up leaves its followers behind. Those that nobody can find any more without it are
-/// its orphans, which the allocator gives up as well; the others (found by their keys alone) are apart: they
-/// follow nothing that is known.
+/// A dropped block leaves its followers behind. Those that cannot be found without it are its orphans, which
+/// the allocator drops as well; the others (found by their keys alone) are kept apart: they follow nothing
+/// known.
 ///
-/// @par Complexity   O(1) a block that is linked or unlinked, and O(1) for each of its followers; 24 bytes a
-///      block.
+/// @par Complexity   O(1) per block linked or unlinked, and O(1) per follower; 24 bytes per block.
 class block_followers {
  public:
   block_followers(std::uint64_t blocks, const metadata_source& metadata)
@@ -35,8 +34,8 @@ class block_followers {
         orphans_{static_cast<std::uint32_t>(blocks + 1)},
         apart_{static_cast<std::uint32_t>(blocks + 2)} {}
 
-  /// `block` is cached behind the contents of `parent`, whose key is `before`; the null block and the zero
-  /// key: behind nothing. It has no followers yet.
+  /// Links `block`, cached behind the contents of `parent`, whose key is `before`; the null block and the
+  /// zero key mean: behind nothing. It has no followers yet.
   void link(block_id block, block_id parent, const block_key& before) noexcept {
     node& fresh = nodes_[to_index(block)];
     fresh.first = null_block;
@@ -44,13 +43,14 @@ class block_followers {
     insert(block, parent);
   }
 
-  /// `block`, with its followers, comes behind `parent` now.
+  /// Moves `block`, with its followers, behind `parent`.
   void relink(block_id block, block_id parent) noexcept {
     remove(block);
     insert(block, parent);
   }
 
-  /// `block` is not cached any more. Of its followers, those for which `needs_it(block_id)` are orphans now.
+  /// Unlinks `block`, which is no longer cached. Those of its followers for which `needs_it(block_id)` become
+  /// orphans.
   template <class NeedsIt>
   void unlink(block_id block, NeedsIt&& needs_it) noexcept {
     remove(block);
@@ -58,30 +58,30 @@ class block_followers {
       relink(each, needs_it(each) ? orphans_ : apart_);
   }
 
-  /// Nothing is cached any more.
+  /// Unlinks all blocks.
   void clear() noexcept {
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       nodes_[i] = {};
   }
 
-  /// A block that was orphaned, or the null block.
+  /// Returns a block that was orphaned, or the null block.
   [[nodiscard]] block_id orphan() const noexcept { return first(orphans_); }
 
-  /// The newest block that follows `parent`, or the null block.
+  /// Returns the newest block that follows `parent`, or the null block.
   [[nodiscard]] block_id first(block_id parent) const noexcept { return nodes_[to_index(parent)].first; }
 
-  /// The next older one of the same parent.
+  /// Returns the next older follower of the same parent.
   [[nodiscard]] block_id next(block_id block) const noexcept { return nodes_[to_index(block)].next; }
 
-  /// `paging::key_digest` of the contents that `block` was cached behind; 0: none came before.
+  /// Returns `paging::key_digest` of the contents behind which `block` was cached; 0: none.
   [[nodiscard]] std::uint64_t before(block_id block) const noexcept { return nodes_[to_index(block)].before; }
 
-  /// Whether `block` was cached behind contents that `before` named.
+  /// Whether `block` was cached behind the contents that `before` names.
   [[nodiscard]] bool comes_after(block_id block, const block_key& before) const noexcept {
     return nodes_[to_index(block)].before == digest_of(before);
   }
 
-  /// `to` takes the place of `from`, which is linked. O(followers).
+  /// Replaces `from`, which is linked, by `to`. O(followers).
   void move(block_id from, block_id to) noexcept {
     const node moved = nodes_[to_index(from)];
     if (moved.previous != null_block) {
@@ -98,8 +98,8 @@ class block_followers {
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return nodes_.bytes(); }
 
-  /// Proves that each block for which `is_cached(block_id)` follows one that is cached, or nothing, and is
-  /// found there; one sentence for each violation. O(blocks); allocates.
+  /// Proves that each block for which `is_cached(block_id)` follows a cached block, or nothing, and is listed
+  /// there. Returns one sentence for each violation. O(blocks); allocates.
   template <class IsCached>
   [[nodiscard]] std::vector<std::string> audit(IsCached&& is_cached) const {
     std::vector<std::string> found;
@@ -111,14 +111,14 @@ class block_followers {
       const bool is_block = i != 0 && i <= blocks;
       if (is_block && is_cached(parent)) ++cached;
       if (first(parent) == null_block) continue;
-      if (parent == orphans_) found.emplace_back("followers: orphans were left");
+      if (parent == orphans_) found.emplace_back("followers: orphans remain");
       if (is_block && !is_cached(parent))
-        found.push_back("followers: block " + std::to_string(i) + " has some and is not cached");
+        found.push_back("followers: block " + std::to_string(i) + " has followers and is not cached");
       for (block_id each = first(parent); each != null_block && linked <= blocks; each = next(each)) {
         ++linked;
         if (nodes_[to_index(each)].parent != parent || !is_cached(each)) {
           found.push_back("followers: block " + std::to_string(to_index(each)) +
-                          " is listed behind another one than it names, or not cached");
+                          " is listed behind a block other than its parent, or is not cached");
         }
       }
     }
@@ -131,14 +131,14 @@ class block_followers {
 
  private:
   struct node {
-    block_id first = null_block;  // newest follower of this one
+    block_id first = null_block;  // newest follower of this block
     block_id next = null_block;   // older follower of the same parent
     block_id previous = null_block;
     block_id parent = null_block;
     std::uint64_t before = 0;  // of the parent's key
   };
 
-  /// Enough to tell parents apart: a wrong one counts only where the 128 bits of the child's own key are
+  /// Enough bits to tell parents apart: a collision matters only if the 128 bits of the child's own key are
   /// equal too.
   [[nodiscard]] static std::uint64_t digest_of(const block_key& key) noexcept {
     return paging::key_digest(key);
@@ -164,9 +164,9 @@ class block_followers {
     if (gone.next != null_block) nodes_[to_index(gone.next)].previous = gone.previous;
   }
 
-  detail::fixed_array<node> nodes_;  // by block; the null block's followers are those behind nothing
-  block_id orphans_;                 // the place whose followers were orphaned
-  block_id apart_;                   // and that of those which follow nothing that is known
+  detail::fixed_array<node> nodes_;  // by block; the null block's followers are the blocks behind nothing
+  block_id orphans_;                 // the node whose followers are the orphans
+  block_id apart_;                   // the node whose followers follow nothing known
 };
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 /// @file
-/// References that no sequence has: blocks which a transfer reads or writes.
+/// References that belong to no sequence: blocks that a transfer reads or writes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// How often each block is pinned. Two bytes a block.
+/// Counts how often each block is pinned. Two bytes per block.
 class block_pins {
  public:
   block_pins(std::uint64_t block_ids, const metadata_source& source)
@@ -33,7 +33,7 @@ class block_pins {
     --size_;
   }
   [[nodiscard]] std::uint16_t of(block_id block) const noexcept { return pins_[to_index(block)]; }
-  /// Pins of all blocks together.
+  /// The pins of all blocks together.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return pins_.bytes(); }
 

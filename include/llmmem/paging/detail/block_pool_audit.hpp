@@ -1,6 +1,5 @@
 /// @file
-/// Bodies of block_pool.hpp: what is counted, and the proof of its invariants. Included by
-/// block_pool_body.hpp alone.
+/// Bodies of block_pool.hpp: counts, and the proof of its invariants. Only block_pool_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
@@ -51,11 +50,11 @@ std::vector<std::string> block_pool<Eviction, FreeList, History>::audit() const 
                       ", which does not exist");
       return;
     }
-    if (listed[block]) blame(block, "is twice in the free list");
+    if (listed[block]) blame(block, "is in the free list twice");
     listed[block] = true;
   });
   if (records_[0].is_active() || records_[0].is_cached() || eviction_.is_candidate(slot_id{0})) {
-    blame(0, "is the null block, which nobody may hold or keep");
+    blame(0, "is the null block, which must not be held or cached");
   }
   std::uint64_t idle = 0;
   std::uint64_t retiring = 0;
@@ -64,7 +63,7 @@ std::vector<std::string> block_pool<Eviction, FreeList, History>::audit() const 
     const bool candidate = eviction_.is_candidate(slot_id{static_cast<std::uint32_t>(i)});
     if (record.is_idle()) ++idle;
     if (record.is_idle() != candidate) {
-      blame(i, candidate ? "is an eviction candidate but not idle" : "is idle but no eviction candidate");
+      blame(i, candidate ? "is an eviction candidate but not idle" : "is idle but not an eviction candidate");
     }
     if (listed[i] && record.is_active()) {
       blame(i, "is in the free list with " + std::to_string(record.references()) + " references");
@@ -78,11 +77,11 @@ std::vector<std::string> block_pool<Eviction, FreeList, History>::audit() const 
     }
   }
   if (retiring != retiring_) {
-    found.push_back(name_ + ": " + std::to_string(retiring) + " blocks are retiring, counted are " +
+    found.push_back(name_ + ": " + std::to_string(retiring) + " blocks are retiring, the count says " +
                     std::to_string(retiring_));
   }
   if (idle != idle_count_) {
-    found.push_back(name_ + ": " + std::to_string(idle) + " blocks are idle, counted are " +
+    found.push_back(name_ + ": " + std::to_string(idle) + " blocks are idle, the count says " +
                     std::to_string(idle_count_));
   }
   return found;

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of block_pool.hpp: construction, allocation, eviction. Included by it alone.
+/// Bodies of block_pool.hpp: construction, allocation, eviction. Only block_pool.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
@@ -16,20 +16,21 @@ namespace detail {
 [[nodiscard]] inline std::uint64_t checked_blocks(const block_pool_options& options) {
   if (options.blocks == 0) throw length_error(options.name + ": 0 blocks; a pool needs at least one");
   if (options.blocks > max_blocks) {
-    throw length_error(options.name + ": " + std::to_string(options.blocks) + " blocks, the most is " +
-                       std::to_string(max_blocks) + " (block ids are non-negative int32)");
+    throw length_error(options.name + ": " + std::to_string(options.blocks) +
+                       " blocks, more than the limit of " + std::to_string(max_blocks) +
+                       " (block ids are non-negative int32)");
   }
   return options.blocks;
 }
 
-/// Blocks that a pool may ever have.
+/// The most blocks that a pool may ever have.
 [[nodiscard]] inline std::uint64_t checked_most_blocks(const block_pool_options& options) {
   const std::uint64_t blocks = checked_blocks(options);
   if (options.most_blocks == 0) return blocks;
   if (options.most_blocks < blocks || options.most_blocks > max_blocks) {
-    throw length_error(options.name + ": most_blocks is " + std::to_string(options.most_blocks) +
-                       "; allowed are " + std::to_string(blocks) + " (what it starts with) to " +
-                       std::to_string(max_blocks) + ", or 0 for a pool that never grows");
+    throw length_error(options.name + ": most_blocks is " + std::to_string(options.most_blocks) + "; use " +
+                       std::to_string(blocks) + " (what it starts with) to " + std::to_string(max_blocks) +
+                       ", or 0 for a pool that never grows");
   }
   return options.most_blocks;
 }
@@ -50,11 +51,12 @@ block_pool<Eviction, FreeList, History>::block_pool(block_pool_options options, 
       owner_(detail::owner_tag(records_.data())),
       eviction_(std::move(eviction)) {
   if (to_number(eviction_.capacity()) < records_.size()) {
-    throw length_error(name_ + ": an eviction policy of " + std::to_string(to_number(eviction_.capacity())) +
-                       " slots, " + std::to_string(records_.size()) +
-                       " are needed: one a block and the null block's");
+    throw length_error(name_ + ": the eviction policy has " +
+                       std::to_string(to_number(eviction_.capacity())) + " slots, but " +
+                       std::to_string(records_.size()) +
+                       " are needed: one per block and one for the null block");
   }
-  // A fresh pool hands out 1, 2, 3...: neighbours in a sequence are neighbours in memory.
+  // A new pool hands out 1, 2, 3...: neighbours in a sequence are neighbours in memory.
   for (std::uint64_t i = last_; i > 0; --i)
     push_free(block_id{static_cast<std::uint32_t>(i)});
 }
@@ -111,7 +113,7 @@ result<void> block_pool<Eviction, FreeList, History>::make_free(std::uint64_t co
                                                                 OnEvict& on_evict) noexcept {
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
   evicting_allocations_ += evict_while([&](std::uint64_t) noexcept { return free() < count; }, on_evict);
-  // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
+  // A policy that withholds a candidate breaks its contract; blocks evicted so far stay free.
   if (count > free()) return refusal(errc::out_of_blocks, 0, count, free());
   return {};
 }
@@ -123,11 +125,11 @@ std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t cou
   return evict_while([&](std::uint64_t done) noexcept { return done < count; }, on_evict);
 }
 
-/// Evicts idle blocks while there are some and `more(evicted)`; says how many.
+/// Evicts idle blocks while there are any and `more(evicted)` is true; returns how many.
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class More, class OnEvict>
 std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, OnEvict& on_evict) noexcept {
-  // Told in groups, so that whoever forgets them can ask for several cache lines at once.
+  // Reported in groups, so that the callback can prefetch several cache lines at once.
   std::array<block_id, 16> group{};
   std::uint64_t done = 0;
   for (std::size_t size = 1; size != 0;) {

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of block_pool.hpp: who holds a block, and what becomes of it when nobody does. Included by it
-/// alone.
+/// Bodies of block_pool.hpp: references to blocks, and what happens when the last one is released. Only
+/// block_pool.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
@@ -45,7 +45,7 @@ bool block_pool<Eviction, FreeList, History>::is_named_by(block_handle handle) c
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
-  // All are looked at before any is changed: reviving an idle block would cost it its place in the order.
+  // All are checked before any changes, because reviving an idle block would cost it its place in the order.
   for (const Name& name : names) {
     const std::uint32_t i = to_index(id_of(name));
     if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
@@ -63,7 +63,7 @@ template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::release_all(std::span<const Name> names) noexcept {
   for (std::size_t i = names.size(); i > 0; --i) {
     if (const auto done = check(names[i - 1]); !done) [[unlikely]] {
-      // Undone in the opposite order, so that the free stack unwinds exactly.
+      // Undone in reverse order, so that the free stack unwinds exactly.
       for (; i < names.size(); ++i)
         undo_drop(id_of(names[i]));
       return done;
@@ -148,7 +148,7 @@ void block_pool<Eviction, FreeList, History>::touch(block_id block, const access
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 
-/// Above the last usable block there is no way back.
+/// A block above the last usable one does not return to the pool.
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 inline void block_pool<Eviction, FreeList, History>::push_free(block_id block) noexcept {
   if (to_index(block) > last_) [[unlikely]] {

@@ -1,6 +1,5 @@
 /// @file
-/// Bodies of block_pool.hpp: blocks that change places, and how many there are. Included by
-/// block_pool_body.hpp alone.
+/// Bodies of block_pool.hpp: moving blocks, and resizing. Only block_pool_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
@@ -35,7 +34,7 @@ result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint6
   if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
   const std::uint64_t before = std::exchange(last_, blocks);
   free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
-  // All are counted before any is given up: `on_evict` may give up others.
+  // All are counted before any is dropped, because `on_evict` may drop others.
   for (std::uint64_t i = blocks + 1; i <= before; ++i)
     retiring_ += records_[i].is_active() || records_[i].is_idle() ? 1U : 0U;
   for (std::uint64_t i = blocks + 1; i <= before; ++i) {

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: the audit. Included by hybrid_allocator_body.hpp alone.
+/// Bodies of hybrid_allocator.hpp: the audit. Only hybrid_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/hybrid_allocator.hpp>
@@ -36,7 +36,7 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
           blame(who + where + (block == null_block ? " holds no block" : " still holds a block"));
         } else if (block != null_block && (to_index(block) >= held.size() || pool_.group_of(block) != g)) {
           blame(who + where + " names block " + std::to_string(to_index(block)) +
-                ", which is not its group's");
+                ", which does not belong to its group");
         } else if (block != null_block) {
           ++held[to_index(block)];
         }
@@ -62,7 +62,7 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
     if (!block.is_cached()) continue;
     const block_id node = node_of_[i];
     if (!chain_.contains(node) || chain_.cached(node, pool_.group_of(block_id{i})) != block_id{i})
-      accuse("is cached, and no prefix names it");
+      accuse("is cached, but no prefix names it");
   }
   std::uint64_t named = 0;
   std::uint64_t cached = 0;

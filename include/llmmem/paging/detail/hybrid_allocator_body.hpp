@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: construction, the life of a sequence, what it holds. Included by it alone.
+/// Bodies of hybrid_allocator.hpp: construction, creation and release of sequences, queries. Only
+/// hybrid_allocator.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -15,11 +16,11 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The groups that `options` ask for, once every number in them can be worked with.
+/// Returns the groups of `options` after checking every number in them.
 [[nodiscard]] inline std::array<layer_group, max_layer_groups> checked_groups(const hybrid_options& options) {
   if (options.groups.empty() || options.groups.size() > max_layer_groups) {
-    throw length_error(options.name + ": " + std::to_string(options.groups.size()) +
-                       " groups; allowed are 1 to " + std::to_string(max_layer_groups));
+    throw length_error(options.name + ": " + std::to_string(options.groups.size()) + " groups; use 1 to " +
+                       std::to_string(max_layer_groups));
   }
   std::array<layer_group, max_layer_groups> all{};
   for (std::size_t g = 0; g < options.groups.size(); ++g) {
@@ -27,7 +28,7 @@ namespace detail {
     all[g] = options.groups[g];
     if (all[g].block_tokens > max_block_tokens) {
       throw length_error(options.name + ": blocks of " + std::to_string(all[g].block_tokens) +
-                         " tokens in group " + std::string(all[g].name) + "; allowed are 1 to " +
+                         " tokens in group " + std::string(all[g].name) + "; use 1 to " +
                          std::to_string(max_block_tokens));
     }
   }
@@ -39,7 +40,7 @@ namespace detail {
   return all;
 }
 
-/// What the pool is built from; keeps the sizes that the options refer to.
+/// The options of the pool, with storage for the sizes that they refer to.
 struct pool_plan {
   explicit pool_plan(const hybrid_options& options) {
     for (std::size_t g = 0; g < options.groups.size(); ++g)
@@ -64,9 +65,9 @@ struct pool_plan {
   return common;
 }
 
-/// Chunks that the prefix chain has room for: those that the group which needs the fewest bytes for one could
-/// cache with all of the budget; and where the living sequences may have more than they hold blocks for,
-/// theirs.
+/// The number of chunks that the prefix chain has space for: those that the group with the fewest bytes per
+/// chunk could cache with the whole budget; if living sequences may have more tokens than blocks, their
+/// chunks in addition.
 [[nodiscard]] inline std::uint64_t most_chunks(const hybrid_options& options) noexcept {
   const std::uint32_t chunk = common_tokens(options.groups);
   const std::uint64_t longest = options.max_sequence_tokens / chunk;
@@ -87,8 +88,8 @@ struct pool_plan {
 
 }  // namespace detail
 
-/// Block ids of a `hybrid_allocator` built from `options` are below this: how large a table by block, an
-/// observer's say, has to be.
+/// Returns the upper limit of block ids in a `hybrid_allocator` built from `options` (all ids are below it):
+/// the size of a table by block, for example in an observer.
 /// @throws length_error  as its constructor does.
 [[nodiscard]] inline std::uint64_t block_ids(const hybrid_options& options) {
   static_cast<void>(detail::checked_groups(options));
@@ -123,7 +124,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
                 std::uint64_t{options.max_sequences} * 4, options.metadata),
       pins_(pool_.block_ids(), options.metadata),
       observer_(std::move(observer)) {
-  static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must give a Traits::eviction");
+  static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must return a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
     row_first_[g] = row_entries_;
     row_entries_ += groups_[g].blocks_for(max_sequence_tokens_) + 1;
@@ -136,7 +137,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       options.metadata, "hybrid_allocator: tokens");
 }
 
-// The life of a sequence
+// Creation and release of sequences
 
 template <class Traits>
 result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context) noexcept {
@@ -164,7 +165,7 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
     const auto held = table(parent, g);
     std::memcpy(row(slot, g), held.data(), held.size_bytes());
     for (const block_id block : held) {
-      if (block != null_block) static_cast<void>(pool_.share(block));  // cannot fail: looked at above
+      if (block != null_block) static_cast<void>(pool_.share(block));  // cannot fail: checked above
     }
   }
   std::memcpy(tokens_.data() + slot * max_sequence_tokens_,

@@ -1,6 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: what is cached, shared and found. Included by hybrid_allocator_body.hpp
-/// alone.
+/// Bodies of hybrid_allocator.hpp: caching, sharing and lookup. Only hybrid_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -63,7 +62,7 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
     const std::uint64_t begins = dead_from(g) != 0 ? 0 : needed.first * groups_[g].block_tokens;
     if ((needed.count() != 0 || dead_from(g) != 0) && begins < first_token) first_token = begins;
   }
-  // Up the chain, as far as any group needs it.
+  // Walks up the chain as far as any group needs.
   block_id node = found.at.node;
   for (std::uint64_t end = found.tokens; end > first_token; end -= chunk_tokens_) {
     for (std::size_t g = 0; g < group_count_; ++g) {
@@ -75,7 +74,8 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
   }
 }
 
-/// Fills the tables of a sequence without tokens with what a hit has, and shares it; says how many blocks.
+/// Fills the tables of a sequence without tokens with the blocks of a hit, and shares them; returns how many
+/// blocks.
 template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
   record& taker = records_[slot];
@@ -110,8 +110,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
   return shared;
 }
 
-/// Tells that block number `block` of `group` is cached at `at`, behind its last token. The parent is named
-/// where the group has it cached: a router that follows one group knows no other.
+/// Reports that block number `block` of `group` is cached at `at`, behind its last token. Names the parent
+/// only if the group has it cached, because a router that follows one group knows no other.
 template <class Traits>
 void hybrid_allocator<Traits>::tell_cached(const place& at, std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) noexcept {
@@ -131,7 +131,7 @@ void hybrid_allocator<Traits>::tell_cached(const place& at, std::uint32_t slot, 
       group);
 }
 
-/// Tells what a hit of `length` tokens took.
+/// Reports the blocks that a hit of `length` tokens shares.
 template <class Traits>
 void hybrid_allocator<Traits>::tell_shared(std::uint32_t slot, std::uint64_t length) noexcept {
   for (std::size_t g = 0; g < group_count_; ++g) {
@@ -148,7 +148,7 @@ template <class Traits>
 template <class Visit>
 void hybrid_allocator<Traits>::for_each_cached(Visit&& visit) const {
   static_assert(std::is_invocable_v<Visit&, const stored_key&, std::size_t>,
-                "visit(const stored_key&, std::size_t) is what is called");
+                "visit must be callable as visit(const stored_key&, std::size_t)");
   for (std::uint32_t i = 1; i < pool_.block_ids(); ++i) {
     const block_id block{i};
     if (!pool_.record(block).is_cached()) continue;
@@ -157,7 +157,7 @@ void hybrid_allocator<Traits>::for_each_cached(Visit&& visit) const {
   }
 }
 
-/// The place behind the next chunk; where the chain has no room, idle blocks make some.
+/// Returns the position behind the next chunk; if the chain is full, evicts idle blocks to make space.
 template <class Traits>
 std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>::next_place(
     record& sequence, std::span<const token_id> part) noexcept {
@@ -188,7 +188,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
   return registered;
 }
 
-/// Makes the chunks of the first `written` tokens known, and caches the blocks that end with them.
+/// Adds the chunks of the first `written` tokens to the chain, and caches the blocks that end with them.
 template <class Traits>
 void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept {
   record& writer = records_[slot];
@@ -204,9 +204,9 @@ void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t w
   }
 }
 
-/// Whether a sequence holds block number `block` of `group`, and of a group whose steps skip blocks with the
-/// state that the block ends with. Where such a step began inside a block it left that behind; if that could
-/// not be given back before the next step (`errc::deferred_full`), those after it count as left behind too.
+/// Whether a sequence holds block number `block` of `group`; for a group whose steps skip blocks, with the
+/// state at the end of the block. A step that began inside a block left that block behind; if it could not be
+/// released before the next step (`errc::deferred_full`), the later ones count as left behind too.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) const noexcept {
@@ -219,7 +219,7 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
 }
 
 /// Caches the block of `group` that ends behind `end` tokens at `at`, if there is one, the sequence holds it,
-/// and none is cached there.
+/// and no block is cached there.
 template <class Traits>
 void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,
                                            std::uint64_t end) noexcept {
@@ -241,7 +241,7 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   ++counters_.registrations;
 }
 
-/// Caches blocks of a sequence for which equal ones of others stood that are cached no more.
+/// Caches blocks of a sequence in place of equal blocks of other sequences that are no longer cached.
 template <class Traits>
 void hybrid_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: cutting sequences shorter. Included by hybrid_allocator_body.hpp alone.
+/// Bodies of hybrid_allocator.hpp: truncation. Only hybrid_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -10,7 +10,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Whether a group still has what the token behind the first `tokens` looks at.
+/// Whether a group still has what the token behind the first `tokens` reads.
 template <class Traits>
 bool hybrid_allocator<Traits>::can_cut(std::uint32_t slot, std::size_t group,
                                        std::uint64_t tokens) const noexcept {
@@ -22,7 +22,7 @@ bool hybrid_allocator<Traits>::can_cut(std::uint32_t slot, std::size_t group,
   return is_snapshot(slot, group, of.blocks_for(tokens) - 1);
 }
 
-/// The first group that cannot be cut to `tokens`, or `group_count_`.
+/// Returns the first group that cannot be cut to `tokens`, or `group_count_`.
 template <class Traits>
 std::size_t hybrid_allocator<Traits>::hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept {
   std::size_t g = 0;
@@ -70,15 +70,15 @@ result<void> hybrid_allocator<Traits>::truncate_after(sequence_id sequence, std:
   return cut;
 }
 
-/// Forgets all but the first `tokens` tokens; the references to the blocks behind them are somebody else's
-/// now.
+/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks behind
+/// them.
 template <class Traits>
 void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
   record& sequence = records_[slot];
   counters_.tokens -= sequence.tokens - tokens;
   sequence.tokens = tokens;
   for (std::size_t g = 0; g < group_count_; ++g) {
-    // Less only where the next token looks at nothing of the group.
+    // Smaller only if the next token reads nothing of the group.
     const std::uint64_t entries = groups_[g].blocks_for(tokens);
     if (sequence.dead[g] > entries) sequence.dead[g] = static_cast<std::uint32_t>(entries);
     if (sequence.left[g] > entries) sequence.left[g] = 0;
@@ -102,8 +102,7 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
       node == null_block ? chain_.root(sequence.context, sequence.epoch) : place{node, chain_.key(node)};
 }
 
-/// Takes back that `block`, cached and held by one sequence alone, is worth keeping: it is about to be
-/// overwritten.
+/// Undoes the caching of `block`, which one sequence alone holds: it is about to be overwritten.
 template <class Traits>
 template <detail::loss Why>
 void hybrid_allocator<Traits>::drop_contents(block_id block) noexcept {

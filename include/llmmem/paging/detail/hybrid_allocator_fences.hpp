@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: how blocks are given back, at once or behind a fence. Included by it
-/// alone.
+/// Bodies of hybrid_allocator.hpp: releasing blocks, at once or behind a fence. Only hybrid_allocator.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -61,15 +61,15 @@ result<void> hybrid_allocator<Traits>::unpin(block_id block) noexcept {
   return {};
 }
 
-/// Whether the sequence's fence has not passed.
+/// Whether the sequence's fence is still pending.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {
   if (!sequence.after.ready()) return true;
-  sequence.after = fence_type();  // not to be asked again
+  sequence.after = fence_type();  // need not be checked again
   return false;
 }
 
-/// Gives references of a sequence up, all or none: at once, or behind its fence.
+/// Drops references of a sequence, all or none: at once, or behind its fence.
 template <class Traits>
 result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
                                               std::span<const table_part> parts) noexcept {
@@ -90,11 +90,11 @@ result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
   return refusal(errc::deferred_full, slot, queued.error().wanted, queued.error().found);
 }
 
-/// Gives up the references to all blocks behind the first `keep` tokens.
+/// Drops the references to all blocks behind the first `keep` tokens.
 template <class Traits>
 result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64_t keep) noexcept {
   const record& sequence = records_[slot];
-  std::array<table_part, 2 * max_layer_groups> parts{};  // sinks, and what is behind the dead ones
+  std::array<table_part, 2 * max_layer_groups> parts{};  // sinks, and the blocks behind the dead ones
   std::size_t blocks = 0;
   const auto add = [&](std::size_t part, std::size_t g, std::uint64_t first, std::uint64_t end) noexcept {
     if (end <= first) return;
@@ -112,14 +112,14 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
   return let_go(slot, std::span(parts).first(2 * group_count_));
 }
 
-/// Gives back what no token looks at from `length` tokens on; what cannot be queued now is kept.
+/// Releases blocks that no token reads from `length` tokens on; keeps those that cannot be queued now.
 template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
   std::size_t g = 0;
   while (g < group_count_ && groups_[g].dead_blocks(length) <= dead_to(sequence, g))
     ++g;
-  if (g == group_count_) return;  // nearly always
+  if (g == group_count_) return;  // the usual case
   std::array<table_part, max_layer_groups> parts{};
   std::size_t blocks = 0;
   for (; g < group_count_; ++g) {

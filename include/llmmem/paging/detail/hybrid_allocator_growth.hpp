@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: growing. Included by hybrid_allocator_body.hpp alone.
+/// Bodies of hybrid_allocator.hpp: growth. Only hybrid_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -61,12 +61,14 @@ result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
   for (;;) {
     release_dead(slot, records_[slot].tokens);
     const auto grown = grow(slot, tokens, std::span<const std::uint64_t>(), 0);
-    if (grown || collect() == 0) return grown;  // what came back may be blocks, or the reason to copy
+    if (grown || collect() == 0)
+      return grown;  // collected references may be the missing blocks, or the
+                     // reason to copy
   }
 }
 
 /// @param leave  blocks of each group that must be available afterwards, or none.
-/// @param first_copy  where in `copies_` the sequence's copies go.
+/// @param first_copy  index in `copies_` of the sequence's first copy.
 template <class Traits>
 result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::span<const token_id> tokens,
                                                      std::span<const std::uint64_t> leave,
@@ -79,7 +81,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   std::uint64_t sources = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     needs[g] = needed_for(slot, g, tokens.size());
-    // A copy's block comes behind the new ones; of a step that skips blocks the last alone is one.
+    // A copy's block follows the new ones; of a step that skips blocks only the last one exists.
     const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
         g,
@@ -122,12 +124,13 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
       if (left != 0 && row(slot, g)[left - 1] == null_block) left = 0;
       if (needs[g].leaves && left == 0) left = static_cast<std::uint32_t>(entries);
     } else if (grown.tokens % of.block_tokens != 0) {
-      // Cached contents are about to be overwritten (the sequence was cut into them), and nobody shares them.
+      // Cached contents are about to be overwritten (the sequence was cut into them), and no other sequence
+      // shares them.
       const block_id last = row(slot, g)[entries - 1];
       if (pool_.record(last).is_cached()) drop_contents(last);
     }
   }
-  if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: there was room
+  if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: space checked
   std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
               tokens.size_bytes());
   grown.tokens += tokens.size();
@@ -136,7 +139,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   return out;
 }
 
-// Many at once
+// Batches
 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growth> batch,
@@ -154,7 +157,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
     if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
     records_[sequence.slot].batch = batches_;
   }
-  detail::group_counts left{};  // of the batch, and to be left
+  detail::group_counts left{};  // of the batch, and the blocks that must remain
   for (;;) {
     for (const hybrid_growth& each : batch)
       release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
@@ -186,9 +189,9 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   return {};
 }
 
-/// Blocks of each group that all of `batch` takes together. Of k sequences that share their last block, all
-/// but the last to hold it copy: references are dropped while counting, as growing would drop them, and put
-/// back. Those that wait for a fence stay meanwhile.
+/// Counts the blocks of each group that all of `batch` takes together. Of k sequences that share their last
+/// block, all but the last holder copy it. So counting drops references as growing would, then restores them.
+/// References that wait for a fence stay during the count.
 template <class Traits>
 detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     std::span<const hybrid_growth> batch) noexcept {
@@ -208,7 +211,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
         ++needed.sources;
         continue;
       }
-      static_cast<void>(pool_.release(last(slot, g)));  // cannot fail: others hold it too
+      static_cast<void>(pool_.release(last(slot, g)));  // cannot fail: other sequences hold it too
       records_[slot].copies |= std::uint32_t{1} << g;
     }
     needed.readers += needed.sources != before ? 1U : 0U;

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: contents that are withdrawn from the cache, and tokens from the middle of
-/// a sequence. Included by it alone.
+/// Bodies of hybrid_allocator.hpp: withdrawing contents from the cache, and removing tokens from the middle
+/// of a sequence. Only hybrid_allocator.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -37,7 +37,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::reset(std::uint64_t epoch) noexc
   return cached;
 }
 
-/// Takes a block out of the cache; says how many were.
+/// Removes a block from the cache; returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::drop_cached(block_id block) noexcept {
   if (block == null_block || !pool_.record(block).is_cached()) return 0;
@@ -45,7 +45,7 @@ std::uint64_t hybrid_allocator<Traits>::drop_cached(block_id block) noexcept {
   return 1;
 }
 
-/// Takes all out of the cache that stands behind `node`, in any group; says how many blocks that were.
+/// Removes everything behind `node` from the cache, in all groups; returns how many blocks.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::drop_below(block_id node) noexcept {
   std::uint64_t dropped = 0;
@@ -60,7 +60,7 @@ std::uint64_t hybrid_allocator<Traits>::drop_below(block_id node) noexcept {
   return dropped;
 }
 
-/// The node behind the first `chunks` chunks of a sequence. @pre it has committed as many.
+/// Returns the node behind the first `chunks` chunks of a sequence. @pre it has committed that many.
 template <class Traits>
 block_id hybrid_allocator<Traits>::node_at(const record& sequence, std::uint64_t chunks) const noexcept {
   block_id node = sequence.at.node;
@@ -78,7 +78,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(block_id block) noexc
   const std::size_t group = pool_.group_of(block);
   std::uint64_t dropped = 0;
   if (state.is_cached()) {
-    // Sequences on this prefix that hold it no more have looked at it all the same.
+    // Sequences on this prefix that no longer hold the block have read it all the same.
     const block_id node = node_of_[to_index(block)];
     std::uint64_t chunks = 0;
     for (block_id each = node; each != null_block; each = chain_.parent(each))
@@ -114,12 +114,13 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(sequence_id sequence,
   return dropped;
 }
 
-/// Takes out of the cache what a sequence holds that is not sound, and what stands behind that: all that it
-/// holds which reaches past its sound tokens. Says how many blocks were cached.
+/// Removes the unsound contents of a sequence from the cache, with everything behind them: all its blocks
+/// that reach past its sound tokens. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];
-  // A block that reaches past them is wrong as a whole; states are cut to at the ends of their blocks anyway.
+  // A block that reaches past them is wrong as a whole; states are cut at the ends of their blocks in any
+  // case.
   for (std::uint64_t before = sequence.sound + 1; sequence.sound < before;) {
     before = sequence.sound;
     for (std::size_t g = 0; g < group_count_; ++g) {
@@ -133,7 +134,7 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   std::uint64_t dropped = 0;
   const std::uint64_t chunks = sequence.sound / chunk_tokens_;
   if constexpr (requires { observer_.on_invalidated(null_block, block_key{}, std::size_t{0}); }) {
-    // Tiers may have what the cache has no more.
+    // Tiers may hold what the cache no longer has.
     if (chunks < sequence.committed)
       observer_.on_invalidated(null_block, chain_.key(node_at(sequence, chunks + 1)), 0);
   }
@@ -150,8 +151,8 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   return dropped;
 }
 
-/// What a sequence computed behind a wrong block is wrong too: for each that holds one, until no more is
-/// found. Says how many blocks were cached.
+/// Contents that a sequence computed behind a wrong block are wrong too: repeats for each sequence that holds
+/// such a block, until no more is found. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
   std::uint64_t dropped = 0;
@@ -177,7 +178,7 @@ std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
   return dropped;
 }
 
-/// Whether a sequence holds a block behind its sound tokens that is not known to be wrong yet.
+/// Whether a sequence holds a block behind its sound tokens that is not yet known to be wrong.
 template <class Traits>
 bool hybrid_allocator<Traits>::has_unmarked(std::uint32_t slot) const noexcept {
   const record& sequence = records_[slot];
@@ -199,9 +200,9 @@ std::uint64_t hybrid_allocator<Traits>::prefix_tokens(sequence_id sequence) cons
   return held.tokens < held.sound ? held.tokens : held.sound;
 }
 
-// From the middle
+// Removal from the middle
 
-/// The range as it can be removed, or why it cannot.
+/// Returns the range if it can be removed, or why it cannot.
 template <class Traits>
 result<token_range> hybrid_allocator<Traits>::check_removal(sequence_id sequence,
                                                             token_range range) const noexcept {
@@ -217,7 +218,8 @@ result<token_range> hybrid_allocator<Traits>::check_removal(sequence_id sequence
       if (edge % of.block_tokens != 0)
         return refusal(errc::not_whole_blocks, sequence.slot, edge, of.block_tokens);
     }
-    // What the next token will look at must be there: blocks that a window gave up may come into view again.
+    // The blocks that the next token will read must exist: blocks that a window released may come into view
+    // again.
     const std::uint64_t first = range.first / of.block_tokens;
     const std::uint64_t blocks = gone / of.block_tokens;
     const std::uint64_t dead = dead_to(cut, g);
@@ -261,7 +263,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::remove_after(sequence_id sequenc
   return removed;
 }
 
-/// Gives up the blocks of `range`, and closes the gap.
+/// Releases the blocks of `range`, and closes the gap.
 template <class Traits>
 result<void> hybrid_allocator<Traits>::close_up(std::uint32_t slot, token_range range) noexcept {
   record& sequence = records_[slot];
@@ -283,7 +285,7 @@ result<void> hybrid_allocator<Traits>::close_up(std::uint32_t slot, token_range 
   }
   token_id* const tokens = tokens_.data() + slot * max_sequence_tokens_;
   std::memmove(tokens + range.first, tokens + range.end, (sequence.tokens - range.end) * sizeof(token_id));
-  // The chain goes back to where both agree.
+  // The chain returns to the position where both agree.
   const std::uint64_t rest = sequence.tokens - gone;
   const std::uint64_t chunks = range.first / chunk_tokens_;
   if (chunks < sequence.committed) {

@@ -1,5 +1,5 @@
 /// @file
-/// What a `hybrid_allocator` knows of one sequence, and of itself.
+/// The records of a `hybrid_allocator`: one per sequence, and its own counts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,51 +13,50 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// @tparam Place  of the prefix chain.
+/// @tparam Place  a position in the prefix chain.
 template <class Place, class Fence>
 struct hybrid_record {
   std::uint64_t tokens = 0;
-  std::uint64_t committed = 0;  // leading chunks that the chain knows
-  Place at{};                   // behind them
+  std::uint64_t committed = 0;  // leading chunks in the chain
+  Place at{};                   // the position behind them
   prefix_context context{};
-  /// Leading entries of each table that are null, sinks apart.
+  /// Leading null entries of each table, except sinks.
   std::array<std::uint32_t, max_layer_groups> dead{};
-  /// For states: one more than the number of the first block that a step left, whose state is none that a
-  /// block ends with; 0: there is none.
+  /// For states: one more than the number of the first block that a step left with a state from inside the
+  /// block; 0: none.
   std::array<std::uint32_t, max_layer_groups> left{};
-  std::uint64_t epoch = 0;  // the allocator's when the sequence began to hold tokens
-  std::uint64_t sound =
-      ~std::uint64_t{0};  // tokens from here on are not what their prefix has: none is cached
-  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet: none is cached
-  std::uint64_t losses = 0;                 // contents given up so far, when it was last looked whether
+  std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
+  std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix: not cached
+  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet: not cached
+  std::uint64_t losses = 0;                 // dropped contents at the last check for lost blocks
   bool has_gap = false;                     // tokens were removed before those
-  bool borrows = false;                     // equal contents of others stand for blocks of its own
-  std::uint32_t copies = 0;                 // groups whose last block `count_batch` let go
+  bool borrows = false;                     // equal blocks of other sequences are cached in place of its own
+  std::uint32_t copies = 0;                 // groups whose last block `count_batch` released
   std::uint64_t batch = 0;                  // the last `append_batch` that named it
-  Fence after{};                            // what is given back waits for it
+  Fence after{};                            // released blocks wait for it
 };
 
 /// What a growth takes of one group.
 struct hybrid_need {
   std::uint64_t more = 0;  // new entries of the table
   bool copies = false;     // on write, into one block more
-  bool carries = false;    // a state into the first new block
-  bool skips = false;      // all new entries but the last: a state goes into that
-  bool leaves = false;     // its present block with it, which holds a state inside that block
+  bool carries = false;    // copies a state into the first new block
+  bool skips = false;      // all new entries but the last, which receives the state
+  bool leaves = false;     // the present block, which holds a state from inside the block
 
   [[nodiscard]] std::uint64_t blocks() const noexcept {
     return (skips && more > 1 ? 1 : more) + (copies ? 1 : 0);
   }
 };
 
-/// A count for each group.
+/// One count per group.
 using group_counts = std::array<std::uint64_t, max_layer_groups>;
 
-/// What all of a batch takes together.
+/// What a whole batch takes.
 struct hybrid_batch_need {
   group_counts blocks{};
-  std::uint64_t sources = 0;  // of copies, still read
-  std::uint64_t readers = 0;  // sequences that they belong to
+  std::uint64_t sources = 0;  // sources of copies that kernels still read
+  std::uint64_t readers = 0;  // sequences that these belong to
 };
 
 struct hybrid_counters {

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of journal.hpp: an operation that runs, and what may interrupt it. Included by it alone.
+/// Bodies of journal.hpp: a running operation, and its interruptions. Only journal.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/journal.hpp>
@@ -11,7 +11,7 @@ inline namespace v0 {
 
 namespace paging {
 
-/// An operation while it runs. One that throws has changed nothing, and is not recorded.
+/// An operation while it runs. An operation that throws has changed nothing, and is not recorded.
 template <class Cache, journal_sink Sink, fence Fence>
 class journaled<Cache, Sink, Fence>::interruptible {
  public:
@@ -31,7 +31,7 @@ class journaled<Cache, Sink, Fence>::interruptible {
     owner_->write(
         [&](auto& out) noexcept { is_open_ ? out.close(op_, came) : out.record(op_, *given_, came); });
   }
-  /// Something else comes before the outcome.
+  /// Opens the record, because another record precedes the outcome.
   void open() noexcept {
     if (std::exchange(is_open_, true)) return;
     owner_->write([&](auto& out) noexcept { out.open(op_, *given_); });
@@ -56,7 +56,7 @@ paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options optio
   return options;
 }
 
-/// Stands before the engine's callback, so that what that does is recorded inside the operation.
+/// Wraps the engine's callback, so that its calls are recorded inside the operation.
 template <class Cache, journal_sink Sink, fence Fence>
 bool paging::journaled<Cache, Sink, Fence>::on_pressure(void* context,
                                                         const block_shortage& shortage) noexcept {

@@ -1,6 +1,6 @@
 /// @file
-/// The bytes of a journal: varints, writers that count or frame, and a cursor that trusts nothing.
-/// Private to paging/.
+/// The bytes of a journal: varints, writers that count or frame, and a cursor for untrusted input. Private to
+/// paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Counts what would be written.
+/// Counts the bytes that would be written.
 class byte_counter {
  public:
   void put(std::byte) noexcept { ++count_; }
@@ -30,7 +30,7 @@ class byte_counter {
   std::uint64_t count_ = 0;
 };
 
-/// Writes to a sink by way of a small buffer, with the checksum of what went through.
+/// Writes to a sink through a small buffer, and computes the checksum of the bytes.
 template <class Sink>
 class checked_writer {
  public:
@@ -40,7 +40,7 @@ class checked_writer {
     if (used_ == buffer_.size()) flush();
     buffer_[used_++] = value;
   }
-  /// @pre no more than a few numbers' worth.
+  /// @pre `bytes` is no longer than a few numbers.
   void put(std::span<const std::byte> bytes) noexcept {
     if (bytes.size() > buffer_.size() - used_) flush();
     std::memcpy(buffer_.data() + used_, bytes.data(), bytes.size());
@@ -70,20 +70,21 @@ void put_varint(Writer& out, std::uint64_t value) noexcept {
   out.put(static_cast<std::byte>(value));
 }
 
-/// Small for numbers near 0 of either sign.
+/// Writes a signed number; numbers near 0 take few bytes.
 template <class Writer>
 void put_signed(Writer& out, std::int32_t value) noexcept {
   const auto bits = static_cast<std::uint32_t>(value);
   put_varint(out, (bits << 1) ^ (value < 0 ? 0xFFFF'FFFFU : 0U));
 }
 
-/// `value` + 1, so that "no limit" and "never" take one byte.
+/// Writes `value` + 1, so that "no limit" and "never" take one byte.
 template <class Writer>
 void put_limit(Writer& out, std::uint64_t value) noexcept {
   put_varint(out, value + 1);
 }
 
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "numbers are written without byte swapping, so the host must be little-endian");
 
 template <class Writer>
 void put_fixed32(Writer& out, std::uint32_t value) noexcept {
@@ -102,8 +103,7 @@ void put_text(Writer& out, std::string_view text) noexcept {
     out.put(static_cast<std::byte>(each));
 }
 
-/// Reads bytes that may come from anywhere. The first thing that is wrong is kept; from then on everything
-/// reads as 0.
+/// Reads untrusted bytes. It keeps the first error; from then on everything reads as 0.
 class byte_cursor {
  public:
   /// @param offset  of the first byte, for error texts.
@@ -124,7 +124,7 @@ class byte_cursor {
     if (!ok()) return 0;
     if (left() == 0) {
       ran_out_ = true;
-      refuse("it ends here");
+      refuse("the bytes end here");
       return 0;
     }
     return static_cast<std::uint8_t>(bytes_[at_++]);
@@ -138,11 +138,11 @@ class byte_cursor {
       if (shift == 63 && part > 1) break;
       value |= (part & 0x7F) << shift;
       if (part < 0x80) {
-        if (part == 0 && shift != 0) refuse("a number is written longer than it needs");
+        if (part == 0 && shift != 0) refuse("a number is not written in its shortest form");
         return ok() ? value : 0;
       }
     }
-    refuse("a number does not fit 64 bits");
+    refuse("a number exceeds 64 bits");
     return 0;
   }
 
@@ -150,7 +150,7 @@ class byte_cursor {
 
   [[nodiscard]] std::uint32_t narrow() noexcept {
     const std::uint64_t value = varint();
-    if (value > 0xFFFF'FFFF) refuse("a number does not fit 32 bits");
+    if (value > 0xFFFF'FFFF) refuse("a number exceeds 32 bits");
     return ok() ? static_cast<std::uint32_t>(value) : 0;
   }
 
@@ -171,10 +171,10 @@ class byte_cursor {
     return low | (static_cast<std::uint64_t>(fixed32()) << 32);
   }
 
-  /// A number of things of at least `bytes` bytes each that are still to come.
+  /// Reads a count of items of at least `bytes` bytes each that are still to come.
   [[nodiscard]] std::size_t count(std::size_t bytes) noexcept {
     const std::uint64_t value = varint();
-    if (value > left() / bytes) refuse("a count passes what is left");
+    if (value > left() / bytes) refuse("a count exceeds the bytes that are left");
     return ok() ? static_cast<std::size_t>(value) : 0;
   }
 

@@ -1,5 +1,5 @@
 /// @file
-/// A journal's header and records back from bytes, whatever those are. Private to paging/.
+/// Decodes a journal's header and records from untrusted bytes. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,11 +22,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The version is looked at before anything behind it.
+/// Checks the version before anything behind it.
 inline void decode_header(byte_cursor& in, journal_header& out) {
   out.version = in.narrow();
   if (!in.ok()) return;
-  if (out.version != journal_version) return in.refuse("a version of the format that is not known");
+  if (out.version != journal_version) return in.refuse("an unknown version of the format");
   out.options.blocks = in.varint();
   out.options.most_blocks = in.varint();
   out.options.block_tokens = in.narrow();
@@ -43,8 +43,8 @@ inline void decode_header(byte_cursor& in, journal_header& out) {
   if (in.ok() && in.left() != 0) in.refuse("bytes are left over");
 }
 
-/// Reads one record's payload. Whatever the bytes are, it ends, and allocates no more than a small multiple
-/// of them.
+/// Reads one record's payload. For any bytes it terminates, and allocates at most a small multiple of their
+/// size.
 class record_decoder {
  public:
   record_decoder(byte_cursor& in, owned_record& out) noexcept : in_(&in), out_(&out) {}

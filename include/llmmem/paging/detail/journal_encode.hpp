@@ -1,5 +1,5 @@
 /// @file
-/// A journal's header and records to bytes. Private to paging/.
+/// Encodes a journal's header and records as bytes. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -41,16 +41,16 @@ void encode_header(Writer& out, const paged_options& options, std::string_view c
 template <class Writer>
 class record_encoder {
  public:
-  /// @param owner  of the journal's own handles.
+  /// @param owner  the owner of the journal's own handles.
   record_encoder(Writer& out, std::uint32_t owner) noexcept : out_(&out), owner_(owner) {}
 
-  /// An operation that is over.
+  /// Writes an operation that is complete.
   void record(journal_op op, const journal_arguments& given, const journal_outcome& came) noexcept {
     out_->put(static_cast<std::byte>(op));
     arguments(op, given);
     outcome(op, came);
   }
-  /// One that is interrupted; `close` comes later.
+  /// Writes an operation that is interrupted; `close` follows later.
   void open(journal_op op, const journal_arguments& given) noexcept {
     out_->put(static_cast<std::byte>(op) | open_operation);
     arguments(op, given);

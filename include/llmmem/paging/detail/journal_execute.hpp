@@ -1,5 +1,5 @@
 /// @file
-/// Does again what a record says, and sums up a cache's state. Private to paging/.
+/// Repeats a record's operation, and computes a digest of a cache's state. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// 64 bits of counts, blocks, keys and the order of free blocks: equal for caches that the same operations
-/// made. O(blocks).
+/// Returns 64 bits computed from counts, blocks, keys and the order of free blocks: equal for caches made by
+/// the same operations. O(blocks).
 template <class Cache>
 [[nodiscard]] std::uint64_t state_digest(const Cache& cache) noexcept {
   siphash_state<2, 4> state{hash_seed{}};
@@ -71,7 +71,7 @@ template <class Cache>
   return state.finish(0, 8 * words).low;
 }
 
-/// Carries out as many moves as were made before.
+/// Carries out as many moves as were made originally.
 class repeated_copier {
  public:
   explicit repeated_copier(std::uint64_t moves) noexcept : left_(moves) {}
@@ -85,10 +85,10 @@ class repeated_copier {
   std::uint64_t left_;
 };
 
-/// Executes `again` and says what came of it. Handles are those of `owner`.
+/// Executes `again` and returns its outcome. Handles are those of `owner`.
 /// @param owner  set by the first `create`.
-/// @param passed  the last point that has passed, which `fences_passed` sets.
-/// @param grown  room for a batch's results, which the outcome names.
+/// @param passed  the last point that has passed, set by `fences_passed`.
+/// @param grown  storage for a batch's results, to which the outcome refers.
 template <class Cache>
 [[nodiscard]] journal_outcome execute(Cache& cache, owned_record& again, std::uint32_t& owner,
                                       std::uint64_t& passed, std::vector<append_result>& grown) {
@@ -122,7 +122,7 @@ template <class Cache>
     case journal_op::append_batch: {
       for (paging::growth& each : again.batch)
         each.sequence = real(each.sequence);
-      // An output of another length is refused by its length alone.
+      // An output of the wrong length is refused by its length alone.
       const std::size_t most = again.batch.size() + 1;
       grown.assign(given.extra < most ? static_cast<std::size_t>(given.extra) : most, append_result{});
       journal_outcome came = outcome_of(cache.append_batch(again.batch, grown, given.number));

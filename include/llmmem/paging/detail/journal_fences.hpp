@@ -1,5 +1,5 @@
 /// @file
-/// The real fences behind a journaled cache's recorded ones. Private to paging/.
+/// The real fences that a journaled cache's recorded fences represent. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,29 +14,29 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A ring of fences in the order they were given, each a point; points pass in order.
+/// A ring of fences in the order they were given. Each is a point; points pass in order.
 template <fence Fence>
 class journal_fences {
  public:
   static_assert(std::is_trivially_copyable_v<Fence>,
                 "a fence that waits in a ring must be trivially copyable");
 
-  /// @param most  fences that may wait at once: the groups a `deferred_frees` holds.
+  /// @param most  fences that may wait at once: the groups that a `deferred_frees` holds.
   journal_fences(std::uint64_t most, const metadata_source& source)
       : ring_(most, entry{}, source, "journaled: fences"), passed_(1, 0, source, "journaled: passed") {}
 
-  /// The last point that has passed; its address stays when this is moved.
+  /// The last point that has passed; its address stays the same when this object moves.
   [[nodiscard]] const std::uint64_t* passed() const noexcept { return passed_.data(); }
 
-  /// The point of the next fence.
+  /// Returns the point of the next fence.
   [[nodiscard]] std::uint64_t issue() noexcept { return ++issued_; }
 
-  /// Remembers the fence of `point`, behind which something now waits.
+  /// Stores the fence of `point`, behind which something now waits.
   void wait_for(const Fence& after, std::uint64_t point) noexcept {
     ring_[(first_ + count_++) % ring_.size()] = {after, point};
   }
 
-  /// Looks at the fences, oldest first; says whether any has passed.
+  /// Checks the fences, oldest first; returns whether any has passed.
   bool poll() noexcept {
     const std::uint64_t before = passed_[0];
     for (; count_ != 0 && ring_[first_].after.ready(); --count_) {

@@ -1,5 +1,5 @@
 /// @file
-/// One record of a journal: an operation, what it was given and what came of it. Private to paging/.
+/// One record of a journal: an operation, its arguments and its outcome. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,12 +19,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Owners in a journal, where the real one means nothing: of no object, of the journal's cache, of another.
-/// Real ones are odd, so `foreign_owner` is nobody's.
+/// Owners in a journal, where the real ones mean nothing: no object, the journal's cache, another object.
+/// Real owners are odd, so no object has `foreign_owner`.
 inline constexpr std::uint32_t journal_owner = 1;
 inline constexpr std::uint32_t foreign_owner = 2;
 
-/// What an operation was given: the fields that its kind has, see `each_argument`.
+/// The arguments of an operation: the fields that its kind has, see `each_argument`.
 struct journal_arguments {
   sequence_id sequence{};
   prefix_context context{};
@@ -39,7 +39,7 @@ struct journal_arguments {
 };
 
 /// The fields of each operation's arguments, in the order in which they are written: the description of the
-/// format by which `record_encoder` writes and `record_decoder` reads.
+/// format that `record_encoder` writes and `record_decoder` reads.
 ///
 /// @param fields  has a member for each kind of field.
 template <class Fields>
@@ -120,14 +120,14 @@ void each_argument(journal_op op, Fields& fields) {
   }
 }
 
-/// What came of it.
+/// The outcome of an operation.
 struct journal_outcome {
   failure why{};
   std::array<std::uint64_t, 5> numbers{};
   std::span<const append_result> batch{};
 };
 
-/// How many numbers an operation returns; a batch's are those of an `append` for each sequence.
+/// Returns how many numbers an operation returns; a batch returns those of an `append` for each sequence.
 [[nodiscard]] constexpr std::size_t outcome_numbers(journal_op op) noexcept {
   switch (op) {
     case journal_op::create:
@@ -181,17 +181,17 @@ struct journal_outcome {
                       to_index(done->copy.destination), done->copy.tokens}};
 }
 
-/// In the first byte of a record: its outcome comes later.
+/// In the first byte of a record: its outcome follows later.
 inline constexpr std::byte open_operation{0x80};
 
-/// What a journal begins with.
+/// The first bytes of a journal.
 inline constexpr std::string_view journal_magic = "llmmem J";
 
-/// A record that owns what its spans name.
+/// A record that owns the data of its spans.
 struct owned_record {
   journal_op op = journal_op::create;
-  bool is_open = false;                    // its outcome comes later
-  journal_op closes = journal_op::create;  // outcome: of which operation
+  bool is_open = false;                    // its outcome follows later
+  journal_op closes = journal_op::create;  // outcome: of this operation
   journal_arguments given{};
   failure why{};                       // of the outcome
   std::vector<std::uint64_t> numbers;  // of the outcome
@@ -200,7 +200,7 @@ struct owned_record {
   std::vector<block_key> keys;
   std::vector<access_hint> hints;
   std::vector<paging::growth> batch;
-  std::vector<std::size_t> batch_tokens;  // how many of `tokens` each of the batch has
+  std::vector<std::size_t> batch_tokens;  // how many of `tokens` each entry of the batch has
   std::vector<block_move> moves;
 };
 

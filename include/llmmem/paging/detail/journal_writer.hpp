@@ -1,5 +1,5 @@
 /// @file
-/// A journal's frames into a sink, each with its checksum. Private to paging/.
+/// Writes a journal's frames to a sink, each with its checksum. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,7 +18,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Writes a header and then records, until the sink refuses bytes: what comes later is counted only.
+/// Writes a header and then records until the sink refuses bytes; later records are only counted.
 template <journal_sink Sink>
 class journal_writer {
  public:
@@ -36,7 +36,7 @@ class journal_writer {
     }
   }
 
-  /// @param owner  of the journal's own handles.
+  /// @param owner  the owner of the journal's own handles.
   /// @param encode  called with the encoder of the record.
   template <class Encode>
   void record(std::uint32_t owner, Encode&& encode) noexcept {
@@ -56,7 +56,7 @@ class journal_writer {
   [[nodiscard]] const Sink& sink() const noexcept { return sink_; }
 
  private:
-  /// Twice: once to know the length, once to write.
+  /// Encodes twice: once for the length, once to write.
   template <class Encode>
   void frame(Encode&& encode) noexcept {
     byte_counter length;

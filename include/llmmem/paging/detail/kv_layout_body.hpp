@@ -1,5 +1,5 @@
 /// @file
-/// What `kv_layout` computes: its planes, their places and its fingerprints.
+/// The computations of `kv_layout`: its planes, their places and its fingerprints.
 #pragma once
 
 #include <llmmem/hash/siphash.hpp>
@@ -8,8 +8,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The planes in the order in which they lie in a block of a layer, and where sections and runs begin: the
-/// vectors of a run's planes lie side by side for each token and head.
+/// The planes in the order in which they lie in a block of a layer, and where sections and runs begin: for
+/// each token and head, the vectors of a run's planes are adjacent.
 struct kv_layout::plane_list {
   enum class begins : std::uint8_t { nothing, run, section };
   struct entry {
@@ -29,7 +29,7 @@ struct kv_layout::plane_list {
 struct kv_layout::placement {
   std::uint64_t before_section = 0;  // of the sections before its own
   std::uint64_t section = 0;
-  std::uint64_t before_run = 0;  // of its section
+  std::uint64_t before_run = 0;  // in its section
   std::uint64_t record = 0;      // of its run, for one token and head
   std::uint64_t in_record = 0;   // before its vector
 };
@@ -77,10 +77,10 @@ constexpr paging::plane_role kv_layout::role_of(std::uint32_t p) const noexcept 
     const auto role = static_cast<paging::plane_role>(i);
     if (has(role) && --left == 0) return role;
   }
-  return paging::plane_role::value;  // past the last one: that of V's length, as it always was
+  return paging::plane_role::value;  // past the last role: the length of V, as in earlier versions
 }
 
-/// The scales that a role's plane has, or is.
+/// Returns the scales that a role's plane has, or is.
 constexpr const paging::scale_form& kv_layout::scales_of(paging::plane_role role) const noexcept {
   using enum paging::plane_role;
   if (role == value || role == value_scale || role == value_global) return value_scales;
@@ -173,7 +173,7 @@ constexpr kv_layout::plane_list kv_layout::planes_in_memory() const noexcept {
   const auto has_at = [&](paging::plane_role role, place at) {
     if (!has(role)) return false;
     const place said = scales_of(role).place;
-    // Without a rotary part the two are one place.
+    // Without a rotary part the two places are the same.
     const bool is_behind_vector =
         said == place::behind_vector || (said == place::behind_rotary && (role != key_scale || !has(rotary)));
     if (at == place::behind_vector) return is_behind_vector;
@@ -277,7 +277,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   const paging::plane_role role = role_of(p);
   const placement at = place_of(role);
   const std::uint64_t unit = at.section;
-  const std::uint64_t before = at.before_section;  // V behind K
+  const std::uint64_t before = at.before_section;  // V lies behind K
   const std::uint64_t inside = at.before_run + at.in_record;
   switch (order) {
     case block_order::layer_first:
@@ -301,7 +301,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   return {};
 }
 
-/// Adds what lies inside a block of a layer that is one run: its vectors.
+/// Adds the distances inside a block of a layer that is one run: its vectors.
 constexpr plane_strides kv_layout::inside_unit(plane_strides out, paging::plane_role role,
                                                std::uint64_t record) const noexcept {
   const bool is_nhd = heads_in_block == paging::head_order::nhd;
@@ -313,7 +313,7 @@ constexpr plane_strides kv_layout::inside_unit(plane_strides out, paging::plane_
   return out;
 }
 
-/// The same where layers lie between a block's vectors.
+/// Adds the distances where layers lie between a block's vectors.
 constexpr plane_strides kv_layout::among_vectors(plane_strides out, paging::plane_role role,
                                                  std::uint64_t record) const noexcept {
   const bool is_last = order == block_order::layer_last;
@@ -347,7 +347,7 @@ constexpr std::uint64_t kv_layout::fingerprint() const noexcept {
 
 namespace detail {
 
-/// What each number of a record is called.
+/// The names of the numbers of a record.
 inline constexpr std::array<const char*, kv_layout_words> kv_layout_fields{
     "the layouts' version",
     "the layouts' layers",
@@ -389,12 +389,11 @@ inline constexpr std::array<const char*, kv_layout_words> kv_layout_fields{
     "the layouts' part.cp_rank",
     "the layouts' part.cp_interleave",
 };
-/// The first numbers are what layouts were told by at first: those that say no more keep the fingerprints
-/// that they had.
+/// The first numbers are those of the first version: layouts without later fields keep their fingerprints.
 inline constexpr std::size_t plain_layout_words = 11;
 inline constexpr std::size_t first_part_word = 34;
 
-/// The record of a layout without what came later.
+/// Returns the record of a layout without the later fields.
 [[nodiscard]] constexpr kv_layout_record plain_record(kv_layout_record of) noexcept {
   of[0] = 1;
   for (std::size_t i = plain_layout_words; i < of.size(); ++i)
@@ -403,8 +402,8 @@ inline constexpr std::size_t first_part_word = 34;
   return of;
 }
 
-/// SipHash over a record, one number a word, under a key of its own: stored with data, so never to change.
-/// The first word is the version of the list: 1 of the first numbers alone, 2 of all.
+/// SipHash over a record, one number per word, under a key of its own. It is stored with data, so it must
+/// never change. The first word is the version of the list: 1 for the first numbers alone, 2 for all.
 [[nodiscard]] constexpr std::uint64_t digest_of_record(const kv_layout_record& of) noexcept {
   siphash_state<2, 4> state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
   const std::size_t words = of[0] == 1 ? plain_layout_words : of.size();
@@ -413,7 +412,7 @@ inline constexpr std::size_t first_part_word = 34;
   return state.finish(0, words * sizeof(std::uint64_t)).low;
 }
 
-/// The first number by which records differ, parts before all else; `kv_layout_words` where none does.
+/// Returns the first number by which records differ, starting with the parts; `kv_layout_words` if none does.
 [[nodiscard]] constexpr std::size_t first_difference(const kv_layout_record& a,
                                                      const kv_layout_record& b) noexcept {
   for (std::size_t i = first_part_word; i < kv_layout_words; ++i)
@@ -423,7 +422,7 @@ inline constexpr std::size_t first_part_word = 34;
   return kv_layout_words;
 }
 
-/// The name of the first field by which the contents of two layouts differ.
+/// Returns the name of the first field by which the contents of two layouts differ.
 [[nodiscard]] constexpr const char* differing_field(const kv_layout& a, const kv_layout& b) noexcept;
 
 }  // namespace detail
@@ -436,7 +435,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   add(layers);
   add(heads);
   add(head_dim);
-  // Without values there is no length of theirs to differ by.
+  // Without values, their length cannot differ.
   add(has_values ? elements_of(plane_role::value) : head_dim);
   add(block_tokens);
   add(has_values ? 1U : 0U);
@@ -449,7 +448,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   const auto add_scales = [&](plane_role role, bool is_there) {
     const paging::scale_form& scales = scales_of(role);
     const bool is_scaled = is_there && scales.group != paging::scale_group::none;
-    // Where no rotary part lies between, the two are one place.
+    // Where no rotary part lies between, the two places are the same.
     const bool is_behind =
         scales.place == paging::scale_place::behind_rotary && (role != plane_role::key || rotary_dim == 0);
     const paging::scale_place place = is_behind ? paging::scale_place::behind_vector : scales.place;

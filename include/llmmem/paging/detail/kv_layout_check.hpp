@@ -1,5 +1,5 @@
 /// @file
-/// What `kv_layout::checked` refuses.
+/// The checks of `kv_layout::checked`.
 #pragma once
 
 #include <llmmem/paging/detail/kv_layout_body.hpp>
@@ -25,10 +25,10 @@ constexpr void check_positive(std::uint64_t number, const char* name) {
 constexpr void check_whole_bytes(std::uint64_t elements, dtype type) {
   if (elements * bits_of(type) % 8 == 0) return;
   throw length_error("kv_layout: " + std::to_string(elements) + " elements of " +
-                     std::to_string(bits_of(type)) + " bits are no whole number of bytes");
+                     std::to_string(bits_of(type)) + " bits are not a whole number of bytes");
 }
 
-/// @param elements  of a vector that the scales are for
+/// @param elements  of a vector that the scales apply to
 constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements, const char* name) {
   using paging::scale_group;
   using paging::scale_place;
@@ -38,19 +38,21 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
   check_known(bits_of(of.element) != 0, "element", static_cast<unsigned>(of.element));
   if (of.group == scale_group::none) {
     if (of.has_global)
-      throw argument_error(text(".has_global without a group; a global scale scales the scales of a group"));
+      throw argument_error(
+          text(".has_global is set without a group; a global scale scales the scales of a group, so set the "
+               "group too"));
     return;
   }
   if (of.numbers == 0) throw length_error(text(".numbers is 0; at least 1 is needed"));
   if (of.group == scale_group::run && (of.run == 0 || elements % of.run != 0))
     throw length_error(text(".run: vectors of ") + std::to_string(elements) +
-                       " elements are no whole number of runs of " + std::to_string(of.run));
+                       " elements are not a whole number of runs of " + std::to_string(of.run));
   const bool is_with_vectors =
       of.place == scale_place::behind_vector || of.place == scale_place::behind_rotary;
   if (of.group == scale_group::channel && is_with_vectors)
     throw argument_error(
-        text(".place: scales by channel are of all tokens of a block and lie behind no vector; "
-             "take in_block or apart"));
+        text(".place: scales by channel apply to all tokens of a block, so they cannot lie behind a vector; "
+             "use in_block or apart"));
 }
 
 constexpr void check_part(const kv_layout& of) {
@@ -58,8 +60,7 @@ constexpr void check_part(const kv_layout& of) {
   const auto check_rank = [](std::uint32_t rank, std::uint32_t size, const char* name) {
     if (rank < size) return;
     throw argument_error(std::string("kv_layout: part.") + name + "_rank is " + std::to_string(rank) +
-                         " of " + std::to_string(size) + " ranks; allowed are 0 to " +
-                         std::to_string(size - 1));
+                         " of " + std::to_string(size) + " ranks; use 0 to " + std::to_string(size - 1));
   };
   check_positive(part.tp_size, "part.tp_size");
   check_positive(part.cp_size, "part.cp_size");
@@ -67,18 +68,18 @@ constexpr void check_part(const kv_layout& of) {
   check_rank(part.tp_rank, part.tp_size, "tp");
   check_rank(part.cp_rank, part.cp_size, "cp");
   if (part.heads_of_model != 0) {
-    // Fewer heads than ranks: each is held by as many.
+    // Fewer heads than ranks: several ranks hold each head.
     const bool is_dealt = part.heads_of_model >= part.tp_size;
     const bool fits = is_dealt ? std::uint64_t{of.heads} * part.tp_size == part.heads_of_model
                                : of.heads == 1 && part.tp_size % part.heads_of_model == 0;
     if (!fits)
       throw argument_error("kv_layout: part.heads_of_model: " + std::to_string(part.heads_of_model) +
-                           " heads are not dealt to " + std::to_string(part.tp_size) + " ranks as " +
-                           std::to_string(of.heads) + " each");
+                           " heads cannot be distributed over " + std::to_string(part.tp_size) +
+                           " ranks as " + std::to_string(of.heads) + " heads each");
   }
   if (part.cp_size != 1 && of.block_tokens % part.cp_interleave != 0)
     throw argument_error("kv_layout: part.cp_interleave: a block of " + std::to_string(of.block_tokens) +
-                         " tokens is no whole number of runs of " + std::to_string(part.cp_interleave));
+                         " tokens is not a whole number of runs of " + std::to_string(part.cp_interleave));
 }
 
 }  // namespace detail
@@ -101,11 +102,11 @@ constexpr const kv_layout& kv_layout::checked() const {
     if (!is_there && is_said) throw argument_error(text);
   };
   check_owner(has_values, value_scales.group != paging::scale_group::none,
-              "kv_layout: value_scales without values; say has_values, or no scales");
+              "kv_layout: value_scales without values; set has_values, or leave out the scales");
   check_owner(has_values, value_element.has_value(),
-              "kv_layout: value_element without values; say has_values, or no value_element");
+              "kv_layout: value_element without values; set has_values, or leave out value_element");
   check_owner(index_dim != 0, index_scales.group != paging::scale_group::none,
-              "kv_layout: index_scales without index keys; say index_dim, or no scales");
+              "kv_layout: index_scales without index keys; set index_dim, or leave out the scales");
   detail::check_part(*this);
   std::uint64_t bytes = 0;
   for (std::uint32_t p = 0; p < planes(); ++p) {

@@ -1,5 +1,5 @@
 /// @file
-/// Several doubly linked lists over the same items, each item in one of them at most.
+/// Several doubly linked lists over the same items; each item is in at most one of them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `lists` lists over items 0 to `items` - 1. Every operation O(1); 8 bytes an item and 8 a list.
+/// `lists` lists over items 0 to `items` - 1. Every operation is O(1); 8 bytes per item and 8 per list.
 class page_lists {
  public:
   page_lists(std::uint64_t items, std::uint64_t lists, const metadata_source& source, const char* what)
@@ -23,7 +23,7 @@ class page_lists {
   [[nodiscard]] std::uint32_t front(std::size_t list) const noexcept { return ends_[list].next; }
   [[nodiscard]] bool empty(std::size_t list) const noexcept { return front(list) == no_index; }
 
-  /// The item behind `item` in its list, or `no_index`.
+  /// Returns the item behind `item` in its list, or `no_index`.
   [[nodiscard]] std::uint32_t next(std::uint32_t item) const noexcept { return nodes_[item].next; }
 
   /// @pre `item` is in no list.

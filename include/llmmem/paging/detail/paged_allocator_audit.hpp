@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of paged_allocator.hpp: the proof of its invariants. Included by paged_allocator_body.hpp alone.
+/// Bodies of paged_allocator.hpp: the proof of its invariants. Only paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/paged_allocator.hpp>
@@ -18,7 +18,7 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
   for (const std::string& each : followers_.audit([this](block_id block) { return index_.contains(block); }))
     found.push_back(name() + ": " + each);
 
-  // Who holds what, counted anew from the tables and the queue.
+  // Recounts the holders of each block from the tables and the queue.
   std::vector<std::uint64_t> held(most_physical_blocks());
   std::uint64_t tokens = 0;
   std::uint64_t table_blocks = 0;
@@ -31,9 +31,9 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
     table_blocks += sequence.blocks;
     if (sequence.blocks > max_table_blocks_) {
       found.push_back(name() + ": sequence " + std::to_string(slot) + " holds " +
-                      std::to_string(sequence.blocks) + " blocks, the longest table has " +
-                      std::to_string(max_table_blocks_));
-      return found;  // what lies behind a table is another's
+                      std::to_string(sequence.blocks) +
+                      " blocks, more than the longest table: " + std::to_string(max_table_blocks_));
+      return found;  // entries behind a table belong to another sequence
     }
     if (sequence.committed > sequence.blocks || sequence.keyed > sequence.tokens / block_tokens_) {
       found.push_back(name() + ": sequence " + std::to_string(slot) + " counts " +
@@ -74,12 +74,12 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
       listed[slot] = true;
     } else {
       found.push_back(name() + ": the free slots name sequence " + std::to_string(slot) +
-                      ", which is alive, named twice or none");
+                      ", which is alive, named twice or does not exist");
     }
   }
   if (pool_.idle() > max_idle_blocks_) {
     found.push_back(name() + ": " + std::to_string(pool_.idle()) + " blocks are idle, at most " +
-                    std::to_string(max_idle_blocks_) + " may be");
+                    std::to_string(max_idle_blocks_) + " are allowed");
   }
   if (alive != records_.size() - free_slot_count_ || tokens != counters_.tokens ||
       table_blocks != counters_.table_blocks) {

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: growing many sequences at once, and what is done when blocks run short.
-/// Included by paged_allocator_body.hpp alone.
+/// Bodies of paged_allocator.hpp: growing many sequences at once, and what happens when blocks run short.
+/// Only paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -35,12 +35,12 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const paging::growt
     if (records_[slot].tokens_known) fill(slot, grown->first, each.tokens);
     if (each.untold != 0) records_[slot].tokens_known = false;
   }
-  warn_if_low(before);  // last: whoever is warned may change everything
+  warn_if_low(before);  // last, because the callback may change everything
   return {};
 }
 
-/// Blocks that all of `batch` takes together. Of k sequences that share their last block, all but the last to
-/// hold it copy: references are dropped while counting, as growing would drop them, and put back.
+/// Counts the blocks that all of `batch` takes together. Of k sequences that share their last block, all but
+/// the last holder copy it. So counting drops references as growing would, then restores them.
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const paging::growth> batch) noexcept {
   ++batches_;
@@ -77,7 +77,7 @@ result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const pagin
   return needed;
 }
 
-/// Whether somebody made blocks available.
+/// Whether the callback made blocks available.
 template <class Traits>
 bool paged_allocator<Traits>::relieve(std::uint64_t needed) noexcept {
   if (pressure_.call == nullptr) return false;

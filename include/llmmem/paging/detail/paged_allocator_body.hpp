@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: construction, the life of a sequence, growth. Included by it alone.
+/// Bodies of paged_allocator.hpp: construction, creation and release of sequences, growth. Only
+/// paged_allocator.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -13,7 +14,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Blocks that `tokens` tokens fill or begin.
+/// Returns the number of blocks that `tokens` tokens fill or begin.
 [[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_tokens) noexcept {
   return tokens / block_tokens + (tokens % block_tokens != 0 ? 1 : 0);
 }
@@ -22,21 +23,21 @@ namespace detail {
   return a < b ? a : b;
 }
 
-/// Blocks there may ever be.
+/// The most blocks that there may ever be.
 [[nodiscard]] constexpr std::uint64_t most_blocks(const paged_options& options) noexcept {
   return options.most_blocks > options.blocks ? options.most_blocks : options.blocks;
 }
 
-/// Entries of the longest block table.
+/// The number of entries of the longest block table.
 [[nodiscard]] constexpr std::uint64_t table_blocks(const paged_options& options) noexcept {
   return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), most_blocks(options));
 }
 
-/// The pool that `options` ask for, once every number in them, and every product, can be worked with.
+/// Returns the options of the pool after checking every number and every product in `options`.
 [[nodiscard]] inline block_pool_options checked_pool_options(const paged_options& options) {
   if (options.block_tokens == 0 || options.block_tokens > max_block_tokens) {
     throw length_error(options.name + ": blocks of " + std::to_string(options.block_tokens) +
-                       " tokens; allowed are 1 to " + std::to_string(max_block_tokens));
+                       " tokens; use 1 to " + std::to_string(max_block_tokens));
   }
   if (options.max_sequences == 0)
     throw length_error(options.name + ": max_sequences is 0; at least 1 is needed");
@@ -54,7 +55,7 @@ namespace detail {
   return pool;
 }
 
-/// One slot for each block, the null block among them.
+/// One slot per block, including the null block.
 [[nodiscard]] inline slot_count eviction_slots(const paged_options& options) {
   static_cast<void>(checked_pool_options(options));
   return slot_count{most_blocks(options) + 1};
@@ -103,7 +104,7 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
 
-// The life of a sequence
+// Creation and release of sequences
 
 template <class Traits>
 result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept {
@@ -219,7 +220,8 @@ result<std::uint64_t> paged_allocator<Traits>::resize(std::uint64_t blocks) noex
   const std::uint64_t cached = index_.size();
   const auto retiring = pool_.resize(blocks, forget_evicted());
   if (!retiring) return retiring;
-  // Blocks above the end have lost their contents: nothing may be cached behind them until they are again.
+  // Blocks above the end have lost their contents: nothing may be cached behind them until they are cached
+  // again.
   if (index_.size() != cached) ++cuts_;
   warn_if_low(before);
   return retiring;
@@ -235,7 +237,7 @@ result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
   const std::uint64_t before = pool_.available();
   const auto grown = grow(sequence.slot, tokens.size(), *required);
   if (grown && at(sequence).tokens_known) fill(sequence.slot, grown->first, tokens);
-  warn_if_low(before);  // last: whoever is warned may change everything
+  warn_if_low(before);  // last, because the callback may change everything
   return grown;
 }
 
@@ -258,7 +260,7 @@ result<void> paged_allocator<Traits>::check_length(std::uint32_t slot, std::uint
   return refusal(errc::sequence_full, slot, wanted, max_sequence_tokens_);
 }
 
-/// Blocks that `count` tokens more would take, the one that a copy on write brings included.
+/// Returns the blocks that `count` more tokens would take, including the one for a copy on write.
 template <class Traits>
 typename paged_allocator<Traits>::need paged_allocator<Traits>::needed_for(
     std::uint32_t slot, std::uint64_t count) const noexcept {
@@ -270,7 +272,7 @@ typename paged_allocator<Traits>::need paged_allocator<Traits>::needed_for(
   return {.blocks = total - sequence.blocks + (copies ? 1 : 0), .copies = copies};
 }
 
-/// Ensures that blocks for `count` more tokens are available, and says what they are for.
+/// Ensures that blocks for `count` more tokens are available, and returns their purpose.
 template <class Traits>
 result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_room(
     sequence_id sequence, std::uint64_t count) noexcept {
@@ -279,15 +281,15 @@ result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_roo
     if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
     const need required = needed_for(sequence.slot, count);
     if (required.blocks <= pool_.available()) return required;
-    if (collect() != 0) continue;  // what came back may be blocks, or the reason to copy
-    // Whoever relieves may change everything, this sequence too, and the reason to copy.
+    if (collect() != 0) continue;  // collected references may be the missing blocks, or the reason to copy
+    // The pressure callback may change everything: this sequence too, and the reason to copy.
     if (relieve(required.blocks)) continue;
     if (check(sequence) && needed_for(sequence.slot, count).blocks < required.blocks) continue;
     return refusal(errc::out_of_blocks, 0, required.blocks, pool_.available());
   }
 }
 
-/// @pre `required` is what `needed_for` says, and the pool has it.
+/// @pre `required` is the result of `needed_for`, and the pool has it.
 template <class Traits>
 result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
                                                     const need& required) noexcept {
@@ -300,7 +302,7 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   const std::uint64_t more = total - sequence.blocks;
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
 
-  // A copy's block comes behind the new ones, so that those stand in the order they were given out.
+  // A copy's block follows the new ones, so that those are in order of allocation.
   const std::span<block_id> fresh(&table[sequence.blocks], required.blocks);
   const block_id beside = last == nullptr ? null_block : *last;
   if (const auto done = pool_.allocate(fresh, forget_evicted(), beside); !done) return done.error();
@@ -310,11 +312,11 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
     *last = out.copy.destination;
     ++counters_.copies;
   } else if (used != 0 && index_.contains(*last) && index_.tokens(*last) > used) {
-    // Cached contents are about to be overwritten (the sequence was truncated into them), and nobody shares
-    // them.
+    // Cached contents are about to be overwritten (the sequence was truncated into them), and no other
+    // sequence shares them.
     drop_contents(*last);
   }
-  // What is cached of the last block is not what it will hold.
+  // The cached contents of the last block are not its future contents.
   if (used != 0 && sequence.committed == sequence.blocks) --sequence.committed;
   sequence.blocks = static_cast<std::uint32_t>(total);
   sequence.tokens += count;
@@ -357,7 +359,7 @@ result<void> paged_allocator<Traits>::truncate(sequence_id sequence, std::uint64
   if (tokens > at(sequence).tokens)
     return refusal(errc::past_the_end, sequence.slot, tokens, at(sequence).tokens);
   const auto gone = blocks(sequence).subspan(detail::blocks_for(tokens, block_tokens_));
-  static_cast<void>(pool_.release(gone));  // cannot fail: this sequence held them
+  static_cast<void>(pool_.release(gone));  // cannot fail: this sequence holds them
   shorten(sequence.slot, tokens);
   trim_idle();
   return {};
@@ -375,8 +377,8 @@ result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::
   return {};
 }
 
-/// Forgets all but the first `tokens` tokens; the references to the blocks behind them are somebody else's
-/// now.
+/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks behind
+/// them.
 template <class Traits>
 void paged_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
   rewind_chain(slot, tokens);
@@ -394,19 +396,19 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   const auto full = static_cast<std::uint32_t>(tokens / block_tokens_);
   const auto used = static_cast<std::size_t>(tokens % block_tokens_);
   if (full < sequence.committed) {
-    // Which cached block stands for the new last one is not recorded; the next commit finds out from the
+    // The cached block that is equal to the new last one is not recorded; the next commit finds it from the
     // start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
   if (tokens == 0) begin_again(sequence);
   if (tokens <= std::uint64_t{sequence.sound} * block_tokens_) sequence.sound = ~0U;
   if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
-  // What comes there is asked for anew.
+  // The admission policy is asked again for what follows.
   if (full < sequence.asked) sequence.asked = full;
   if (full <= sequence.refused_from) sequence.refused_from = ~0U;
   if (full >= sequence.keyed) {
     if (full == sequence.keyed && used == 0)
-      sequence.tokens_known = true;  // nothing is left that was not told
+      sequence.tokens_known = true;  // no token without a known value is left
     return;
   }
   const block_id cut = row(slot)[full];

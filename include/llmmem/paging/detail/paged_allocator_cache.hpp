@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of paged_allocator.hpp: what is cached and found. Included by paged_allocator_body.hpp alone.
+/// Bodies of paged_allocator.hpp: caching and lookup. Only paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -49,7 +49,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   const std::uint64_t before = pool_.available();
   ++counters_.matches;
   counters_.requested_blocks += prompt.keys.size();
-  // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
+  // Lookups are independent here: each prefetches a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
   match_result out;
   for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
@@ -67,11 +67,11 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   return found_so_far(sequence.slot, out, before);
 }
 
-/// Calls `visit(block, key)` for each cached full block of the prefix, in order, until it says no.
+/// Calls `visit(block, key)` for each cached full block of the prefix, in order, until it returns false.
 ///
-/// Keys are made, and their lines of the index asked for, ahead of the lookups: none at the first block, then
-/// the more the longer the prefix goes on, so that a prompt of which nothing is cached costs no hash too
-/// many, any other at most three.
+/// Keys are computed, and their lines of the index prefetched, ahead of the lookups: none at the first block,
+/// then more the longer the prefix continues. So a prompt that is not cached costs no extra hash, any other
+/// at most three.
 template <class Traits>
 template <class Visit>
 void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
@@ -114,8 +114,8 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
-/// What policies are told of the contents of `holder`, behind those of `parent`, in a chain of `chain`
-/// blocks; nothing where none of them listens.
+/// Returns the facts given to policies about the contents of `holder`, behind those of `parent`, in a chain
+/// of `chain` blocks; nothing if no policy uses them.
 template <class Traits>
 access_hint paged_allocator<Traits>::placed(const access_hint& told, const record& sequence, block_id holder,
                                             block_id parent, std::uint64_t position,
@@ -132,7 +132,7 @@ access_hint paged_allocator<Traits>::placed(const access_hint& told, const recor
   return hint;
 }
 
-/// Adds a cached block to a sequence; not one that has all the references there may be.
+/// Adds a cached block to a sequence, unless the block has the maximum number of references.
 template <class Traits>
 bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const access_hint& hint,
                                    std::uint64_t chain) noexcept {
@@ -156,7 +156,7 @@ match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, match_res
   counters_.table_blocks += sequence.blocks;
   counters_.hit_tokens += out.tokens;
   counters_.hit_blocks += out.blocks;
-  warn_if_low(before);  // idle blocks that are shared are available no more
+  warn_if_low(before);  // shared idle blocks are no longer available
   return out;
 }
 
@@ -174,7 +174,8 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   return commit_tokens(sequence.slot, detail::lesser(written, writer.limit));
 }
 
-/// Caches the full blocks of the first `written` tokens that can be; says how many were not cached before.
+/// Caches the full blocks of the first `written` tokens that can be cached; returns how many are newly
+/// cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept {
   record& writer = records_[slot];
@@ -203,8 +204,8 @@ std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::ui
   return registered;
 }
 
-/// Caches `block` after the sequence's last committed block, whose contents `parent` holds, unless
-/// its contents already are; says which, and where they are now.
+/// Caches `block` after the sequence's last committed block, whose contents `parent` holds, unless its
+/// contents are cached already; returns which case, and where the contents are now.
 template <class Traits>
 typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::uint32_t slot, block_id block,
                                                                           block_id parent) noexcept {
@@ -223,7 +224,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
       }
       return {.is_new = false, .holder = *existing};
     }
-    if (*existing == block) {  // cached behind contents that are gone: now behind those in their place
+    if (*existing == block) {  // cached behind dropped contents: now behind their replacement
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
       followers_.relink(block, parent);
@@ -234,10 +235,10 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
   const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
   if (!admits(sequence, hint, block_tokens_)) return {};
   if (existing) {
-    // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
+    // The same key for other contents, or for a child of a dropped parent: it can no longer be matched.
     drop_contents(*existing);
     ++counters_.replaced;
-    if (parent != null_block && !index_.contains(parent)) return {};  // it stood behind what had to go
+    if (parent != null_block && !index_.contains(parent)) return {};  // it was behind a dropped block
   }
   verification_.enrol(block, sequence.parent, sequence.context);
   const block_key before =
@@ -304,14 +305,14 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       }
       drop_contents(*existing);  // the same key in another context
       ++counters_.replaced;
-      if (parent != null_block && !index_.contains(parent)) break;  // it stood behind what had to go
+      if (parent != null_block && !index_.contains(parent)) break;  // it was behind a dropped block
     }
     if (pool_.is_retiring(block)) break;
     if (!index_.contains(block) || index_.tokens(block) < part) {
       access_hint hint = hint_at(i).first;
       if (parent != null_block) hint.parent = slot_id{to_index(parent)};
       if (!admits(writer, hint, part)) break;
-      // The key of fewer tokens makes way for that of the block as it stands now.
+      // The key of the whole block as it stands now replaces the key of fewer tokens.
       if (index_.contains(block)) drop_contents(block);
       if (parent != null_block && !index_.contains(parent)) break;
       index_.stage(contents.keys[i], block);
@@ -327,7 +328,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     parent = block;
   }
   ask_on(writer, contents.keys.size(), hint_at);
-  // A key of fewer tokens than its block holds makes way for that of more, when it comes.
+  // A later key of more tokens replaces a key of fewer tokens than its block holds.
   if (writer.committed == contents.keys.size() && contents.tokens % block_tokens_ != 0 &&
       contents.tokens < writer.tokens) {
     --writer.committed;
@@ -335,7 +336,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   return registered;
 }
 
-/// From now on the sequence is known by keys alone: its blocks' own keys may have made way for those.
+/// Marks the sequence as known by keys alone: those keys may have replaced its blocks' own keys.
 template <class Traits>
 void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   if (sequence.keyed != 0) {
@@ -346,8 +347,8 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   sequence.tokens_known = false;
 }
 
-/// The next commit looks at all blocks again where cached contents may be gone that the sequence's own stand
-/// behind: somebody's, given up while they were in use, or those elsewhere that blocks of it were equal to.
+/// Makes the next commit examine all blocks again if cached contents before the sequence's own may have been
+/// dropped: contents dropped while in use, or blocks elsewhere that were equal to its own.
 template <class Traits>
 void paged_allocator<Traits>::look_again_if_stale(record& sequence) noexcept {
   if (is_stale(sequence)) sequence.recommit_from(0);
@@ -355,7 +356,7 @@ void paged_allocator<Traits>::look_again_if_stale(record& sequence) noexcept {
   sequence.evictions = pool_.evictions();
 }
 
-/// Caches what the sequence has committed by tokens and is cached nowhere any more.
+/// Caches what the sequence has committed by tokens and is no longer cached anywhere.
 template <class Traits>
 void paged_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: moving blocks that are in use, and keeping them where they are. Included by
-/// paged_allocator_body.hpp alone.
+/// Bodies of paged_allocator.hpp: moving blocks that are in use, and pinning them. Only
+/// paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -29,7 +29,7 @@ template <class Traits>
 template <move_copier Copy>
 result<std::uint64_t> paged_allocator<Traits>::compact(std::span<const block_move> moves, Copy&& copy,
                                                        std::size_t group) {
-  // By source; null_block: it stays. Taken before anything changes.
+  // By source; null_block: it stays. Allocated before anything changes.
   detail::fixed_array<block_id> moved_to(most_physical_blocks(), null_block, metadata_,
                                          "compact: new places");
   if (const auto fit = check_moves(moves, moved_to); !fit) return fit.error();
@@ -85,7 +85,7 @@ result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> mo
   const auto is_block = [&](block_id block) noexcept {
     return block != null_block && to_index(block) < seen.size();
   };
-  // Every place may be named once: a mark is the block itself.
+  // Every block may be named at most once: its mark is the block itself.
   for (; looked < moves.size(); ++looked) {
     const auto [source, destination] = moves[looked];
     const bool is_known = is_block(source) && is_block(destination) && source != destination;
@@ -104,7 +104,7 @@ result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> mo
   return {};
 }
 
-/// Everything that names a source names its destination from now on.
+/// Makes everything that names a source name its destination.
 template <class Traits>
 void paged_allocator<Traits>::relocate(std::span<const block_move> moves,
                                        const detail::fixed_array<block_id>& moved_to) noexcept {

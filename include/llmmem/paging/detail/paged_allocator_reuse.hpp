@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: beginnings of blocks, equal blocks, retention and admission. Included by it
-/// alone.
+/// Bodies of paged_allocator.hpp: partial reuse, equal blocks, retention and admission. Only
+/// paged_allocator.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Adds the longest beginning of `rest` that a cached block has, if there is a block for it.
+/// Adds the longest beginning of `rest` that a cached block has, if a block is available for it.
 template <class Traits>
 void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const token_id> rest,
                                              match_result& out) noexcept {
@@ -26,7 +26,7 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id block = followers_.first(parent);
   for (std::uint32_t left = partial_type::most_compared; left != 0 && block != null_block && length < most;
        --left, block = followers_.next(block)) {
-    if (index_.tokens(block) != block_tokens_) continue;  // what lies behind them may be overwritten
+    if (index_.tokens(block) != block_tokens_) continue;  // tokens behind them may be overwritten
     if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
@@ -80,8 +80,8 @@ result<std::uint64_t> paged_allocator<Traits>::deduplicate_after(sequence_id seq
   return replaced;
 }
 
-/// In groups, each given back as a whole: where one is refused, those before it stay done and are reported,
-/// and the refusal is the answer only if it was the first.
+/// In groups, each released as a whole: if one is refused, the groups before it stay done and are reported,
+/// and the refusal is returned only if it was the first.
 template <class Traits>
 template <class GiveBack>
 result<std::uint64_t> paged_allocator<Traits>::replace_duplicates(std::uint32_t slot,
@@ -149,7 +149,7 @@ result<void> paged_allocator<Traits>::retain(sequence_id sequence, token_range r
   return {};
 }
 
-/// How much block number `block` of a sequence is worth keeping.
+/// Returns how much block number `block` of a sequence is worth keeping.
 template <class Traits>
 retention paged_allocator<Traits>::kept(const record& sequence, std::uint64_t block) const noexcept {
   if constexpr (retains<eviction_type>) {
@@ -177,8 +177,8 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   return true;
 }
 
-/// Shows the policy what lies behind a block that it refused, up to block `end`, each once: what it refuses
-/// today it may know tomorrow.
+/// Shows the policy the blocks behind a refused block, up to block `end`, each once: a policy may admit later
+/// what it refuses today.
 template <class Traits>
 template <class HintAt>
 void paged_allocator<Traits>::ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept {

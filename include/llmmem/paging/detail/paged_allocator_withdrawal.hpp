@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: contents that are withdrawn from the cache, and tokens from the middle of a
-/// sequence. Included by it alone.
+/// Bodies of paged_allocator.hpp: withdrawing contents from the cache, and removing tokens from the middle of
+/// a sequence. Only paged_allocator.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -18,7 +18,7 @@ void paged_allocator<Traits>::begin_again(record& sequence) noexcept {
   sequence.chain = root_of(sequence);
 }
 
-/// Gives up a block whose contents nobody can find any more.
+/// Drops a block whose contents can no longer be found.
 template <class Traits>
 void paged_allocator<Traits>::drop_orphan() noexcept {
   const block_id block = followers_.orphan();
@@ -28,7 +28,7 @@ void paged_allocator<Traits>::drop_orphan() noexcept {
   ++counters_.orphans;
 }
 
-/// Gives up a block and all that is cached behind it; says how many there were.
+/// Drops a block and everything cached behind it; returns how many blocks.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::drop_tree(block_id block) noexcept {
   std::uint64_t dropped = 0;
@@ -96,8 +96,8 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   return dropped;
 }
 
-/// What stands behind an invalid block in a table was computed from it, and is invalid too: for each sequence
-/// that holds it, until no more is found. Says how many blocks were cached.
+/// Blocks behind an invalid block in a table were computed from it, and are invalid too: repeats for each
+/// sequence that holds such a block, until no more is found. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::spread_invalid() noexcept {
   std::uint64_t dropped = 0;
@@ -129,7 +129,7 @@ std::uint64_t paged_allocator<Traits>::prefix_tokens(sequence_id sequence) const
   return detail::lesser(held.tokens, std::uint64_t{held.sound} * block_tokens_);
 }
 
-/// The keys of one call as the index knows them. Valid until the next call.
+/// Returns the keys of one call as the index uses them. Valid until the next call.
 template <class Traits>
 keyed_blocks paged_allocator<Traits>::in_chain(const keyed_blocks& given,
                                                const prefix_context& context) noexcept {
@@ -146,9 +146,9 @@ keyed_blocks paged_allocator<Traits>::in_chain(const keyed_blocks& given,
   }
 }
 
-// From the middle
+// Removal from the middle
 
-/// The range as it can be removed, or why it cannot.
+/// Returns the range if it can be removed, or why it cannot.
 template <class Traits>
 result<token_range> paged_allocator<Traits>::check_removal(sequence_id sequence,
                                                            token_range range) const noexcept {
@@ -176,7 +176,7 @@ result<std::uint64_t> paged_allocator<Traits>::remove(sequence_id sequence, toke
     const auto part =
         blocks(sequence).subspan(static_cast<std::size_t>(gone->first / block_tokens_),
                                  static_cast<std::size_t>((gone->end - gone->first) / block_tokens_));
-    static_cast<void>(pool_.release(part));  // cannot fail: this sequence held them
+    static_cast<void>(pool_.release(part));  // cannot fail: this sequence holds them
     close_up(sequence.slot, *gone);
     trim_idle();
   }
@@ -202,7 +202,7 @@ result<std::uint64_t> paged_allocator<Traits>::remove_after(sequence_id sequence
   return before - at(sequence).blocks;
 }
 
-/// Closes the gap that `range` leaves; the references to its blocks are somebody else's now.
+/// Closes the gap that `range` leaves; the caller has taken over the references to its blocks.
 template <class Traits>
 void paged_allocator<Traits>::close_up(std::uint32_t slot, token_range range) noexcept {
   record& sequence = records_[slot];

@@ -1,5 +1,5 @@
 /// @file
-/// What a paged_allocator knows of one sequence, beside its block table.
+/// A paged_allocator's record of one sequence, in addition to its block table.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,29 +20,29 @@ struct sequence_record {
   std::uint64_t tokens = 0;
   std::uint32_t blocks = 0;      // entries of its block table
   std::uint32_t generation = 0;  // of the slot; odd while a sequence lives in it
-  std::uint32_t keyed = 0;       // leading full blocks whose tokens, and so whose keys, are known
+  std::uint32_t keyed = 0;       // leading full blocks whose tokens, and therefore keys, are known
   std::uint32_t committed = 0;   // leading blocks that are cached, here or as an equal block elsewhere
   bool tokens_known = true;      // whether all tokens behind `keyed` blocks are in the tail
   block_key chain{};             // key of block keyed - 1, or the root's
-  std::uint32_t borrowed = 0;    // how many leading blocks end in the last that is cached elsewhere only
+  std::uint32_t borrowed = 0;    // number of leading blocks up to the last one that is cached only elsewhere
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
-  std::uint64_t cuts = 0;       // the allocator's count of contents given up under somebody, when `committed`
-  std::uint64_t evictions = 0;  // was last known to be right; and of those evicted
-  bool copies = false;          // on write in the batch being counted
-  std::uint32_t refused_from = ~0U;  // the first block that the admission policy did not let in
-  std::uint32_t asked = 0;           // how many leading blocks it has seen
+  std::uint64_t cuts = 0;        // the allocator's count of contents dropped while in use, and its count of
+  std::uint64_t evictions = 0;   // evictions, when `committed` was last known to be right
+  bool copies = false;           // on write in the batch being counted
+  std::uint32_t refused_from = ~0U;  // the first block that the admission policy refused
+  std::uint32_t asked = 0;           // number of leading blocks that the policy has seen
   std::uint64_t batch = 0;           // the last batch that named the sequence
-  std::uint64_t epoch = 0;           // the allocator's when the sequence began to hold tokens
-  /// The first block that does not hold what its prefix has: invalid, or behind removed tokens. None from
-  /// there on is cached.
+  std::uint64_t epoch = 0;           // the allocator's epoch when the sequence began to hold tokens
+  /// The first block that does not hold the contents of its prefix: invalid, or behind removed tokens. None
+  /// from there on is cached.
   std::uint32_t sound = ~0U;
-  std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet: none is cached
+  std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet: not cached
   prefix_context context{};
   request_hints hints{};
 
   [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
 
-  /// Only the first `block` blocks count as cached now; after 0, the next commit looks at all again.
+  /// Makes only the first `block` blocks count as cached; after 0, the next commit examines all again.
   void recommit_from(std::uint32_t block) noexcept {
     committed = block;
     borrowed = borrowed < block ? borrowed : block;
@@ -50,7 +50,7 @@ struct sequence_record {
   }
 };
 
-/// What `retain` was told of a sequence, the latest last.
+/// The arguments of `retain` for a sequence, the latest last.
 struct retained_ranges {
   struct entry {
     token_range range{};
@@ -66,7 +66,7 @@ struct retained_ranges {
     entries[count++] = {range, keep};
   }
 
-  /// Tokens `gone` were removed from the middle: what lay behind them has lower positions now.
+  /// Records that tokens `gone` were removed from the middle: those behind them move to lower positions.
   void close_up(token_range gone) noexcept {
     const auto moved = [&](std::uint64_t position) noexcept {
       if (position <= gone.first || position == token_range{}.end) return position;

@@ -1,5 +1,5 @@
 /// @file
-/// A prefix index that is searched without locks while blocks come and go.
+/// A prefix index that is searched without locks while blocks are added and removed.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,29 +18,28 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A hash table of cache lines: seven words, each 32 bits of a key and a block, and the number of blocks that
-/// went on to a later line because this one was full. A word never moves: it is set once and cleared once, so
-/// a search that runs beside changes finds what was there all the time, and there are no tombstones.
+/// A hash table of cache lines: seven words, each with 32 bits of a key and a block, and the number of blocks
+/// that overflowed to a later line because this one was full. A word never moves: it is set once and cleared
+/// once, so a concurrent search finds everything that was present all the time, and there are no tombstones.
 ///
-/// A word is a hint. Its block may have been evicted, and even reused, before the searcher gets to it: who
-/// searches takes a reference and then looks at the block itself. Equal keys of different blocks may stand
-/// side by side.
+/// A word is a hint. Its block may have been evicted, and even reused, before the searcher reaches it: the
+/// searcher takes a reference and then checks the block itself. Equal keys of different blocks may coexist.
 ///
-/// @par Complexity   expected O(1), lines less than half full; 21 bytes a block.
-/// @par Thread safety   `find` beside everything, without waiting; `erase` beside everything, each block by
-///      one thread; `insert` beside everything but another `insert`. All accesses are relaxed: what orders
-///      them is the state of the block they lead to.
+/// @par Complexity   expected O(1), lines less than half full; 21 bytes per block.
+/// @par Thread safety   `find` may run concurrently with everything, without waiting; so may `erase`, each
+///   block by one thread; `insert` with everything except another `insert`. All accesses are relaxed: the
+///   state of the block that they lead to orders them.
 class shared_index {
  public:
   shared_index(std::uint64_t blocks, const metadata_source& source)
       : lines_(blocks / (slots / 2) + 1), words_(lines_ * words_a_line, 0, source, "shared_index: table") {}
 
-  /// Calls `take(block)` for blocks whose key may be `key` until it returns true; says which block that was,
-  /// or `null_block`.
+  /// Calls `take(block)` for blocks whose key may be `key` until it returns true; returns that block, or
+  /// `null_block`.
   template <class Take>
   [[nodiscard]] block_id find(const block_key& key, Take&& take) const noexcept {
     std::uint64_t line = home(key);
-    // Somebody may have gone on from every line of a small table: then the search ends where it began.
+    // Blocks may have overflowed from every line of a small table: then the search ends where it began.
     for (std::uint64_t left = lines_; left > 0; --left, line = next(line)) {
       for (std::size_t slot = 0; slot < slots; ++slot) {
         const std::uint64_t word = words_[at(line, slot)].load(std::memory_order_relaxed);
@@ -79,7 +78,7 @@ class shared_index {
     }
   }
 
-  /// Blocks in the index, and blocks that went on, once for each line: both exact while nothing changes.
+  /// Blocks in the index, and overflows, counted once per line: both exact while nothing changes.
   struct census {
     std::uint64_t present = 0;
     std::uint64_t gone_on = 0;
@@ -94,7 +93,8 @@ class shared_index {
     return found;
   }
 
-  /// How many lines a block goes on from, from its key's first. @pre it is in the index, which stands still.
+  /// Returns how many lines a block is from its key's first line. @pre it is in the index, which does not
+  /// change.
   [[nodiscard]] std::uint64_t distance(const block_key& key, block_id block) const noexcept {
     for (std::uint64_t line = home(key), gone = 0;; line = next(line), ++gone) {
       for (std::size_t slot = 0; slot < slots; ++slot) {
@@ -109,7 +109,7 @@ class shared_index {
 
  private:
   static constexpr std::size_t slots = 7;
-  static constexpr std::size_t words_a_line = slots + 1;  // a cache line; the last counts who went on
+  static constexpr std::size_t words_a_line = slots + 1;  // a cache line; the last word counts overflows
   static constexpr std::uint64_t empty = 0;               // no block: the null block is never inserted
 
   [[nodiscard]] static std::uint32_t tag_of(const block_key& key) noexcept {
@@ -119,7 +119,7 @@ class shared_index {
     return std::uint64_t{tag_of(key)} << 32 | to_index(block);
   }
 
-  // Maps 32 bits evenly onto any number of lines without a division (Lemire 2019).
+  // Maps 32 bits evenly to any number of lines without a division (Lemire 2019).
   [[nodiscard]] std::uint64_t home(const block_key& key) const noexcept {
     return ((key.high >> 32) * lines_) >> 32;
   }

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: what is counted and proved. Included by shared_prefix_cache_body.hpp
-/// alone.
+/// Bodies of shared_prefix_cache.hpp: counts and the proof of its invariants. Only
+/// shared_prefix_cache_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/shared_prefix_cache.hpp>
@@ -58,21 +58,21 @@ std::vector<std::string> shared_prefix_cache<Traits>::audit() const {
     if (at.parent == null_block) continue;
     ++children[to_index(at.parent)];
     if (!state(at.parent).is_cached()) {
-      say(i, "comes behind block " + std::to_string(to_index(at.parent)) + ", which is not cached");
+      say(i, "follows block " + std::to_string(to_index(at.parent)) + ", which is not cached");
     }
   }
   for (std::uint32_t i = 1; i <= blocks(); ++i) {
     const std::uint32_t references = state(block_id{i}).references();
     if (references < children[i]) {
       say(i, "has " + std::to_string(references) + " references, " + std::to_string(children[i]) +
-                 " cached blocks come behind it");
+                 " cached blocks follow it");
     }
   }
   const auto in_index = index_.count();
   if (in_index.present != cached || in_index.gone_on != gone_on) {
     found.push_back(name_ + ": the index holds " + std::to_string(in_index.present) + " blocks, " +
                     std::to_string(cached) + " are cached; it counts " + std::to_string(in_index.gone_on) +
-                    " gone on, there are " + std::to_string(gone_on));
+                    " overflows, there are " + std::to_string(gone_on));
   }
   if (free != free_.size()) {
     found.push_back(name_ + ": counts " + std::to_string(free_.size()) + " free blocks, there are " +

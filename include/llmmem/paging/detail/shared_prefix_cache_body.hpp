@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: what is found, held and committed. Included by it alone.
+/// Bodies of shared_prefix_cache.hpp: lookup, references and commit. Only shared_prefix_cache.hpp includes
+/// it.
 #pragma once
 
 #include <llmmem/detail/owner_tag.hpp>
@@ -15,7 +16,7 @@ namespace detail {
 
 [[nodiscard]] inline std::uint64_t checked_shared(const shared_prefix_options& options) {
   const auto bad = [&](const char* what, std::uint64_t value, std::uint64_t most) {
-    return length_error(options.name + ": " + what + " " + std::to_string(value) + ", allowed are 1 to " +
+    return length_error(options.name + ": " + what + " " + std::to_string(value) + "; use 1 to " +
                         std::to_string(most));
   };
   if (options.blocks == 0 || options.blocks > max_blocks) throw bad("blocks", options.blocks, max_blocks);
@@ -25,7 +26,7 @@ namespace detail {
   return options.blocks;
 }
 
-/// `lock` from here to the end of the block; <mutex> has more than that.
+/// Holds `lock` from here to the end of the block; <mutex> would include more than that.
 template <class Mutex>
 class turn {
  public:
@@ -53,7 +54,7 @@ shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& op
       eighth_(options.blocks < 8 ? 1 : options.blocks / 8),
       full_age_(options.blocks < 8 ? static_cast<std::uint32_t>(options.blocks) : 8) {
   owner_ = detail::owner_tag(&states_);
-  // Each shard gets a range of its own, the lowest ids on top.
+  // Each shard gets its own range, the lowest ids on top.
   const std::uint64_t each = (options.blocks + options.shards - 1) / options.shards;
   for (std::uint64_t block = options.blocks; block > 0; --block) {
     const block_id freed{static_cast<std::uint32_t>(block)};
@@ -63,8 +64,8 @@ shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& op
 
 // References
 
-/// Takes a reference to a cached block, whatever it holds now: the caller looks at it then, and can rely on
-/// what it sees.
+/// Takes a reference to a cached block, whatever it holds now: the caller then examines it, and can rely on
+/// the result.
 template <class Traits>
 bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   const auto word = states_[to_index(block)];
@@ -80,8 +81,8 @@ bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   }
 }
 
-/// Takes it back, as if it had not been; says whether the block is idle now. The block is cached: it cannot
-/// become free by this.
+/// Undoes that reference; returns whether the block is idle now. The block is cached, so this cannot make it
+/// free.
 template <class Traits>
 bool shared_prefix_cache<Traits>::unpin(block_id block) noexcept {
   steps::point();
@@ -90,10 +91,11 @@ bool shared_prefix_cache<Traits>::unpin(block_id block) noexcept {
   return before.references() == 1;
 }
 
-/// A block with exactly these contents behind `parent`, which the caller holds; with a reference.
+/// Finds a block with exactly these contents behind `parent`, which the caller holds; takes a reference to
+/// it.
 ///
-/// A block that is cached keeps a reference to the one before it. So if it says that `parent` comes before
-/// it, that is the block that the caller holds, in the same life.
+/// A cached block keeps a reference to the one before it. So if it names `parent` as that block, it is the
+/// block that the caller holds, in the same generation.
 template <class Traits>
 block_id shared_prefix_cache<Traits>::find_and_pin(const block_key& key, std::span<const token_id> part,
                                                    block_id parent, const prefix_context& context) noexcept {
@@ -118,8 +120,8 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   const std::size_t full = tokens.size() / block_tokens_;
   const std::size_t limit = full < out.size() ? full : out.size();
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
-  // A key ahead: an exchange keeps the processor from looking further by itself, so what the next search
-  // reads is asked for before it.
+  // Computes one key ahead: an exchange stops the processor's speculation, so the next search's data is
+  // prefetched before it.
   block_key key = limit == 0 ? block_key{} : hash_.chain(found.end.key, part(0));
   for (std::size_t i = 0; i < limit; ++i) {
     block_key next{};
@@ -140,7 +142,8 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   return found;
 }
 
-/// Whether somebody holds the block, whose word was `seen`: that of the null block if it is none of ours.
+/// Checks that the block, whose word was `seen`, is held; for an id that is not of this cache, `seen` is the
+/// null block's word.
 template <class Traits>
 result<void> shared_prefix_cache<Traits>::check(block_id block, detail::shared_state seen) const noexcept {
   if (seen.references() != 0) return {};
@@ -193,8 +196,7 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
   for (std::size_t i = names.size(); i-- > 0;) {
     const block_id block = id_of(names[i]);
     const auto word = word_of(block);
-    // Acquires what other holders did before they released, in case this call is left with the last
-    // reference.
+    // Acquires what other holders did before they released, in case this call drops the last reference.
     std::uint64_t expected = word.load(std::memory_order_acquire);
     for (;;) {
       const detail::shared_state seen(expected);
@@ -205,13 +207,13 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
       const detail::shared_state next = seen.without_reference(now);
       steps::point();
       if (seen.references() == 1 && !seen.is_cached()) {
-        // Nobody else can come by it: no exchange is needed.
+        // No other thread can reach the block: no exchange is needed.
         word.store(next.word(), std::memory_order_relaxed);
         freed[--first_freed] = block;
         if (first_freed == 0) push_freed();
         break;
       }
-      // Releases what the caller read and wrote to whoever evicts the block, or frees it.
+      // Releases what the caller read and wrote to the thread that evicts or frees the block.
       if (word.compare_exchange_weak(expected, next.word(), std::memory_order_release,
                                      std::memory_order_acquire)) {
         break;
@@ -224,7 +226,8 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
 
 // Commit
 
-/// Caches a private block behind `after`, to whose block somebody holds on. False: it cannot be.
+/// Caches a private block behind `after`, whose block is held by the caller or by `commit`. Returns false if
+/// it cannot.
 template <class Traits>
 bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end& after, const block_key& key,
                                                  std::span<const token_id> part) noexcept {
@@ -234,7 +237,7 @@ bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end
   entries_[to_index(block)] = {.key = key, .parent = after.block};
   index_.insert(key, block);
   steps::point();
-  // From here on it may be found: releases all that was written into it, here and by the caller.
+  // From here on it may be found: releases everything written into it, by this call and by the caller.
   states_[to_index(block)].fetch_or(detail::shared_state::cached_bit, std::memory_order_release);
   return true;
 }
@@ -251,14 +254,14 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
   const detail::turn<mutex_type> writing(mutex_);
   shared_commit out{.end = after};
   chain_end& end = out.end;
-  // `end.block` is held throughout, so that what comes behind it comes behind that life of it.
+  // `end.block` is held throughout, so the blocks that follow it follow that generation of it.
   if (!is_ours(end.block) && end.block != null_block) {
     return refusal(errc::foreign_handle, to_index(end.block), 0, 0);
   }
   if (end.block != null_block) {
     const bool pinned = pin(end.block);
     const std::uint32_t generation = state(end.block).generation();
-    // The key: that the end is one of this cache's, and not of another with a block of the same number.
+    // The key proves that the end belongs to this cache, and not to another with a block of the same number.
     if (!pinned || generation != end.generation || entries_[to_index(end.block)].key != end.key) {
       if (pinned) unpin(end.block);
       return refusal(errc::stale_handle, to_index(end.block), end.generation, generation);

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: how blocks become free, and are given out. Included by
-/// shared_prefix_cache_body.hpp alone.
+/// Bodies of shared_prefix_cache.hpp: how blocks become free, and are allocated. Only
+/// shared_prefix_cache_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -13,23 +13,23 @@ inline namespace v0 {
 
 // Eviction
 
-/// Makes an idle block that is old enough the caller's alone.
+/// Claims an idle block that is old enough, so that it belongs to the caller alone.
 template <class Traits>
 bool shared_prefix_cache<Traits>::claim(block_id block, std::uint8_t now, std::uint32_t least_age) noexcept {
   const auto word = states_[to_index(block)];
   const detail::shared_state seen(word.load(std::memory_order_relaxed));
   if (!seen.is_idle()) return false;
-  // Ages just below zero are those of blocks used while another thread was ahead with the hand.
+  // Ages just below zero belong to blocks used while another thread was ahead with the hand.
   const std::uint32_t age = static_cast<std::uint8_t>(now - seen.last_use());
   if (least_age != 0 && (age < least_age || age >= 0x100 - full_age_)) return false;
   steps::point();
   std::uint64_t expected = seen.word();
-  // Acquires what its holders did until they released it. If it fails somebody uses the block: not this one.
+  // Acquires what its holders did until they released it. On failure another thread uses the block: skip it.
   return word.compare_exchange_strong(expected, seen.evicted().word(), std::memory_order_acquire,
                                       std::memory_order_relaxed);
 }
 
-/// Takes a claimed block out of the index; says which block has become idle by that, if one has.
+/// Removes a claimed block from the index; returns the block that becomes idle by that, if any.
 template <class Traits>
 block_id shared_prefix_cache<Traits>::forget(block_id block) noexcept {
   const entry& gone = entries_[to_index(block)];
@@ -40,7 +40,7 @@ block_id shared_prefix_cache<Traits>::forget(block_id block) noexcept {
   return unpin(parent) ? parent : null_block;
 }
 
-/// Claimed blocks become free.
+/// Frees claimed blocks.
 template <class Traits>
 void shared_prefix_cache<Traits>::give_back(std::span<const block_id> evicted, shard_id shard) noexcept {
   for (const block_id block : evicted) {
@@ -73,7 +73,7 @@ std::uint64_t shared_prefix_cache<Traits>::sweep(std::uint64_t count, shard_id s
   };
   block_id next{follow_.exchange(0, std::memory_order_relaxed)};
   for (;;) {
-    // Twice round by age; then, since everything idle has been passed over twice, any.
+    // Two rounds by age; then any block, because every idle block has been skipped twice.
     const std::uint32_t least_age = steps_taken < rounds_by_age * round ? full_age_ : 0;
     while (next != null_block && done < count && claim(next, static_cast<std::uint8_t>(eighths), least_age)) {
       evicted[held++] = next;
@@ -144,8 +144,8 @@ result<void> shared_prefix_cache<Traits>::allocate(std::span<block_id> out, shar
   for (;;) {
     const auto taken = try_allocate(out, shard);
     if (taken) return taken;
-    // What is evicted is free for all: a thread that holds some and lacks others would keep them from those
-    // who lack less.
+    // Evicted blocks are free for all: a thread that held some while lacking others would withhold them from
+    // threads that lack fewer.
     const std::uint64_t free = free_.size();
     const std::uint64_t missing = out.size() > free ? out.size() - free : 1;
     if (sweep(missing, shard, on_evict) == 0) return try_allocate(out, shard);

@@ -1,5 +1,5 @@
 /// @file
-/// What several threads know of one block: eight bytes, changed as one.
+/// The state of one block shared by several threads: eight bytes, changed as one.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,15 +10,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// References, whether the contents are cached, when it was last used, and which life it is in. A value:
-/// threads load it, derive the next one, and exchange the two.
+/// References, whether the contents are cached, the last use, and the generation. A value: threads load it,
+/// derive the next one, and exchange the two.
 ///
 ///     free     no reference, not cached     on a free list, or held by the call that moves it there
-///     private  references, not cached       only its holders know it
+///     private  references, not cached       known only to its holders
 ///     cached   found by match; idle when it has no reference, and then it may be evicted
 ///
-/// The life ends, and the generation rises, when a private block loses its last reference and when an idle
-/// one is evicted. Whoever does the latter leaves one reference, its own: nobody else can come by the block.
+/// The generation rises when a private block loses its last reference and when an idle one is evicted. The
+/// evicting thread leaves one reference, its own, so no other thread can reach the block.
 class shared_state {
  public:
   static constexpr std::uint32_t max_references = (1U << 23) - 1;
@@ -44,14 +44,14 @@ class shared_state {
     return shared_state(word_ + one_reference);
   }
 
-  /// A reference goes at time `now`; that of a private block's last one ends its life.
+  /// Drops a reference at time `now`; dropping the last one of a private block ends its generation.
   [[nodiscard]] constexpr shared_state without_reference(std::uint8_t now) const noexcept {
     const std::uint64_t use = std::uint64_t{now} << use_shift;
     const shared_state next(((word_ - one_reference) & ~use_mask) | use);
     return next.references() == 0 && !next.is_cached() ? next.in_next_life() : next;
   }
 
-  /// An idle block, evicted: the evictor's alone.
+  /// Returns the state of an evicted idle block: it belongs to the evicting thread alone.
   [[nodiscard]] constexpr shared_state evicted() const noexcept {
     return shared_state((word_ & ~cached_bit) + one_reference).in_next_life();
   }

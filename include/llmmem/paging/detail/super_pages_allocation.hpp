@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of super_pages.hpp: which block is given out, and what is given up for it. Included by
-/// super_pages_body.hpp alone.
+/// Bodies of super_pages.hpp: which block is allocated, and which contents are dropped for it. Only
+/// super_pages_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -28,8 +28,7 @@ bool super_page_pool<Eviction>::shortage(std::span<const std::uint64_t> wanted,
   return enough;
 }
 
-/// Whether a page may become one that holds an active block of `group`, and the rest of the allocation still
-/// be had.
+/// Whether a page may receive an active block of `group` while the rest of the allocation remains possible.
 template <eviction_policy Eviction>
 bool super_page_pool<Eviction>::may_open(std::size_t group) const noexcept {
   if (open_pages() == 0) return false;
@@ -73,7 +72,7 @@ result<void> super_page_pool<Eviction>::allocate(std::span<const group_blocks> w
   return {};
 }
 
-/// A block of `group`. @pre the allocation under way can be had.
+/// Takes a block of `group`. @pre the allocation in progress is possible.
 template <eviction_policy Eviction>
 template <class OnEvict>
 block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict) noexcept {
@@ -85,11 +84,11 @@ block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict)
     if (own.open > 1) return take_free(fullest(open_, own.open));
     const bool opens = may_open(group);
     if (opens && own.open != 0) return take_free(fullest(open_, own.open));
-    // Then idle blocks beside active ones go first: no other group could use them, and pages that are left to
-    // them would fill the pool.
+    // Then idle blocks in pages with active ones are evicted first: no other group could use them, and pages
+    // left to them would fill the pool.
     const bool scarce = group_count_ > 1 && own.mixed != 0 && free_page_count_ < pages_.size() / scarce_share;
     if (opens && free_page_count_ != 0 && !scarce) return take_free(assign_page(group));
-    // Contents have to go.
+    // Contents must be dropped.
     const auto victim = evictions_by_group_[group]->victim();
     const block_id block = victim ? block_of(*victim, own) : null_block;
     if (!opens || scarce) {
@@ -122,7 +121,7 @@ void super_page_pool<Eviction>::evict(block_id block, OnEvict& on_evict) noexcep
   ++evictions_;
 }
 
-/// Gives up all that a page keeps. @pre it holds no active block, and an idle one.
+/// Drops everything that a page keeps. @pre it holds no active block, and at least one idle block.
 template <eviction_policy Eviction>
 template <class OnEvict>
 void super_page_pool<Eviction>::empty_page(std::uint32_t page, OnEvict& on_evict) noexcept {
@@ -131,7 +130,7 @@ void super_page_pool<Eviction>::empty_page(std::uint32_t page, OnEvict& on_evict
     evict(block_id{idle_.front(page)}, on_evict);
 }
 
-/// The page that loses the smallest share when it is emptied, or `no_index`.
+/// Returns the page that loses the smallest share when it is emptied, or `no_index`.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::cheapest_page() const noexcept {
   for (std::size_t level = 0; level < idle_levels; ++level) {
@@ -140,7 +139,7 @@ std::uint32_t super_page_pool<Eviction>::cheapest_page() const noexcept {
   return detail::no_index;
 }
 
-/// The cheapest page whose blocks have all been idle for longer than one that is idle since `time`.
+/// Returns the cheapest page whose blocks have all been idle longer than a block idle since `time`.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::page_older_than(std::uint32_t time) const noexcept {
   for (std::size_t level = 0; level < idle_levels; ++level) {

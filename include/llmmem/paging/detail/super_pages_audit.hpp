@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of super_pages.hpp: the proof of its invariants. Included by super_pages_body.hpp alone.
+/// Bodies of super_pages.hpp: the proof of its invariants. Only super_pages_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/super_pages.hpp>
@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Goes through a pool once, counts anew, and collects where the two differ.
+/// Walks a pool once, recounts it, and collects the differences.
 template <eviction_policy Eviction>
 class super_page_pool<Eviction>::auditor {
  public:
@@ -35,7 +35,7 @@ class super_page_pool<Eviction>::auditor {
   }
 
  private:
-  /// What the blocks of a page add up to.
+  /// The totals of the blocks of a page.
   struct page_count {
     std::uint64_t active = 0;
     std::uint64_t idle = 0;
@@ -48,13 +48,13 @@ class super_page_pool<Eviction>::auditor {
   }
   [[nodiscard]] std::uint64_t page_ids() const noexcept { return std::uint64_t{1} << pool_->layout_.shift; }
 
-  /// Whether the free pages are what they say, so that the others can be judged by them.
+  /// Checks the free pages, so that the others can be checked against them.
   bool audit_free_pages() {
     for (std::uint64_t i = 0; i < pool_->free_page_count_; ++i) {
       const std::uint32_t page = pool_->free_pages_[i];
       if (page == 0 || page >= pool_->pages_.size() || is_free_[page] ||
           pool_->pages_[page].group != no_group) {
-        blame("the free pages name " + named(page) + ", which is assigned, named twice or none");
+        blame("the free pages name " + named(page) + ", which is assigned, named twice or does not exist");
         return false;
       }
       is_free_[page] = true;
@@ -62,7 +62,7 @@ class super_page_pool<Eviction>::auditor {
     return true;
   }
 
-  /// One page: its blocks, what it lists of them, and what it adds to its group.
+  /// Checks one page: its blocks, its lists of them, and its contribution to its group.
   void audit_page(std::uint32_t page) {
     const page_record& record = pool_->pages_[page];
     const page_count has = audit_blocks(page);
@@ -110,13 +110,13 @@ class super_page_pool<Eviction>::auditor {
         pool_->evictions_by_group_[page.group]->is_candidate(pool_->slot(block, pool_->groups_[page.group]));
     if (candidate != record.is_idle()) {
       accuse(block,
-             candidate ? "is an eviction candidate but not idle" : "is idle but no eviction candidate");
+             candidate ? "is an eviction candidate but not idle" : "is idle but not an eviction candidate");
     }
     if (pool_->layout_.index_of(block) >= page.touched && (record.is_active() || record.is_cached())) {
       accuse(block, "was never handed out");
     }
     if (record.is_idle() && pool_->is_older(page.last_idle, pool_->since_[to_index(block)])) {
-      accuse(block, "is idle since later than its page knows");
+      accuse(block, "became idle later than its page records");
     }
   }
 
@@ -125,13 +125,14 @@ class super_page_pool<Eviction>::auditor {
           " (last: " + std::string(to_string(pool_->record(block).last())) + ")");
   }
 
-  /// Whether each block that `page` lists as idle is one of its own; how many there are is told apart.
+  /// Whether each block that `page` lists as idle is one of its own; their number is reported separately.
   bool audit_idle_list(std::uint32_t page, std::uint64_t idle) {
     std::uint64_t kept = 0;
     for (std::uint32_t i = pool_->idle_.front(page); i != detail::no_index && kept <= page_ids();
          i = pool_->idle_.next(i), ++kept) {
       if (pool_->layout_.page_of(block_id{i}) != page || !pool_->records_[i].is_idle()) {
-        blame(named(page) + " lists block " + std::to_string(i) + " as idle, which is not, or not its own");
+        blame(named(page) + " lists block " + std::to_string(i) +
+              " as idle, but it is not idle, or not its own");
         return false;
       }
     }
@@ -151,26 +152,26 @@ class super_page_pool<Eviction>::auditor {
       const block_record* each = i < of.touched ? &record(page, i) : nullptr;
       if (each == nullptr || listed[i] || each->is_active() || each->is_cached()) {
         blame(named(page) + " lists block " + std::to_string(i) +
-              " as free, which is in use, listed twice or none");
+              " as free, but it is in use, listed twice or does not exist");
         return;
       }
       listed[i] = true;
       ++free;
     }
     if (free + has.active + has.idle != of.touched) {
-      blame(named(page) + " has handed out " + std::to_string(of.touched) + " blocks, accounted for are " +
+      blame(named(page) + " has handed out " + std::to_string(of.touched) + " blocks, but accounts for " +
             std::to_string(free + has.active + has.idle));
     }
   }
 
-  /// Follows one list of pages and ticks them off; how many it has, those up to the first that is wrong.
+  /// Follows one list of pages and ticks them off; returns its length, up to the first wrong page.
   template <class Belongs>
   std::uint64_t walk(const detail::page_lists& lists, std::size_t which, Belongs&& belongs) {
     std::uint64_t length = 0;
     for (std::uint32_t page = lists.front(which); page != detail::no_index && length <= pool_->pages_.size();
          page = lists.next(page), ++length) {
       if (in_lists_[page] == 0 || !belongs(pool_->places_of(pool_->pages_[page]))) {
-        blame(named(page) + " stands in a list it does not belong to");
+        blame(named(page) + " is in a list it does not belong to");
         return length;
       }
       --in_lists_[page];
@@ -185,7 +186,7 @@ class super_page_pool<Eviction>::auditor {
       emptiable += walk(pool_->emptiable_, i, [&](const places& at) { return at.emptiable == which; });
     }
     if (emptiable != pool_->emptiable_count_) {
-      blame(std::to_string(emptiable) + " pages can be emptied, counted are " +
+      blame(std::to_string(emptiable) + " pages can be emptied, the count says " +
             std::to_string(pool_->emptiable_count_));
     }
   }
@@ -202,13 +203,13 @@ class super_page_pool<Eviction>::auditor {
       if ((open != 0) != ((of.open >> level & 1U) != 0) || (mixed != 0) != ((of.mixed >> level & 1U) != 0)) {
         blame("group " + std::to_string(group) + " has " + std::to_string(open) + " open and " +
               std::to_string(mixed) + " mixed pages of fill level " + std::to_string(level) +
-              ", its masks say otherwise");
+              ", but its masks differ");
       }
     }
     const group_record& now = counted_[group];
     if (of.wanted != 0) {
       blame("group " + std::to_string(group) + " wants " + std::to_string(of.wanted) +
-            " blocks, though no allocation is under way");
+            " blocks, but no allocation is in progress");
     }
     if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.spare != now.spare) {
       blame("group " + std::to_string(group) + " counts " + std::to_string(of.pages) + " pages, " +
@@ -232,7 +233,7 @@ class super_page_pool<Eviction>::auditor {
   const super_page_pool* pool_;
   std::vector<std::string> found_;
   std::array<group_record, max_layer_groups> counted_{};
-  std::vector<std::uint32_t> in_lists_;  // by page: in how many lists it is still to be found
+  std::vector<std::uint32_t> in_lists_;  // by page: the number of lists in which it is still missing
   std::vector<bool> is_free_;            // by page
 };
 

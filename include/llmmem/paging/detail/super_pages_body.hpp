@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of super_pages.hpp: construction, references, what is counted. Included by it alone.
+/// Bodies of super_pages.hpp: construction, references, statistics. Only super_pages.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -13,25 +13,25 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The layout that `options` ask for, once every number in them, and every product, can be worked with.
+/// Returns the layout for `options` after checking every number and every product in them.
 [[nodiscard]] inline super_page_layout checked_layout(const super_page_options& options) {
   const auto refuse = [&](const std::string& why) { throw length_error(options.name + ": " + why); };
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
   if (options.block_bytes.empty() || options.block_bytes.size() > max_layer_groups) {
-    refuse(n(options.block_bytes.size()) + " groups; allowed are 1 to " + n(max_layer_groups));
+    refuse(n(options.block_bytes.size()) + " groups; use 1 to " + n(max_layer_groups));
   }
   super_page_layout layout{.page_bytes = options.page_bytes, .shift = 0, .unit = options.page_bytes};
   std::uint64_t most = 1;
   for (std::size_t g = 0; g < options.block_bytes.size(); ++g) {
     const std::uint64_t bytes = options.block_bytes[g];
     if (bytes == 0 || bytes > options.page_bytes) {
-      refuse("blocks of " + n(bytes) + " bytes in group " + n(g) + "; allowed are 1 to those of a page, " +
+      refuse("blocks of " + n(bytes) + " bytes in group " + n(g) + "; use 1 to the bytes of a page, " +
              n(options.page_bytes));
     }
     const std::uint64_t blocks = options.page_bytes / bytes;
     if (blocks > max_page_blocks) {
-      refuse(n(blocks) + " blocks of group " + n(g) + " in a page, the most is " + n(max_page_blocks) +
-             "; take smaller pages");
+      refuse(n(blocks) + " blocks of group " + n(g) + " in a page, more than the limit of " +
+             n(max_page_blocks) + "; use smaller pages");
     }
     most = blocks > most ? blocks : most;
     layout.unit = std::gcd(layout.unit, bytes);
@@ -39,18 +39,19 @@ namespace detail {
   layout.shift = static_cast<std::uint32_t>(std::bit_width(most - 1));
   const std::uint64_t pages = options.budget_bytes / options.page_bytes;
   if (pages < 2) {
-    refuse("a budget of " + n(options.budget_bytes) + " bytes; the null page and one more take " +
+    refuse("a budget of " + n(options.budget_bytes) +
+           " bytes is too small; the null page and one more take " +
            n(checked_multiply(2, options.page_bytes, "super_page_pool: two pages")));
   }
   if (pages > (max_blocks + 1) >> layout.shift) {
-    refuse(n(pages) + " pages of up to " + n(most) + " blocks; block ids, of 31 bits, name " +
-           n((max_blocks + 1) >> layout.shift) + " such pages: take larger blocks");
+    refuse(n(pages) + " pages of up to " + n(most) + " blocks are too many; block ids of 31 bits can name " +
+           n((max_blocks + 1) >> layout.shift) + " such pages: use larger blocks");
   }
   if (pages * (options.page_bytes / layout.unit) > max_blocks + 1) {
     refuse("offsets in units of " + n(layout.unit) +
-           " bytes, all that pages and blocks have in common, take " +
+           " bytes, the largest common divisor of pages and blocks, take " +
            n(pages * (options.page_bytes / layout.unit)) +
-           " values and int32 has 2147483647: choose sizes with a larger common divisor");
+           " values, but int32 has 2147483647: choose sizes with a larger common divisor");
   }
   return layout;
 }
@@ -84,7 +85,7 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
     evictions_by_group_[g].emplace(
         make(slot_count{pages_.size() * groups_[g].page_blocks}, options.metadata));
   }
-  // A fresh pool hands out pages 1, 2, 3...
+  // A new pool hands out pages 1, 2, 3...
   for (std::size_t page = pages_.size() - 1; page > 0; --page)
     free_pages_[free_page_count_++] = static_cast<std::uint32_t>(page);
 }
@@ -188,7 +189,7 @@ void super_page_pool<Eviction>::touch(block_id block, const access_hint& hint) n
   list(page, at);
 }
 
-// The whole
+// The whole pool
 
 template <eviction_policy Eviction>
 super_page_group_stats super_page_pool<Eviction>::stats(std::size_t group) const noexcept {

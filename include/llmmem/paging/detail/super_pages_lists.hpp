@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of super_pages.hpp: pages, and the lists they stand in. Included by super_pages_body.hpp alone.
+/// Bodies of super_pages.hpp: pages, and the lists that they are in. Only super_pages_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/super_pages.hpp>
@@ -56,7 +56,7 @@ void super_page_pool<Eviction>::unlist(std::uint32_t page, const places& from) n
   }
 }
 
-/// Changes what a page counts, and sees to its group's counts, its lists, and its return when it is empty.
+/// Changes the counts of a page, and updates its group's counts, its lists, and returns it when it is empty.
 template <eviction_policy Eviction>
 template <class Change>
 void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcept {
@@ -83,7 +83,7 @@ void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcep
   }
 }
 
-/// Gives a free page to `group`; a block of it has to be taken next. @pre there is one.
+/// Gives a free page to `group`; a block of it must be taken next. @pre a free page exists.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::assign_page(std::uint16_t group) noexcept {
   const std::uint32_t page = free_pages_[--free_page_count_];

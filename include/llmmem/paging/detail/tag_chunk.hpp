@@ -1,5 +1,5 @@
 /// @file
-/// One cache line of the prefix index: twelve blocks, a byte of each one's key, and who passed it by.
+/// One cache line of the prefix index: twelve blocks, a byte of each block's key, and the overflow count.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,10 +19,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Sixteen bytes, to be compared with one all at once.
+/// Sixteen bytes, compared with one byte all at once.
 using tag_bytes = std::array<std::uint8_t, 16>;
 
-/// Bit i is set where byte i equals `tag`: in ordinary registers, for every processor.
+/// Returns a mask with bit i set where byte i equals `tag`: in ordinary registers, for every processor.
 [[nodiscard]] inline std::uint32_t equal_bytes_portable(const tag_bytes& bytes, std::uint8_t tag) noexcept {
   static_assert(std::endian::native == std::endian::little, "byte i of memory is byte i of a word");
   const std::uint64_t pattern = tag * std::uint64_t{0x0101'0101'0101'0101};
@@ -30,7 +30,7 @@ using tag_bytes = std::array<std::uint8_t, 16>;
     std::uint64_t x = 0;
     std::memcpy(&x, bytes.data() + first, sizeof(x));
     x ^= pattern;
-    // Bit 7 of each byte that is zero now, exactly: no carry runs from one byte into the next (Warren,
+    // Sets bit 7 of exactly those bytes that are zero: no carry runs from one byte into the next (Warren,
     // Hacker's Delight). The product gathers those bits in the top byte.
     constexpr std::uint64_t low_bits = 0x7F7F'7F7F'7F7F'7F7F;
     const std::uint64_t zero = ~(((x & low_bits) + low_bits) | x | low_bits);
@@ -39,7 +39,7 @@ using tag_bytes = std::array<std::uint8_t, 16>;
   return equal_in_word(0) | equal_in_word(8) << 8;
 }
 
-/// The same as the processor does it best.
+/// Returns the same mask, computed in the best way for the processor.
 [[nodiscard]] inline std::uint32_t equal_bytes(const tag_bytes& bytes, std::uint8_t tag) noexcept {
 #if defined(__SSE2__)
   const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes.data()));
@@ -50,7 +50,7 @@ using tag_bytes = std::array<std::uint8_t, 16>;
 #endif
 }
 
-/// Places in a chunk whose tag matched, lowest first. Bit i stands for place i.
+/// The places in a chunk whose tag matched, lowest first. Bit i represents place i.
 class tag_matches {
  public:
   constexpr explicit tag_matches(std::uint32_t places) noexcept : places_(places) {}
@@ -68,7 +68,7 @@ class tag_matches {
   std::uint32_t places_;
 };
 
-/// Where a block stands does not matter: a place is free, or holds a tag and its block.
+/// A set of tagged blocks without order: a place is free, or holds a tag and its block.
 class alignas(64) tag_chunk {
  public:
   static constexpr std::size_t places = 12;
@@ -81,7 +81,7 @@ class alignas(64) tag_chunk {
   [[nodiscard]] bool is_full() const noexcept { return !places_of(empty).any(); }
   [[nodiscard]] std::size_t size() const noexcept { return places - places_of(empty).count(); }
 
-  /// Blocks whose first choice was this line or one before it, and that stand in a later one.
+  /// Blocks whose first choice was this line or an earlier one, and that are in a later line.
   [[nodiscard]] std::uint32_t passed_by() const noexcept {
     std::uint32_t count = 0;
     std::memcpy(&count, tags_.data() + places, sizeof(count));
@@ -97,7 +97,7 @@ class alignas(64) tag_chunk {
     blocks_[place] = block;
   }
 
-  /// Empties the place of `block`, if it stands here.
+  /// Empties the place of `block`, if it is here.
   bool remove(std::uint8_t tag, block_id block) noexcept {
     for (auto found = places_of(tag); found.any(); found.pop()) {
       if (blocks_[found.first()] != block) continue;
@@ -122,7 +122,7 @@ class alignas(64) tag_chunk {
     std::memcpy(tags_.data() + places, &count, sizeof(count));
   }
 
-  tag_bytes tags_{};  // twelve tags, then the count of those who passed by
+  tag_bytes tags_{};  // twelve tags, then the overflow count
   std::array<block_id, places> blocks_{};
 };
 

@@ -1,5 +1,5 @@
 /// @file
-/// One journal under one other configuration. Private to paging/.
+/// Runs one journal under one other configuration. Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// When each key is matched, in matches counted from 1: what MIN has to know.
+/// When each key is matched, in matches counted from 1: what MIN must know.
 class key_uses {
  public:
   explicit key_uses(std::span<const std::byte> bytes) {
@@ -37,7 +37,7 @@ class key_uses {
     std::ranges::sort(uses_);
   }
 
-  /// The first use of `key` after match number `now`.
+  /// Returns the first use of `key` after match number `now`.
   [[nodiscard]] std::uint64_t next(const block_key& key, std::uint64_t now) const {
     const auto next = std::ranges::upper_bound(uses_, std::pair(key.low, now));
     return next == uses_.end() || next->first != key.low ? access_hint::never : next->second;
@@ -47,14 +47,14 @@ class key_uses {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> uses_;  // key and match, ascending
 };
 
-/// A sequence of the journal, and what stands for it here. It may hold more than it did then: what a match
-/// found beyond what was found then is *ahead*, and taken from what is appended next.
+/// A sequence of the journal, and its counterpart here. It may hold more tokens than originally: tokens that
+/// a match found in excess are *ahead*, and are subtracted from the next append.
 struct what_if_sequence {
-  std::uint32_t generation = 0;  // then
+  std::uint32_t generation = 0;  // in the journal
   sequence_id now{};
   bool is_known = false;
   bool is_skipped = false;
-  std::uint64_t tokens = 0;        // that it held then
+  std::uint64_t tokens = 0;        // that it held in the journal
   std::vector<token_id> ahead;     // by tokens,
   std::uint64_t untold_ahead = 0;  // or by keys
 };
@@ -62,8 +62,8 @@ struct what_if_sequence {
 template <class Cache>
 class what_if_run {
  public:
-  /// @param resizes  whether the journal's `resize` is done too.
-  /// @param uses  what is to come, for a policy that asks; or null.
+  /// @param resizes  whether to repeat the journal's `resize` calls.
+  /// @param uses  the future uses, for a policy that needs them; or null.
   what_if_run(Cache& cache, std::uint64_t& passed, std::uint32_t sequences, bool resizes,
               const key_uses* uses)
       : cache_(&cache), passed_(&passed), known_(sequences), uses_(uses), resizes_(resizes) {}
@@ -91,7 +91,7 @@ class what_if_run {
   [[nodiscard]] std::uint64_t requested_tokens() const noexcept { return requested_tokens_; }
 
  private:
-  /// What was refused then led to something else then: it is left out.
+  /// An operation that was refused originally is skipped, because the engine reacted to the refusal.
   void apply(owned_record& then) {
     if (then.why.code != errc::ok) return;
     const journal_arguments& given = then.given;
@@ -188,13 +188,13 @@ class what_if_run {
       case journal_op::retain:
         static_cast<void>(cache_->retain(which.now, given.range, given.hints.keep));
         return;
-      default:  // compaction and invalid blocks name blocks of then
+      default:  // compaction and invalid blocks name blocks of the original run
         return;
     }
   }
 
   void begin(const owned_record& then, const result<sequence_id>& made, const what_if_sequence* parent) {
-    if (then.numbers[0] >= known_.size()) return;  // no journal of a cache says so
+    if (then.numbers[0] >= known_.size()) return;  // cannot occur in a journal of a cache
     what_if_sequence fresh;
     if (parent != nullptr) fresh = *parent;
     fresh.generation = static_cast<std::uint32_t>(then.numbers[1]);
@@ -276,7 +276,7 @@ class what_if_run {
     if (count != same) kept(which, cache_->extend(which.now, count - same));
   }
 
-  /// To where it was then: what comes next is not what was found.
+  /// Returns to the original position: the next tokens are not those that were found.
   void fall_back(what_if_sequence& which) {
     static_cast<void>(cache_->truncate(which.now, which.tokens));
     which.ahead.clear();
@@ -297,7 +297,7 @@ class what_if_run {
     which.tokens = cache_->tokens(which.now);
   }
 
-  /// The same keys with what is known of their next uses.
+  /// Returns the same keys with what is known of their next uses.
   [[nodiscard]] keyed_blocks foretold(const keyed_blocks& told) {
     if (uses_ == nullptr) return told;
     hints_.clear();
@@ -310,7 +310,7 @@ class what_if_run {
 
   Cache* cache_;
   std::uint64_t* passed_;
-  std::vector<what_if_sequence> known_;  // by slot then
+  std::vector<what_if_sequence> known_;  // by slot in the journal
   const key_uses* uses_;
   std::vector<access_hint> hints_;
   bool resizes_;

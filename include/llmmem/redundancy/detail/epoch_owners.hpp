@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: who owns which part in an epoch.
+/// `redundant_replica`: the owners of parts in an epoch.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -26,14 +26,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The owners of all parts in one epoch, and the map of which rank keeps what of which. An epoch begins
-/// without owners; they are assigned while its recovery goes on, and hold once it is settled.
+/// The owners of all parts in one epoch, and the map of which rank keeps whose state. An epoch begins without
+/// owners; recovery assigns them, and they are valid once it is settled.
 ///
 /// @par Complexity      O(parts) a function. @par Thread safety   one thread at a time.
 /// @par Errors          values, with the replica's name.
 class epoch_owners {
  public:
-  /// The setup outlives it.
+  /// The setup must outlive it.
   explicit epoch_owners(const replica_setup& setup) noexcept : setup_(&setup) {}
 
   /// @name While an epoch is recovered
@@ -47,9 +47,9 @@ class epoch_owners {
     lost_ = {};
   }
   void assign(std::vector<rank_id> owners) noexcept { owners_ = std::move(owners); }
-  /// The state of these ranks, of the epoch in which it was kept, is lost.
+  /// Records that the state of these ranks, of the epoch in which it was kept, is lost.
   void lose(const rank_set& ranks) { lost_ = ranks; }
-  /// Parts may be kept from now on. @pre the owners are assigned
+  /// Allows parts to be kept from now on. @pre the owners are assigned
   void settle() noexcept { settled_epoch_ = epoch_; }
   /// @}
 
@@ -68,8 +68,8 @@ class epoch_owners {
     if (settled_epoch_ != 0 && settled_epoch_ == epoch) return {};
     return setup_->refuse(errc::not_recovered, 0, epoch, settled_epoch_);
   }
-  /// The bytes that the caller gives to be kept, by part: of each part that this rank owns, and of its wards
-  /// where these are computed twice. `errc::size_mismatch` for anything else.
+  /// Returns, by part, the bytes that the caller passes to be kept: of each part that this rank owns, and of
+  /// its wards if these are computed twice. `errc::size_mismatch` for anything else.
   [[nodiscard]] result<std::vector<std::span<const std::byte>>> by_part(
       std::span<const part_bytes> given) const;
 

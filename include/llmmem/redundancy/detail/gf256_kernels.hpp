@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A coefficient as its products with what a nibble of a byte can be, each table twice so that 32 bytes take
-/// one load, and as the affine map of bits that `gf2p8affineqb` takes.
+/// A coefficient as its products with every value of a nibble of a byte, each table twice so that 32 bytes
+/// take one load, and as the affine map of bits for `gf2p8affineqb`.
 struct alignas(8) gf_product_table {
   std::array<std::uint8_t, 32> low{};
   std::array<std::uint8_t, 32> high{};
@@ -27,7 +27,7 @@ struct alignas(8) gf_product_table {
 
 inline constexpr std::size_t gf_most = 4;  // destinations at a time
 
-/// What a kernel works on. `tables` has a row of `stride` coefficients for each destination, one a source.
+/// The input of a kernel. `tables` has a row of `stride` coefficients for each destination, one per source.
 struct gf_job {
   const gf_product_table* tables;
   std::size_t stride;
@@ -41,7 +41,7 @@ enum class gf_start : std::uint8_t {
   destination,  ///< the sums are added to them
 };
 
-// Each kernel returns how many bytes it did, whole steps only.
+// Each kernel returns how many bytes it processed, whole steps only.
 
 template <std::size_t Rows, gf_start Start>
 inline std::size_t gf_run_bytes(const gf_job& job, std::size_t at, std::size_t bytes) noexcept {
@@ -66,9 +66,9 @@ inline std::size_t gf_run_bytes(const gf_job& job, std::size_t at, std::size_t b
 
 #if defined(__x86_64__)
 
-// NOLINTBEGIN(modernize-use-auto): it would lose the vectors' alignment.
+// NOLINTBEGIN(modernize-use-auto): auto would lose the vectors' alignment.
 
-// Bytes for the instructions; words to shift and to combine, anywhere in memory. Deduced types (`auto`) would
+// Bytes for the instructions; words to shift and to combine, at any address. Deduced types (`auto`) would
 // lose that.
 using gf_16 [[gnu::vector_size(16)]] = char;
 using gf_32 [[gnu::vector_size(32)]] = char;
@@ -232,7 +232,7 @@ inline std::size_t gf_run_neon(const gf_job& job, std::size_t bytes) noexcept {
 
 #endif
 
-/// `Rows` destinations, by the path and then byte by byte.
+/// Computes `Rows` destinations, by the path and then byte by byte.
 template <std::size_t Rows, gf_start Start>
 inline void gf_run(simd_path path, const gf_job& job, std::size_t bytes) noexcept {
   std::size_t done = 0;
@@ -252,7 +252,7 @@ inline void gf_run(simd_path path, const gf_job& job, std::size_t bytes) noexcep
   gf_run_bytes<Rows, Start>(job, done, bytes);
 }
 
-/// Any number of destinations.
+/// Computes any number of destinations.
 template <gf_start Start>
 inline void gf_run_all(simd_path path, gf_job job, std::size_t destinations, std::size_t bytes) noexcept {
   while (destinations != 0) {

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the versions that a rank holds, and which of them counts.
+/// `redundant_replica`: the versions that a rank holds, and which of them is valid.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,34 +19,34 @@ struct testing_access;
 
 namespace detail {
 
-/// What a rank knows of the versions before, for when no rank holds any. Of what several ranks know, the
+/// What a rank knows of earlier versions, for when no rank holds any. Of several ranks' knowledge, the
 /// highest is true. The numbers are sent.
 enum class known_past : std::uint32_t { unknown, never_kept, forgotten, kept };
 
-/// The committed version, which counts, and the pending one, which counts for nothing until it is committed.
-/// Each is there or not; memory of one that is not there serves the next that is kept.
+/// The committed version, which is valid, and the pending one, which is not valid until it is committed. Each
+/// may be absent; the memory of an absent one serves the next that is kept.
 ///
-/// @par Complexity      O(1), but for `begin_recovery`: O(parts), and a pass over all bytes where the version
-/// is
-///      doubted. @par Thread safety   one thread at a time. @par Errors   none.
+/// @par Complexity      O(1), except `begin_recovery`: O(parts), and a pass over all bytes if the version is
+///   doubted.
+/// @par Thread safety   one thread at a time. @par Errors   none.
 class held_versions {
  public:
   /// @name Two phases
   /// @{
-  /// Gives the caller a version to fill; what was pending is dropped.
+  /// Returns a version for the caller to fill; drops the pending one.
   [[nodiscard]] kept_version& begin() noexcept {
     has_pending_ = false;
     return pending_;
   }
-  /// What was filled is pending from now on.
+  /// Makes the filled version the pending one.
   void finish() noexcept {
     pending_.seal();
     has_pending_ = true;
   }
-  /// What is pending counts from now on. @return false where nothing is.
+  /// Makes the pending version the committed one. @return false if there is none.
   bool commit() noexcept;
   void drop() noexcept { has_pending_ = false; }
-  /// Gives up both versions, and their memory.
+  /// Drops both versions, and their memory.
   void forget() noexcept;
   /// @}
 
@@ -57,20 +57,21 @@ class held_versions {
   [[nodiscard]] std::optional<std::uint64_t> version() const noexcept {
     return has_committed_ ? std::optional(committed_.facts().version) : std::nullopt;
   }
-  /// Adds the bytes that both take.
+  /// Adds the bytes that both use.
   void count(replica_stats& stats) const noexcept;
 
   /// @name When an epoch begins
   /// @{
-  /// Drops what is pending, and the committed version where this rank would tell others wrong things of it:
-  /// that is short, and all ranks believe it, so it is proved each time.
+  /// Drops the pending version, and the committed one if this rank would report false facts of it: these are
+  /// short, and all ranks rely on them, so they are verified each time.
   ///
-  /// Of its bytes most are asked for by nobody, and those that are sent are proved where they arrive. Where a
-  /// recovery from this version was begun before, it may have failed by damage: then all is proved here.
-  /// @param epoch  the first has seen all there was.
-  /// @return what of the committed version is damaged, where that is doubted; else no places
+  /// Most of its bytes are never requested, and those that are sent are verified where they arrive. If a
+  /// recovery from this version was begun before, it may have failed because of damage: then all bytes are
+  /// verified here.
+  /// @param epoch  the first epoch has seen all there was.
+  /// @return what of the committed version is damaged, if that is doubted; else no places
   [[nodiscard]] kept_damage begin_recovery(std::uint64_t epoch);
-  /// The committed version is not the one that the ranks go on with.
+  /// Drops the committed version, because the ranks continue from another one.
   void discard_committed() noexcept { has_committed_ = false; }
   [[nodiscard]] known_past past() const noexcept { return past_; }
   void learn(known_past past) noexcept { past_ = std::max(past_, past); }

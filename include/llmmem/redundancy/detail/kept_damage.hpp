@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: what one rank holds that is damaged where it lies, as it is told to the others.
+/// `redundant_replica`: the damaged places of one rank's data, as reported to the others.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -22,7 +22,7 @@ class kept_damage {
  public:
   kept_damage() = default;
   explicit kept_damage(std::uint32_t world) : world_(world), words_(words_for(world), 0) {}
-  /// What a rank said. @pre words.size() == words_for(world)
+  /// Constructs from a rank's report. @pre words.size() == words_for(world)
   kept_damage(std::uint32_t world, std::span<const std::uint32_t> words)
       : world_(world), words_(words.begin(), words.end()) {}
 
@@ -41,7 +41,7 @@ class kept_damage {
       bits += static_cast<std::uint32_t>(std::popcount(each));
     return bits;
   }
-  /// Adds them to those of all ranks. @param holder  the rank, of then, whose places these are.
+  /// Adds them to those of all ranks. @param holder  the rank, in the version's epoch, that has these places.
   void add_to(damaged_places& all, rank_id holder) const {
     if (has(0)) all.own.insert(holder);
     for (std::uint32_t what = 0; what < world_; ++what) {

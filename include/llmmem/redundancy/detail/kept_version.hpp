@@ -23,56 +23,55 @@ struct testing_access;
 
 namespace detail {
 
-/// What all ranks know of a version.
+/// The facts of a version that all ranks know.
 struct version_facts {
   std::uint64_t version = 0;
   std::uint64_t epoch = 0;            // in which it was kept
   std::vector<seat_id> seats{};       // the members of that epoch
-  kept_layout layout{};               // which of them owned what
+  kept_layout layout{};               // which of them owned which parts
   std::vector<std::uint32_t> sums{};  // CRC-32C by part
 };
 
-/// Two checksums that should be the same.
+/// Two checksums that should be equal.
 struct sum_mismatch {
   std::uint32_t wanted = 0;
   std::uint32_t found = 0;
 };
 
-/// What one rank holds of a version: its own parts one behind the other (the *blob*), copies of the blobs of
-/// others, parities of its group's codewords; and what all ranks know of the version. Each byte of it is
-/// covered by a checksum, so that the rank can prove what it holds.
+/// What one rank holds of a version: its own parts, concatenated (the *blob*), copies of other ranks' blobs,
+/// parities of its group's codewords, and the facts that all ranks know of the version. A checksum covers
+/// each byte of it, so the rank can verify what it holds.
 ///
-/// It is filled between `begin` and `seal`, and only read afterwards. A version that begins takes over the
-/// memory of the one before.
+/// It is filled between `begin` and `seal`, and only read afterwards. A new version reuses the memory of the
+/// previous one.
 ///
-/// @par Complexity      one pass over the bytes that a function is given or proves.
-/// @par Thread safety   one thread at a time. @par Errors   std::bad_alloc; what was held then counts for
-/// nothing.
+/// @par Complexity      one pass over the bytes that a function is given or verifies.
+/// @par Thread safety   one thread at a time. @par Errors   std::bad_alloc; the version is then invalid.
 class kept_version {
  public:
   /// @name Filling it
   /// @{
-  /// Nothing is held as yet. Of `facts`, the checksums are told part by part.
+  /// Begins with nothing held. The checksums of `facts` are added part by part.
   /// @param self  this rank, in the version's epoch.
   void begin(version_facts facts, rank_id self);
-  /// The next own part, with its checksum. @pre parts come in order
+  /// Adds the next own part, with its checksum. @pre parts come in order
   void add_own(part_id part, std::span<const std::byte> bytes);
-  /// What another rank says of a part of its own.
+  /// Sets another rank's checksum of one of its parts.
   void set_sum(part_id part, std::uint32_t sum) noexcept { facts_.sums[to_index(part)] = sum; }
-  /// Memory for a copy of a rank's blob, to be written by the caller.
+  /// Returns memory for a copy of a rank's blob, for the caller to write.
   [[nodiscard]] std::span<std::byte> make_copy(rank_id of);
-  /// The next part of a rank's blob.
+  /// Adds the next part of a rank's blob.
   void add_to_copy(rank_id of, std::span<const std::byte> bytes);
-  /// Parities of so many codewords: none is held of any as yet.
+  /// Prepares parities of that many codewords: none is held yet.
   void begin_parities(std::uint32_t codewords);
-  /// A parity of one of them, zeros so far.
+  /// Makes a parity of one of them, initially zero.
   void make_parity(std::uint32_t codeword, std::uint64_t bytes) {
     parities_[codeword].assign(bytes, std::byte{0});
   }
-  /// @pre the parity is there, and no shorter than the stripe
+  /// @pre the parity exists, and is no shorter than the stripe
   void add_to_parity(std::uint32_t codeword, std::span<const std::byte> stripe,
                      std::uint8_t coefficient) noexcept;
-  /// All is there: makes the checksums of parities, and of what others are told.
+  /// Completes the version: computes the checksums of parities, and of the facts reported to others.
   void seal() noexcept;
   /// @}
 
@@ -81,23 +80,24 @@ class kept_version {
   [[nodiscard]] const version_facts& facts() const noexcept { return facts_; }
   [[nodiscard]] rank_id self() const noexcept { return self_; }
   [[nodiscard]] std::span<const std::byte> own() const noexcept { return own_; }
-  /// All that is held in such a place; nothing if that is nothing.
+  /// Returns everything held in such a place; empty if nothing is.
   [[nodiscard]] std::span<const std::byte> at(kept_place place, rank_id of,
                                               std::uint32_t codeword) const noexcept;
-  /// Bytes of memory that the own blob takes.
+  /// Bytes of memory used by the own blob.
   [[nodiscard]] std::uint64_t own_capacity() const noexcept { return own_.capacity(); }
-  /// And all that is held for others.
+  /// Bytes of memory used by everything held for others.
   [[nodiscard]] std::uint64_t kept_capacity() const noexcept;
   /// @}
 
   /// @name Proving it
   /// @{
-  /// The first part in a rank's blob that is not what was kept. @pre the blob has the size of that rank's
+  /// Returns the first part in a rank's blob that differs from the kept one. @pre the blob has that rank's
+  /// size
   [[nodiscard]] std::optional<sum_mismatch> mismatch_in(rank_id owner,
                                                         std::span<const std::byte> blob) const noexcept;
-  /// Whether what others are told of the version is as it was when it was sealed.
+  /// Whether the facts reported to others are unchanged since the version was sealed.
   [[nodiscard]] bool tells_the_truth() const noexcept { return sum_of_facts() == facts_sum_; }
-  /// What of it is damaged: reads all of it.
+  /// Returns what of it is damaged: reads all of it.
   [[nodiscard]] kept_damage damage() const;
   /// @}
 
@@ -201,7 +201,7 @@ inline kept_damage kept_version::damage() const {
   return found;
 }
 
-/// All ranks that hold the version hold what comes back to this.
+/// The same on all ranks that hold the version.
 inline std::uint32_t kept_version::sum_of_facts() const noexcept {
   const std::uint64_t numbers[] = {facts_.version, facts_.epoch, to_index(self_), facts_.layout.world};
   std::uint32_t sum = crc32c(0, std::as_bytes(std::span(numbers)));

@@ -1,5 +1,6 @@
 /// @file
-/// How many sets of failures lose something: sums of positive terms, so that small chances stay precise.
+/// Counts the sets of failures that lose something: sums of positive terms, so that small chances stay
+/// precise.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Sets of failed members of a group, by their size: those that lose a state, and those that do not.
+/// Sets of failed members of a group, by size: those that lose a state, and those that do not.
 struct loss_counts {
   std::vector<double> lost;
   std::vector<double> kept;
@@ -29,7 +30,7 @@ struct loss_counts {
   return row;
 }
 
-/// A group that bears any `tolerated` losses and none more. Sizes up to `most` are counted.
+/// Counts a group that tolerates any `tolerated` losses but no more, for sizes up to `most`.
 [[nodiscard]] inline loss_counts count_group(std::size_t members, std::size_t tolerated, std::size_t most) {
   const std::vector<double> all = binomial_row(members);
   const std::size_t end = (members < most ? members : most) + 1;
@@ -39,15 +40,15 @@ struct loss_counts {
   return counts;
 }
 
-/// A ring that loses a state where `run` neighbours fail.
+/// Counts a ring that loses a state if `run` neighbours fail.
 ///
-/// The failed between one live member and the next are a bin: `live` bins whose sizes add up to the failed.
-/// Bins from a marked live member on, times the places that member may have, over the live ones that may be
-/// marked, give the sets: members / live times the bins.
+/// The failed members between two live ones form a bin: `live` bins whose sizes add up to the number of
+/// failed. The bins from a marked live member on, times the places of that member, divided by the live ones
+/// that may be marked, give the sets: members / live times the bins.
 [[nodiscard]] inline loss_counts count_ring(std::size_t members, std::size_t run, std::size_t most) {
   const std::size_t end = (members < most ? members : most) + 1;
   loss_counts counts{std::vector<double>(end, 0), std::vector<double>(end, 0)};
-  // Ways to fill as many bins as the round with so many failed: none as large as `run`, or one at least.
+  // Ways to fill as many bins as the round with that many failed: none as large as `run`, or at least one.
   std::vector<double> without(end, 0);
   std::vector<double> with(end, 0);
   std::vector<double> any(end, 0);
@@ -70,18 +71,18 @@ struct loss_counts {
     if (failed >= end) continue;
     const auto places = static_cast<double>(members);
     const auto marks = static_cast<double>(live);
-    // Small counts exactly, large ones without passing what a double holds.
+    // Small counts exactly, large ones without exceeding the range of a double.
     const auto sets = [&](double bins) {
       return bins < 0x1p40 ? bins * places / marks : bins / marks * places;
     };
     counts.lost[failed] = sets(with[failed]);
     counts.kept[failed] = sets(without[failed]);
   }
-  if (members < end) counts.lost[members] = 1;  // nobody is left to be marked
+  if (members < end) counts.lost[members] = 1;  // no member is left to be marked
   return counts;
 }
 
-/// Both groups together.
+/// Combines both groups.
 [[nodiscard]] inline loss_counts combine(const loss_counts& a, const loss_counts& b, std::size_t most) {
   const std::size_t together = a.lost.size() + b.lost.size() - 1;
   const std::size_t end = together < most + 1 ? together : most + 1;

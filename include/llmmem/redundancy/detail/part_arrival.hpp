@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the destination of a part that is given back, and how the part comes together there.
+/// `redundant_replica`: the destination of a restored part, and how the part is assembled there.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Memory for a part, not cleared: all of it is written. It gives no advice for huge pages: a recovery must
-/// not wait until the system has found some.
+/// Memory for a part, not cleared, because all of it is written. It does not request huge pages: a recovery
+/// must not wait until the system has found some.
 class part_memory {
  public:
   part_memory() noexcept = default;
@@ -43,9 +43,8 @@ class part_memory {
   std::uint64_t bytes_ = 0;
 };
 
-/// A part that comes together at its destination, of pieces that are copied or summed up. What was there
-/// before counts for nothing: the first piece of a sum is written, and zeros are written only where no piece
-/// came.
+/// A part assembled at its destination from pieces that are copied or summed. The previous contents do not
+/// matter: the first piece of a sum is written, and zeros are written only where no piece arrived.
 class part_arrival {
  public:
   part_arrival() noexcept = default;
@@ -53,25 +52,26 @@ class part_arrival {
 
   [[nodiscard]] std::span<std::byte> destination() const noexcept { return destination_; }
 
-  /// Where the caller may receive those bytes, and then calls `landed`; an empty span when it must add them.
+  /// Returns where the caller may receive those bytes before it calls `landed`; an empty span if it must add
+  /// them.
   [[nodiscard]] std::span<std::byte> landing(std::uint64_t offset, std::uint64_t bytes,
                                              bool is_summed) const noexcept {
     if (is_summed && offset < filled_) return {};
     return destination_.subspan(offset, bytes);
   }
-  /// The caller has received them there, and the part has `coefficient` times what came.
+  /// The caller has received them there; the part is `coefficient` times these bytes.
   void landed(std::uint64_t offset, std::uint64_t bytes, std::uint8_t coefficient) noexcept {
     const std::span<std::byte> there = destination_.subspan(offset, bytes);
     if (coefficient != 1) static_cast<void>(gf256_multiply_into(there, there, coefficient));
     count(offset, there);
   }
-  /// Adds bytes that lie elsewhere.
+  /// Adds bytes from elsewhere.
   void add(std::uint64_t offset, std::span<const std::byte> bytes, std::uint8_t coefficient) noexcept {
     clear_up_to(offset + bytes.size());
     is_in_order_ = false;
     static_cast<void>(gf256_multiply_add(destination_.subspan(offset, bytes.size()), bytes, coefficient));
   }
-  /// Takes bytes that lie elsewhere, outside of the destination.
+  /// Takes bytes from elsewhere, outside the destination.
   void take(std::uint64_t offset, std::span<const std::byte> bytes, std::uint8_t coefficient,
             bool is_summed) noexcept {
     const std::span<std::byte> there = landing(offset, bytes.size(), is_summed);
@@ -80,7 +80,7 @@ class part_arrival {
     landed(offset, bytes.size(), coefficient);
   }
 
-  /// Nothing more comes. @return the CRC-32C of the part
+  /// Completes the part. @return its CRC-32C
   [[nodiscard]] std::uint32_t finish() noexcept {
     clear_up_to(destination_.size());
     return is_in_order_ ? sum_ : crc32c(0, destination_);
@@ -93,7 +93,7 @@ class part_arrival {
     filled_ = end;
     is_in_order_ = false;
   }
-  /// Makes the checksum while the bytes are in the cache.
+  /// Updates the checksum while the bytes are in the cache.
   void count(std::uint64_t offset, std::span<const std::byte> written) noexcept {
     if (offset > filled_) clear_up_to(offset);
     is_in_order_ = is_in_order_ && offset == filled_;
@@ -102,8 +102,8 @@ class part_arrival {
   }
 
   std::span<std::byte> destination_{};
-  std::uint64_t filled_ = 0;  // behind it nothing has been written
-  std::uint32_t sum_ = 0;     // of what is before it
+  std::uint64_t filled_ = 0;  // nothing has been written behind it
+  std::uint32_t sum_ = 0;     // of the bytes before it
   bool is_in_order_ = true;   // every byte was written once, from the first to the last
 };
 

@@ -30,7 +30,7 @@ class ownership_planner {
     } else {
       plan_.unrecoverable = lost | damaged_.own;
     }
-    // Who owned nothing has lost nothing.
+    // A rank without parts has lost nothing.
     for (std::uint32_t rank = 0; rank < layout_.world; ++rank) {
       if (blobs[rank] == 0) plan_.unrecoverable.erase(rank_id{rank});
     }
@@ -105,14 +105,14 @@ class ownership_planner {
     }
   }
 
-  /// What of the part lies in the step's range.
+  /// Plans the bytes of the part in the step's range.
   void give_back(part_id part, rank_id target, std::uint64_t first, std::uint64_t bytes,
                  const recovery_step& step) {
     const std::uint64_t from = std::max(first, step.range.first);
     const std::uint64_t to = std::min(first + bytes, step.range.first + step.range.count);
     if (from >= to) return;
     if (step.kind == recovery_kind::fetch) {
-      // Who adopts it may hold a copy itself.
+      // The adopting rank may hold a copy itself.
       rank_id holder = step.sources.front().holder;
       for (const rank_id each : map_->holders(step.lost)) {
         if (now(each) == target && has_copy(each, step.lost)) holder = each;

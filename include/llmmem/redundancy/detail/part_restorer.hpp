@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: brings each part to the rank that owns it now, by a plan.
+/// `redundant_replica`: moves each part to its present owner, according to a plan.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -25,7 +25,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `part_destinations` of any type, or none. What it refers to outlives it.
+/// `part_destinations` of any type, or none. The object it refers to must outlive it.
 class destinations_ref {
  public:
   destinations_ref() noexcept = default;
@@ -43,34 +43,32 @@ class destinations_ref {
 };
 
 /// Carries out an `ownership_plan`, and shows where each part of this rank lies afterwards: at the
-/// destination that the caller named, in memory of the restorer's, or where the rank has held it all along.
-/// Each part is proved by its checksum; of a restoration that fails, nothing is shown.
+/// destination named by the caller, in the restorer's memory, or where the rank already held it. Each part is
+/// verified by its checksum; a failed restoration shows nothing.
 ///
-/// @par Complexity      for each byte that comes one pass and a checksum; nothing larger than 1 MiB is held
-///      besides the parts. @par Thread safety   one thread at a time.
+/// @par Complexity      one pass and a checksum for each byte that arrives; nothing larger than 1 MiB is held
+///   in addition to the parts. @par Thread safety   one thread at a time.
 /// @par Errors          those of the transport, which is then revoked; `errc::size_mismatch` for a
-/// destination of
-///      another size, `errc::message_damaged`. What a caller's destinations throw passes through. After a
-///      failure the caller calls `clear`.
+///   destination of another size, `errc::message_damaged`. Exceptions of the caller's destinations pass
+///   through. After a failure the caller calls `clear`.
 class part_restorer {
  public:
-  /// Both outlive it.
+  /// Both must outlive it.
   part_restorer(replica_ranks& ranks, const replica_setup& setup)
       : ranks_(&ranks), setup_(&setup), arrivals_(setup.parts()), recovered_(setup.parts()) {}
 
-  /// @param held  this rank's version, where the plan has it as a source; else it may be null. Parts that
-  /// stay
-  ///      where they are lie in it.
+  /// @param held  this rank's version, if the plan uses it as a source; else it may be null. It contains the
+  ///   parts that stay in place.
   /// @return bytes of parts here whose owner was lost, or had them damaged. @pre nothing is shown
   [[nodiscard]] result<std::uint64_t> restore(const found_version& found, const ownership_plan& plan,
                                               const kept_version* held, destinations_ref into, deadline by);
-  /// The bytes of a part that this rank owns; nothing of others, and nothing after `clear`.
+  /// Returns the bytes of a part that this rank owns; empty for other parts, and after `clear`.
   [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept {
     return recovered_[to_index(part)];
   }
-  /// Bytes of memory that the restorer has taken for parts.
+  /// Bytes of memory that the restorer uses for parts.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
-  /// Shows nothing any more, and frees that memory.
+  /// Shows nothing from now on, and frees that memory.
   void clear() noexcept;
 
  private:
@@ -88,17 +86,18 @@ class part_restorer {
     return held.at(transfer.place, transfer.of, transfer.codeword)
         .subspan(transfer.place_offset, transfer.bytes);
   }
-  /// The part lies already where it is to lie.
+  /// Whether the part already lies at its destination.
   [[nodiscard]] bool stays(const part_transfer& transfer) const noexcept {
     return transfer.source == transfer.target && arrivals_[to_index(transfer.part)].destination().empty();
   }
 
   replica_ranks* ranks_;
   const replica_setup* setup_;
-  std::vector<part_memory> memory_{};                  // of parts that came, without the caller's destination
+  std::vector<part_memory> memory_{};                  // of parts that arrived without a destination of the
+                                                       // caller
   std::vector<part_arrival> arrivals_;                 // by part, while they come
   std::vector<std::span<const std::byte>> recovered_;  // by part
-  std::vector<std::byte> scratch_{};                   // a piece that is added
+  std::vector<std::byte> scratch_{};                   // a piece to be added
 };
 
 inline void part_restorer::clear() noexcept {
@@ -126,8 +125,8 @@ inline result<std::uint64_t> part_restorer::restore(const found_version& found, 
   return prove(found, plan);
 }
 
-/// Where each part is to lie that this rank owns now. Where the caller names no destinations, a part that
-/// this rank holds whole stays where it is, and the others get memory.
+/// Chooses where each part that this rank owns now is placed. If the caller names no destinations, a part
+/// that this rank holds whole stays in place, and the others get memory.
 inline result<void> part_restorer::choose_destinations(const ownership_plan& plan, const kept_version* held,
                                                        destinations_ref into) {
   const std::vector<std::uint64_t>& sizes = setup_->sizes();
@@ -169,8 +168,8 @@ inline result<void> part_restorer::carry_out(const ownership_plan& plan, const k
   return {};
 }
 
-/// A piece of a transfer: what has come is still in a processor's caches when its checksum is made, and the
-/// next piece is on its way meanwhile.
+/// Moves a piece of a transfer: the last piece is still in the processor's caches when its checksum is
+/// computed, while the next one is in flight.
 inline result<void> part_restorer::move_piece(const part_transfer& transfer, const kept_version* held,
                                               std::uint64_t at, deadline by) {
   const rank_id self = ranks_->rank();

@@ -1,5 +1,5 @@
 /// @file
-/// How groups are made.
+/// Makes groups.
 #pragma once
 
 #include <llmmem/redundancy/placement.hpp>
@@ -22,7 +22,7 @@ inline void check_placement(const char* who, const redundancy_scheme& scheme, ra
     throw argument_error(std::string(who) + ": " + *why);
 }
 
-/// Cuts a column into groups. @pre it has at least a group's ranks
+/// Divides a column into groups. @pre it has at least a group's ranks
 inline void cut_column(const redundancy_scheme& scheme, const std::vector<rank_id>& column,
                        std::vector<std::vector<rank_id>>& groups) {
   const std::size_t count = column.size() / scheme.group_ranks();
@@ -54,8 +54,8 @@ struct domain_ranks {
   return all;
 }
 
-/// Each rank's copies in other domains than its own and each other's, on whoever keeps least; of those that
-/// keep alike, on the next one behind it. @pre there are as many domains as copies
+/// Places each rank's copies in domains other than its own and each other's, on the rank that keeps least;
+/// among equals, on the next one behind it. @pre there are as many domains as copies
 [[nodiscard]] inline replica_map place_by_load(const redundancy_scheme& scheme,
                                                std::span<const domain_id> domains) {
   const auto world = static_cast<std::uint32_t>(domains.size());
@@ -100,9 +100,9 @@ inline replica_map redundancy::grouped::place(const redundancy_scheme& scheme, r
   const std::uint32_t ranks = to_number(world);
   if (ranks / jump_ < scheme.group_ranks()) {
     throw argument_error("grouped: " + to_text(scheme) + " needs " + std::to_string(scheme.group_ranks()) +
-                         " ranks a jump of " + std::to_string(jump_) + " apart, a world of " +
+                         " ranks a jump of " + std::to_string(jump_) + " apart, but a world of " +
                          std::to_string(ranks) + " has " + std::to_string(ranks / jump_) +
-                         " in some columns: take a jump of at most " +
+                         " in some columns: use a jump of at most " +
                          std::to_string(ranks / scheme.group_ranks()));
   }
   std::vector<std::vector<rank_id>> groups;
@@ -119,7 +119,7 @@ inline replica_map failure_domains::place(const redundancy_scheme& scheme, rank_
   detail::check_placement(name(), scheme, world);
   if (domains_.size() != to_number(world)) {
     throw argument_error("failure_domains: domains of " + std::to_string(domains_.size()) +
-                         " ranks are given, the world has " + std::to_string(to_number(world)));
+                         " ranks are given, but the world has " + std::to_string(to_number(world)));
   }
   std::vector<detail::domain_ranks> by_domain = detail::ranks_by_domain(domains_);
   const std::size_t domains = by_domain.size();
@@ -132,12 +132,12 @@ inline replica_map failure_domains::place(const redundancy_scheme& scheme, rank_
     if (!scheme.is_coded() && domains >= scheme.copies()) return detail::place_by_load(scheme, domains_);
     if (crowded_ == crowded_domains::refuse) {
       throw argument_error("failure_domains: domain " + std::to_string(to_index(largest.domain)) + " has " +
-                           std::to_string(largest.ranks.size()) + " ranks, " + to_text(scheme) +
+                           std::to_string(largest.ranks.size()) + " ranks, but " + to_text(scheme) +
                            " makes only " + std::to_string(count) + (count == 1 ? " group" : " groups") +
                            " of " + std::to_string(domains_.size()) + " ranks in " + std::to_string(domains) +
                            (domains == 1 ? " domain" : " domains") +
-                           ", so that some would share a group: take a scheme of smaller groups, or "
-                           "crowded_domains::spread for less than that promise");
+                           ", so some would share a group: use a scheme with smaller groups, or "
+                           "crowded_domains::spread without that guarantee");
     }
   }
   std::vector<std::vector<rank_id>> groups(count);

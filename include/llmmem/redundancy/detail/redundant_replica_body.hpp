@@ -1,5 +1,5 @@
 /// @file
-/// The body of `redundant_replica`: in which order its objects do what.
+/// The body of `redundant_replica`: the order in which its objects work.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -30,7 +30,7 @@ result<recovered_state> redundant_replica<T, Place>::recover_to(detail::destinat
   try {
     const result<recovered_state> outcome = recover_now(into, by);
     if (!outcome) restorer_.clear();
-    // Other ranks wait for what comes after it.
+    // Other ranks wait for the next message.
     if (outcome.code() == errc::message_damaged || outcome.code() == errc::size_mismatch) ranks_.revoke();
     return outcome;
   } catch (...) {
@@ -100,7 +100,7 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
   const result<void> done = sender_.spread(made, owners_, *by_part, by);
   if (done) held_.finish();
   if (done) ++keeps_;
-  if (done.code() == errc::message_damaged) ranks_.revoke();  // other ranks wait for what comes after it
+  if (done.code() == errc::message_damaged) ranks_.revoke();  // other ranks wait for the next message
   return done;
 }
 
@@ -112,7 +112,7 @@ void redundant_replica<T, Place>::commit() noexcept {
 template <seated_transport T, seat_placement Place>
 void redundant_replica<T, Place>::forget() noexcept {
   held_.forget();
-  restorer_.clear();  // some of what it shows lies in what was held
+  restorer_.clear();  // some of its parts lie in held memory
 }
 
 template <seated_transport T, seat_placement Place>

@@ -19,18 +19,18 @@ namespace detail {
 inline constexpr std::size_t code_block = 2048;
 inline constexpr std::size_t code_spans = 256;
 
-/// What is read where a piece has ended.
+/// The bytes read behind the end of a piece.
 inline constexpr std::byte code_zeros[code_block] = {};  // a std::array of bytes is more than nvcc 13 takes
 
-/// Up to `bytes` of a piece from `at` on, none where it has ended.
+/// Returns up to `bytes` of a piece from `at` on, none behind its end.
 [[nodiscard]] inline std::span<const std::byte> code_part(std::span<const std::byte> piece, std::size_t at,
                                                           std::size_t bytes) noexcept {
   const std::size_t skipped = std::min(at, piece.size());
   return piece.subspan(skipped, std::min(bytes, piece.size() - skipped));
 }
 
-/// `targets = matrix * sources`: in one go as far as all of them reach, then block by block with zeros for
-/// pieces that have ended and a spill for targets that have.
+/// Computes `targets = matrix * sources`: at once as far as all of them reach, then block by block with zeros
+/// for ended pieces and a spill buffer for ended targets.
 template <class Engine>
 inline void code_product(const Engine& engine, const typename Engine::matrix& matrix,
                          std::span<const std::span<const std::byte>> sources,
@@ -50,7 +50,7 @@ inline void code_product(const Engine& engine, const typename Engine::matrix& ma
   }
   if (common != 0) engine.multiply(matrix, from, to, common);
 
-  std::byte spill[code_block];  // of all targets that have ended
+  std::byte spill[code_block];  // for all ended targets
   for (std::size_t at = common; at < end;) {
     std::size_t until = std::min(end, at + code_block);
     for (const std::span<const std::byte> source : sources) {
@@ -68,7 +68,7 @@ inline void code_product(const Engine& engine, const typename Engine::matrix& ma
   }
 }
 
-/// `parity += matrix's column * (before ^ after)`.
+/// Computes `parity += matrix's column * (before ^ after)`.
 template <class Engine>
 inline void code_update(const Engine& engine, const typename Engine::matrix& matrix, std::uint32_t column,
                         std::span<const std::byte> before, std::span<const std::byte> after,
@@ -88,7 +88,7 @@ inline void code_update(const Engine& engine, const typename Engine::matrix& mat
   }
 }
 
-/// The first parity that differs from `matrix * data`, by its place, or `parity.size()`.
+/// Returns the index of the first parity that differs from `matrix * data`, or `parity.size()`.
 template <class Engine>
 inline std::size_t code_verify(const Engine& engine, const typename Engine::matrix& matrix,
                                std::span<const std::span<const std::byte>> data,

@@ -16,14 +16,14 @@ inline namespace v0 {
 
 namespace detail {
 
-/// @throws argument_error  for a world of none, or of more ranks than a `rank_set` holds.
+/// @throws argument_error  for an empty world, or one with more ranks than a `rank_set` holds.
 inline void check_replica_world(std::uint64_t world) {
   if (world == 0 || world > rank_set::capacity) {
     throw argument_error("replica_map: a world of " + std::to_string(world) + " ranks; it must be 1 to 1024");
   }
 }
 
-/// Steps through the sets of `failures` of `world` ranks in order; false behind the last one.
+/// Advances to the next set of `failures` of `world` ranks; returns false behind the last one.
 [[nodiscard]] inline bool next_choice(std::vector<std::uint32_t>& choice, std::uint32_t world) {
   for (std::size_t i = choice.size(); i-- != 0;) {
     if (choice[i] + (choice.size() - i) >= world) continue;
@@ -43,7 +43,7 @@ inline void check_replica_world(std::uint64_t world) {
   return mixed ^ (mixed >> 31);
 }
 
-/// A root by Newton's steps, of a number from 0 to 1: <cmath> is a costly header for one.
+/// Returns a square root by Newton's iteration, for 0 to 1: <cmath> is a costly header for one function.
 [[nodiscard]] inline double root(double of) noexcept {
   if (of <= 0) return 0;
   double guess = 1;
@@ -66,13 +66,14 @@ inline replica_map replica_map::of_holders(const redundancy_scheme& scheme,
                                            std::vector<std::vector<rank_id>> holders) {
   detail::check_replica_world(holders.size());
   if (scheme.is_coded()) {
-    throw argument_error("replica_map: " + to_text(scheme) + " has parity, which is placed by groups");
+    throw argument_error("replica_map: " + to_text(scheme) +
+                         " has parity, which needs groups; use of_groups()");
   }
   for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {
     const std::string who = "replica_map: rank " + std::to_string(rank);
     if (holders[rank].size() != scheme.copies() - 1) {
       throw argument_error(who + " has " + std::to_string(holders[rank].size()) + " holders; " +
-                           to_text(scheme) + " asks for " + std::to_string(scheme.copies() - 1));
+                           to_text(scheme) + " needs " + std::to_string(scheme.copies() - 1));
     }
     rank_set seen{rank_id{rank}};
     for (const rank_id holder : holders[rank]) {
@@ -99,7 +100,7 @@ inline replica_map replica_map::of_groups(const redundancy_scheme& scheme, rank_
     }
     if (scheme.is_coded() && groups[g].size() > most_pieces) {
       throw argument_error(who + " has " + std::to_string(groups[g].size()) +
-                           " ranks; a code has at most 256 pieces: make smaller groups");
+                           " ranks, but a code has at most 256 pieces; use smaller groups");
     }
     for (const rank_id rank : groups[g]) {
       if (to_index(rank) >= to_number(world)) {
@@ -108,7 +109,7 @@ inline replica_map replica_map::of_groups(const redundancy_scheme& scheme, rank_
       }
       if (seen.contains(rank)) {
         throw argument_error(who + " has rank " + std::to_string(to_index(rank)) +
-                             ", which is in a group already");
+                             ", which is already in a group");
       }
       seen.insert(rank);
     }
@@ -202,7 +203,7 @@ inline loss_chance replica_map::loss_probability(std::uint32_t failures,
     order[i] = i;
   std::uint64_t lost = 0;
   for (std::uint64_t sample = 0; sample < options.samples; ++sample) {
-    // The beginning of a shuffle, from whatever order the last one left.
+    // The beginning of a shuffle, from the order that the last one left.
     for (std::uint32_t i = 0; i < failures; ++i) {
       const auto other = static_cast<std::uint32_t>(i + detail::split_mix(state) % (ranks - i));
       std::swap(order[i], order[other]);

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: its transport as an interface, so that what sends and receives is no template.
+/// `redundant_replica`: its transport as an interface, so that the communicating code is not a template.
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A `seated_transport` of any type: a virtual call beside a message costs nothing, and the objects of a
-/// replica are compiled once for all transports. What each function does, `transport` says.
+/// A `seated_transport` of any type: a virtual call costs nothing compared with a message, and the objects of
+/// a replica are compiled once for all transports. See `transport` for the functions.
 class replica_ranks {
  public:
   replica_ranks(const replica_ranks&) = delete;
@@ -42,7 +42,7 @@ class replica_ranks {
 
 static_assert(seated_transport<replica_ranks>);
 
-/// That interface to a transport, which outlives it.
+/// Adapts a transport, which must outlive it.
 template <seated_transport T>
 class replica_ranks_of final : public replica_ranks {
  public:
@@ -71,7 +71,7 @@ class replica_ranks_of final : public replica_ranks {
   T* ranks_;
 };
 
-/// How many seats the job has, members or not, where the transport can tell.
+/// Returns the number of seats of the job, members or not, if the transport knows it.
 template <class T>
 [[nodiscard]] std::optional<std::uint32_t> seats_of_job(T& ranks) {
   if constexpr (requires { ranks.endpoint().seats(); }) {

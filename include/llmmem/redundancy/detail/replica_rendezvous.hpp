@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the members of an epoch tell each other what they hold, and find the newest version.
+/// `redundant_replica`: the members of an epoch exchange what they hold, and find the newest version.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -29,30 +29,30 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What a rendezvous comes to, the same on all ranks: the version to give back, which rank of then is which
-/// now, and what of it is damaged.
+/// The result of a rendezvous, the same on all ranks: the version to restore, the mapping of its ranks to
+/// present ones, and what of it is damaged.
 struct found_version {
   version_facts facts{};
   membership_change change{};
   damaged_places damaged{};
 };
 
-/// What each rank says of itself when an epoch begins: the very bytes of a message.
+/// The report of each rank when an epoch begins: exactly the bytes of a message.
 struct replica_presence {
   std::uint64_t version = 0;
   std::uint64_t epoch = 0;  // in which the version was kept
   std::uint32_t rank = 0;   // in that epoch
   std::uint32_t world = 0;  // of that epoch; 0: the rank holds nothing
-  std::uint32_t setup = 0;  // digest of what must be the same on all
+  std::uint32_t setup = 0;  // digest of everything that must be equal on all ranks
   known_past last = known_past::unknown;
-  std::uint32_t damaged = 0;  // places, of what it holds
+  std::uint32_t damaged = 0;  // damaged places in its version
   std::uint32_t sum = 0;      // CRC-32C of all before it
 
   [[nodiscard]] bool is_of(const replica_presence& other) const noexcept {
     return version == other.version && epoch == other.epoch;
   }
-  /// A version is of the epoch it was kept in. Its number may have gone back since, to that of a checkpoint,
-  /// while a rank that was away still has a higher one.
+  /// A version belongs to the epoch it was kept in. Its number may have decreased since, to that of a
+  /// checkpoint, while a rank that was away still has a higher one.
   [[nodiscard]] bool is_newer_than(const replica_presence& other) const noexcept {
     return std::pair(epoch, version) > std::pair(other.epoch, other.version);
   }
@@ -63,24 +63,23 @@ struct replica_presence {
 static_assert(sizeof(replica_presence) == 40);
 
 /// The exchange that begins an epoch. All members call `meet`, and learn the same: the newest version that
-/// any of them has committed, how it was kept, which members hold it, and what of it is damaged where it
-/// lies. Each message carries a checksum. It keeps nothing from one epoch to the next.
+/// any of them has committed, how it was kept, which members hold it, and what of it is damaged. Each message
+/// carries a checksum. It keeps nothing from one epoch to the next.
 ///
-/// @par Complexity      40 bytes to each rank; of a version a broadcast of 4 bytes a member and 8 a part;
-/// where
-///      anything is damaged, a bit a place to each rank. @par Thread safety   one thread at a time.
+/// @par Complexity      40 bytes to each rank; for a version a broadcast of 4 bytes per member and 8 per
+///   part; if anything is damaged, a bit per place to each rank. @par Thread safety   one thread at a time.
 /// @par Errors          those of the transport; `errc::message_damaged`, `errc::setup_differs`.
 class replica_rendezvous {
  public:
-  /// Both outlive it.
+  /// Both must outlive it.
   replica_rendezvous(replica_ranks& ranks, const replica_setup& setup) noexcept
       : ranks_(&ranks), setup_(&setup) {}
 
-  /// @param held    what this rank holds: it learns what others know of the past, and discards a version that
-  ///      is not the one to give back.
+  /// @param held    what this rank holds: it learns what others know of the past, and drops a version that is
+  ///   not the one to restore.
   /// @param damage  what of the committed version is damaged here.
   /// @param digest  of this rank's setup.
-  /// @return the newest version; nothing where no rank holds any.
+  /// @return the newest version; nothing if no rank holds any.
   [[nodiscard]] result<std::optional<found_version>> meet(held_versions& held, const kept_damage& damage,
                                                           std::uint32_t digest, deadline by);
 
@@ -108,9 +107,10 @@ inline result<std::optional<found_version>> replica_rendezvous::meet(held_versio
   const replica_presence* const newest = newest_of(*all);
   if (newest == nullptr) return std::optional<found_version>();
   const auto holds = [&](const replica_presence& each) { return each.world != 0 && each.is_of(*newest); };
-  // A rank that was left out of the last commit, and came back, holds a stale version.
+  // A rank that was not part of the last commit, and returned, holds a stale version.
   if (!holds((*all)[to_index(ranks_->rank())])) held.discard_committed();
-  // Assigned one by one: of members left to their defaults beside designated ones g++ 12 warns at -O3.
+  // Assigned one by one, because g++ 12 warns at -O3 about designated initialisers that leave members to
+  // their defaults.
   found_version found;
   found.change.home = setup_->homes_among(ranks_->seats());
   found.change.world = to_number(ranks_->world());
@@ -132,7 +132,7 @@ inline result<std::optional<found_version>> replica_rendezvous::meet(held_versio
   return std::optional(std::move(found));
 }
 
-/// What all ranks say of themselves, by rank.
+/// Returns the reports of all ranks, by rank.
 inline result<std::vector<replica_presence>> replica_rendezvous::hear_all(const held_versions& held,
                                                                           std::uint32_t damaged,
                                                                           std::uint32_t digest, deadline by) {
@@ -162,7 +162,7 @@ inline result<std::vector<replica_presence>> replica_rendezvous::hear_all(const 
   return result<std::vector<replica_presence>>(std::move(all));
 }
 
-/// Null where no rank holds anything.
+/// Null if no rank holds anything.
 inline const replica_presence* replica_rendezvous::newest_of(std::span<const replica_presence> all) noexcept {
   const replica_presence* newest = nullptr;
   for (const replica_presence& each : all) {
@@ -171,7 +171,7 @@ inline const replica_presence* replica_rendezvous::newest_of(std::span<const rep
   return newest;
 }
 
-/// How the version was kept, from one rank that holds it to all.
+/// Sends how the version was kept, from one rank that holds it to all.
 inline result<version_facts> replica_rendezvous::learn_facts(const held_versions& held,
                                                              const replica_presence& newest, rank_id from,
                                                              deadline by) {
@@ -201,7 +201,7 @@ inline result<version_facts> replica_rendezvous::learn_facts(const held_versions
   return result<version_facts>(std::move(facts));
 }
 
-/// Words from one rank to all, with their checksum behind them.
+/// Sends words from one rank to all, followed by their checksum.
 inline result<void> replica_rendezvous::tell_all(std::vector<std::uint32_t>& words, rank_id from,
                                                  deadline by) {
   words.push_back(crc32c(0, std::as_bytes(std::span(words))));
@@ -214,7 +214,7 @@ inline result<void> replica_rendezvous::tell_all(std::vector<std::uint32_t>& wor
   return {};
 }
 
-/// What each rank that holds the version found damaged, with a checksum of that.
+/// Exchanges what each holder of the version found damaged, with a checksum.
 inline result<void> replica_rendezvous::learn_damage(found_version& of, const kept_damage& own, deadline by) {
   const std::uint32_t then = of.facts.layout.world;
   const std::size_t words = kept_damage::words_for(then);
@@ -222,7 +222,7 @@ inline result<void> replica_rendezvous::learn_damage(found_version& of, const ke
   const auto said_by = [&](rank_id rank) {
     return std::span(all).subspan(to_index(rank) * (words + 1), words + 1);
   };
-  // Of another version, or of none, nothing is looked at.
+  // Reports of other versions, or of none, are ignored.
   const std::span<std::uint32_t> mine = said_by(ranks_->rank());
   std::ranges::copy(own.words().first(std::min(words, own.words().size())), mine.begin());
   mine.back() = crc32c(0, std::as_bytes(mine.first(words)));

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: what a rank sends of a version that is kept: checksums, copies, stripes.
+/// `redundant_replica`: what a rank sends to keep a version: checksums, copies, stripes.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -30,28 +30,27 @@ inline namespace v0 {
 namespace detail {
 
 /// Makes a version redundant: all ranks call `spread` with their own parts, and each then holds what the map
-/// says that it keeps for others. First all tell each other the checksums of their parts and stripes, so that
-/// each rank proves what it receives. It keeps nothing from one version to the next but memory.
+/// assigns to it. First all exchange the checksums of their parts and stripes, so that each rank can verify
+/// what it receives. From one version to the next it keeps only memory.
 ///
-/// @par Complexity      for each byte owned what the scheme sends: F - 1 copies, or m stripes of a coded
-/// state,
-///      in as many rounds as the group has other members. @par Thread safety   one thread at a time.
+/// @par Complexity      what the scheme sends for each byte owned: F - 1 copies, or m stripes of a coded
+///   state, in as many rounds as the group has other members. @par Thread safety   one thread at a time.
 /// @par Errors          those of the transport, which is then revoked; `errc::message_damaged`,
-///      `errc::checksum_differs`.
+///   `errc::checksum_differs`.
 class replica_sender {
  public:
-  /// Both outlive it.
+  /// Both must outlive it.
   replica_sender(replica_ranks& ranks, const replica_setup& setup) noexcept
       : ranks_(&ranks), setup_(&setup) {}
 
-  /// @param made     has this rank's own parts already.
+  /// @param made     already has this rank's own parts.
   /// @param owners   of the epoch, which is the version's.
-  /// @param by_part  where parts are computed twice: the bytes that this rank computed of its wards.
+  /// @param by_part  if parts are computed twice: this rank's bytes of its wards.
   [[nodiscard]] result<void> spread(kept_version& made, const epoch_owners& owners,
                                     std::span<const std::span<const std::byte>> by_part, deadline by);
 
  private:
-  /// A group of a coded scheme, as this rank sees it.
+  /// A group of a coded scheme, from this rank's point of view.
   struct group_view {
     group_view(const replica_map& map, rank_id rank)
         : ranks(map.groups()[map.group_of(rank)]),
@@ -66,7 +65,7 @@ class replica_sender {
                                                 std::uint32_t codeword) const noexcept {
       return stripe_of(of.blob_bytes(ranks[member]), layout.shape().data, layout.stripe_in(member, codeword));
     }
-    /// Of a member's stripe in this rank's parity of the codeword.
+    /// Returns the coefficient of a member's stripe in this rank's parity of the codeword.
     [[nodiscard]] std::uint8_t coefficient(std::uint32_t codeword, std::uint32_t member) const {
       if (is_xor) return 1;
       return code_coefficient(layout.shape(), layout.piece_of(self, codeword),
@@ -94,7 +93,7 @@ class replica_sender {
   replica_ranks* ranks_;
   const replica_setup* setup_;
   std::vector<std::byte> scratch_{};                       // a stripe of another rank
-  std::vector<std::vector<std::uint32_t>> stripe_sums_{};  // by rank, of the version that is spread
+  std::vector<std::vector<std::uint32_t>> stripe_sums_{};  // by rank, of the version in progress
 };
 
 inline result<void> replica_sender::spread(kept_version& made, const epoch_owners& owners,
@@ -106,8 +105,8 @@ inline result<void> replica_sender::spread(kept_version& made, const epoch_owner
   return map->scheme().is_coded() ? send_stripes(made, *map, by) : send_copies(made, *map, by);
 }
 
-/// All ranks learn the checksums of all parts and, of coded states, of all stripes. What each rank says ends
-/// with a checksum of that.
+/// Tells all ranks the checksums of all parts and, for coded states, of all stripes. Each rank's message ends
+/// with a checksum of itself.
 inline result<void> replica_sender::share_sums(kept_version& made, const std::optional<replica_map>& map,
                                                deadline by) {
   const kept_layout& layout = made.facts().layout;
@@ -191,7 +190,7 @@ inline result<void> replica_sender::send_copies(kept_version& made, const replic
   return {};
 }
 
-/// Two ranks have computed a part: what came out here must be what its owner has.
+/// Two ranks have computed a part: the results must be equal.
 inline result<void> replica_sender::compare_wards(kept_version& made, std::span<const part_id> wards,
                                                   std::span<const std::span<const std::byte>> by_part) {
   for (const part_id part : wards) {
@@ -204,8 +203,7 @@ inline result<void> replica_sender::compare_wards(kept_version& made, std::span<
   return {};
 }
 
-/// Each member sends its stripe of a codeword to the members that keep the codeword's parities, which add it
-/// up.
+/// Each member sends its stripe of a codeword to the members that keep the codeword's parities, which add it.
 inline result<void> replica_sender::send_stripes(kept_version& made, const replica_map& map, deadline by) {
   const group_view group(map, made.self());
   const std::uint32_t members = group.layout.members();
@@ -220,7 +218,7 @@ inline result<void> replica_sender::send_stripes(kept_version& made, const repli
   return {};
 }
 
-/// Parities as long as the longest stripe of their codeword.
+/// Makes parities as long as the longest stripe of their codeword.
 inline void replica_sender::make_parities(kept_version& made, const group_view& group) {
   const std::uint32_t members = group.layout.members();
   made.begin_parities(members);
@@ -235,7 +233,8 @@ inline void replica_sender::make_parities(kept_version& made, const group_view& 
   }
 }
 
-/// This rank's stripe of a codeword to one member, and that of another into this rank's parity.
+/// Sends this rank's stripe of a codeword to one member, and adds another member's stripe to this rank's
+/// parity.
 inline result<void> replica_sender::trade_stripe(kept_version& made, const group_view& group,
                                                  std::uint32_t codeword, std::uint32_t to, std::uint32_t from,
                                                  deadline by) {

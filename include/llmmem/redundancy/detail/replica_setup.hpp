@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: what all ranks were given alike.
+/// `redundant_replica`: the setup, which is equal on all ranks.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -26,15 +26,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The scheme, the parts with their sizes and homes, and how messages and errors are marked. It never changes
-/// after construction, and says what follows from these facts alone for the members of an epoch.
+/// The scheme, the parts with their sizes and homes, and the tags of messages and errors. It never changes
+/// after construction, and derives from these facts alone what concerns the members of an epoch.
 ///
-/// @par Complexity      as said. @par Thread safety   any number of readers.
-/// @par Errors          the constructor's, and those of a placement.
+/// @par Complexity      as stated. @par Thread safety   any number of readers.
+/// @par Errors          those of the constructor, and of a placement.
 class replica_setup {
  public:
-  /// @param seats  how many the job has, if that is known.
-  /// @throws argument_error  when sizes and homes differ in number, or a home is no seat of the job.
+  /// @param seats  number of seats of the job, if known.
+  /// @throws argument_error  when sizes and homes differ in number, or a home is not a seat of the job.
   replica_setup(const redundancy_scheme& scheme, std::span<const std::uint64_t> sizes,
                 std::span<const seat_id> homes, std::optional<std::uint32_t> seats,
                 const replica_options& options)
@@ -60,16 +60,17 @@ class replica_setup {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name};
   }
 
-  /// Which rank keeps what of which, for members in these seats; nothing for one rank alone. Where fewer
+  /// Returns which rank keeps whose state, for members in these seats; nothing for one rank alone. If fewer
   /// seats are left than the parts have homes in, and the placement refuses them, neighbours keep the copies.
   /// @throws argument_error  when the placement refuses the seats of a full job.
   template <seat_placement Place>
   [[nodiscard]] std::optional<replica_map> map_of(const Place& place, std::span<const seat_id> seats) const;
-  /// By part: the rank that sits at its home, if there is one.
+  /// Returns, by part, the rank at its home, if there is one.
   [[nodiscard]] std::vector<std::optional<rank_id>> homes_among(std::span<const seat_id> seats) const;
-  /// By part, where nothing is held: the rank at its home, or else the rank that has the fewest bytes so far.
+  /// Returns, by part, when nothing is held: the rank at its home, otherwise the rank with the fewest bytes
+  /// so far.
   [[nodiscard]] std::vector<rank_id> owners_by_home(std::span<const seat_id> seats) const;
-  /// Of the scheme, the parts, their homes, and which rank keeps what of which in this epoch.
+  /// The digest of the scheme, the parts, their homes, and the map of this epoch.
   [[nodiscard]] std::uint32_t digest(const std::optional<replica_map>& map) const;
 
  private:
@@ -85,13 +86,14 @@ class replica_setup {
 inline void replica_setup::check(std::optional<std::uint32_t> seats) const {
   if (sizes_.size() != homes_.size()) {
     throw argument_error(std::string(options_.name) + ": " + std::to_string(sizes_.size()) + " parts and " +
-                         std::to_string(homes_.size()) + " homes; each part has one");
+                         std::to_string(homes_.size()) + " homes; give one home for each part");
   }
   for (std::size_t i = 0; seats && i < homes_.size(); ++i) {
     if (to_index(homes_[i]) < *seats) continue;
-    throw argument_error(std::string(options_.name) + ": part " + std::to_string(i) + " is at home in seat " +
-                         std::to_string(to_index(homes_[i])) + ", the job has seats 0 to " +
-                         std::to_string(*seats - 1) + "; name one of these");
+    throw argument_error(std::string(options_.name) + ": part " + std::to_string(i) +
+                         " has its home in seat " + std::to_string(to_index(homes_[i])) +
+                         ", but the job has seats 0 to " + std::to_string(*seats - 1) +
+                         "; name one of these");
   }
 }
 
@@ -103,7 +105,7 @@ std::optional<replica_map> replica_setup::map_of(const Place& place, std::span<c
   try {
     return place(seats).place(*scheme, world);
   } catch (const argument_error&) {
-    // The members that are left may be too few for a rule that all could keep: a copy next door is better
+    // The remaining members may be too few for a rule that all could keep: a copy on a neighbour is better
     // than none.
     if (seats.size() >= home_seats_) throw;
     return ring_neighbours().place(*scheme, world);

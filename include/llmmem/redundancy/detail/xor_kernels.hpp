@@ -12,7 +12,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-// Anywhere in memory, over bytes of any type. Deduced types (`auto`) would lose that.
+// At any address, over bytes of any type. Deduced types (`auto`) would lose that.
 using xor_16 [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
 using xor_32 [[gnu::vector_size(32), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
 using xor_64 [[gnu::vector_size(64), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
@@ -21,8 +21,9 @@ inline constexpr std::size_t xor_most = 5;  // buffers at a time
 
 // NOLINTBEGIN(modernize-use-auto): it would lose the vectors' alignment.
 
-// The three below are one text but for the width, as a target cannot be a template's parameter. Each returns
-// how many bytes it did, whole steps only. A source may be the destination: a step reads before it writes.
+// The three below have the same text except for the width, because a target cannot be a template parameter.
+// Each returns how many bytes it processed, whole steps only. A source may be the destination: a step reads
+// before it writes.
 
 template <std::size_t Count>
 inline std::size_t xor_fold_16(std::byte* to, const std::byte* const* from, std::size_t bytes) noexcept {
@@ -114,7 +115,7 @@ template <std::size_t Count>
 
 // NOLINTEND(modernize-use-auto)
 
-/// `to` becomes the exclusive or of `Count` sources, of which any may be `to`.
+/// Sets `to` to the exclusive or of `Count` sources, any of which may be `to`.
 template <std::size_t Count>
 inline void xor_fold(simd_path path, std::byte* to, const std::byte* const* from,
                      std::size_t bytes) noexcept {
@@ -143,7 +144,7 @@ inline void xor_fold(simd_path path, std::byte* to, const std::byte* const* from
   }
 }
 
-/// The same of 1 to `xor_most` sources.
+/// As above for 1 to `xor_most` sources.
 inline void xor_fold(simd_path path, std::byte* to, const std::byte* const* from, std::size_t count,
                      std::size_t bytes) noexcept {
   switch (count) {

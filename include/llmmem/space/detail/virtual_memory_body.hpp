@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of virtual_memory.hpp. Included by it alone.
+/// Bodies of virtual_memory.hpp. Only virtual_memory.hpp includes it.
 #pragma once
 
 #include <llmmem/space/errors.hpp>
@@ -73,7 +73,7 @@ result<void> basic_virtual_memory<Mapper>::map(const virtual_range& range, std::
   }
   const std::uint64_t base = address(ranges_[range.slot].data);
   const std::uint64_t start = base + offset;
-  // The last mapping that begins before our end is in the way if it is ours and reaches past our start.
+  // The last mapping that begins before the piece's end is in the way if it reaches past the piece's start.
   if (const std::uint32_t last = by_address_.below(start + bytes); last != none) {
     const std::uint64_t begins = by_address_.key(last);
     if (begins + mappings_[last].bytes > start) {
@@ -212,7 +212,7 @@ std::vector<std::string> basic_virtual_memory<Mapper>::audit() const {
   }
   const auto sum = [&](const char* what, std::uint64_t counted, std::uint64_t added) {
     if (counted != added) {
-      say(std::string(what) + " are counted as " + std::to_string(counted) + ", they add up to " +
+      say(std::string(what) + " have the count " + std::to_string(counted) + ", but add up to " +
           std::to_string(added));
     }
   };

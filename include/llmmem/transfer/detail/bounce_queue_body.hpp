@@ -1,5 +1,5 @@
 /// @file
-/// How the pieces of a `bounce_queue` go through its ring.
+/// Moves the pieces of a `bounce_queue` through its ring.
 #pragma once
 
 #include <llmmem/space/errors.hpp>
@@ -63,7 +63,7 @@ bounce_queue<Upper, Lower, Staging>::~bounce_queue() {
     while (slots_[i].at != hop::idle && slots_[i].at != hop::lost)
       step(i, true);
   }
-  // With a lost slot in it the ring stays with the space's account, for nobody to be given.
+  // With a lost slot in it the ring stays charged to the space, and is never reused.
   if (stats_.lost_bytes != 0) static_cast<void>(ring_.release());
 }
 
@@ -103,7 +103,7 @@ result<transfer_fence> bounce_queue<Upper, Lower, Staging>::start(way direction,
   for (const transfer_fence& each : after)
     o.after[o.after_count++] = each;
   if (checksum != nullptr) checksum->crc = 0;
-  finish_if_over(*had);  // one without bytes, that comes after nothing
+  finish_if_over(*had);  // one without bytes or dependencies
   poll();
   return fence;
 }
@@ -118,7 +118,7 @@ void bounce_queue<Upper, Lower, Staging>::poll() noexcept {
   begin_pieces();
 }
 
-/// Fills the slots that are free.
+/// Fills the free slots.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::begin_pieces() noexcept {
@@ -146,7 +146,7 @@ void bounce_queue<Upper, Lower, Staging>::begin_pieces() noexcept {
     const result<void> begun = begin_hop(index, o.direction == way::down);
     if (!begun) {
       s.at = hop::idle;
-      // Others are under way there: asked again by the next poll.
+      // Other operations occupy it: the next poll asks again.
       if (begun.code() == errc::table_full) return;
       fail(owner, begun.error());
       continue;
@@ -158,7 +158,7 @@ void bounce_queue<Upper, Lower, Staging>::begin_pieces() noexcept {
   }
 }
 
-/// The one whose next piece is to begin, or `none`. Ends those whose time has come without one.
+/// Returns the operation whose next piece begins, or `none`. Ends those that are due without one.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 std::uint32_t bounce_queue<Upper, Lower, Staging>::next_operation() noexcept {
@@ -184,8 +184,8 @@ std::uint32_t bounce_queue<Upper, Lower, Staging>::next_operation() noexcept {
   return found;
 }
 
-/// Lets a slot's piece take a hop: out of the upper space or the lower one while it is being filled, and into
-/// the other one after that.
+/// Begins a hop of a slot's piece: from the upper or lower space while the slot is being filled, to the other
+/// one after that.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 result<void> bounce_queue<Upper, Lower, Staging>::begin_hop(std::uint32_t index, bool at_upper) noexcept {
@@ -193,7 +193,7 @@ result<void> bounce_queue<Upper, Lower, Staging>::begin_hop(std::uint32_t index,
   const operation& o = operations_[s.owner];
   const std::span<std::byte> here = bytes_of(index);
   const bool fills = s.at == hop::filling;
-  // A device's queue would wait for room, where others say that they have none.
+  // A device's queue would wait for space, while others report that they have none.
   if (!(at_upper ? detail::has_capacity(*upper_) : detail::has_capacity(*lower_)))
     return failure{.code = errc::table_full, .where = options_.name.c_str()};
   try {
@@ -223,7 +223,7 @@ bool bounce_queue<Upper, Lower, Staging>::is_ready(const slot& s) const noexcept
   return is_at_upper(s) ? s.upper.ready() : s.lower.ready();
 }
 
-/// Waits for a slot's hop, and says how it went.
+/// Waits for a slot's hop, and returns its result.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 result<void> bounce_queue<Upper, Lower, Staging>::land(slot& s) noexcept {
@@ -234,7 +234,7 @@ result<void> bounce_queue<Upper, Lower, Staging>::land(slot& s) noexcept {
   }
 }
 
-/// Goes on with a slot's piece, which it waits for if it `waits`.
+/// Makes progress with a slot's piece; waits for it if `waits`.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::step(std::uint32_t index, bool waits) noexcept {
@@ -253,7 +253,7 @@ void bounce_queue<Upper, Lower, Staging>::step(std::uint32_t index, bool waits) 
   release(index, is_lost ? hop::lost : hop::idle);
 }
 
-/// A piece is in the ring.
+/// Handles a piece that is in the ring.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::arrived(std::uint32_t index) noexcept {
@@ -262,7 +262,7 @@ void bounce_queue<Upper, Lower, Staging>::arrived(std::uint32_t index) noexcept 
   if (bounce_checksum* sum = operations_[s.owner].checksum; sum != nullptr && s.begin < sum->bytes) {
     const std::uint64_t left = sum->bytes - s.begin;
     const std::uint64_t counts = left < s.bytes ? left : s.bytes;
-    // Pieces come in any order: each adds what it is worth before all that is behind it.
+    // Pieces arrive in any order: each contributes its checksum shifted by the bytes behind it.
     const std::uint32_t one = crc32c(0, bytes_of(index).first(static_cast<std::size_t>(counts)));
     sum->crc ^= crc32c_combine(one, 0, left - counts);
   }
@@ -286,7 +286,7 @@ void bounce_queue<Upper, Lower, Staging>::leave(std::uint32_t index) noexcept {
   }
 }
 
-/// A slot has its piece no longer.
+/// Frees a slot.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::release(std::uint32_t index, hop now) noexcept {
@@ -299,8 +299,8 @@ void bounce_queue<Upper, Lower, Staging>::release(std::uint32_t index, hop now) 
   finish_if_over(owner);
 }
 
-/// No further piece of it begins. Of several failures the first counts, but `errc::completion_lost` before
-/// others.
+/// Begins no further piece of it. Of several failures the first counts, except that `errc::completion_lost`
+/// overrides others.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::fail(std::uint32_t owner, const failure& why) noexcept {
@@ -322,8 +322,8 @@ void bounce_queue<Upper, Lower, Staging>::finish_if_over(std::uint32_t owner) no
   board_.finish(owner, o.why);
 }
 
-/// Goes on until something has ended: by waiting for what is most likely the next to end, of `awaited` before
-/// others.
+/// Makes progress until something has ended, by waiting for the hop that is most likely to end next,
+/// preferably of `awaited`.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 void bounce_queue<Upper, Lower, Staging>::await(const transfer_fence& awaited) noexcept {
@@ -344,10 +344,10 @@ void bounce_queue<Upper, Lower, Staging>::await(const transfer_fence& awaited) n
   }
   if (chosen != none) return step(chosen, true);
   for (std::uint32_t k = 0; k < operations_[owner].after_count; ++k) {
-    // Of another queue: nothing here can make it pass.
+    // A fence of another queue: nothing here can make it pass.
     if (!operations_[owner].after[k].ready()) return static_cast<void>(operations_[owner].after[k].settled());
   }
-  const timespec little{0, 20'000};  // a queue that others have filled
+  const timespec little{0, 20'000};  // a queue filled by other users
   ::nanosleep(&little, nullptr);
 }
 

@@ -15,8 +15,8 @@ inline constexpr std::array<std::string_view, copy_ways> copy_way_names{"loop", 
 inline constexpr std::array<std::string_view, copy_directions> copy_direction_names{"up", "down", "within"};
 inline constexpr std::string_view copy_plan_title = "llmmem copy plan 1";
 
-/// Where a number lies in a rising list: the entry before it, how far it is to the next one, and by how much
-/// it is above the last.
+/// The position of a number in a rising list: the entry before it, the distance to the next one, and the
+/// ratio to the last one if it is above.
 struct grid_place {
   std::size_t at = 0;
   double part = 0;
@@ -33,7 +33,7 @@ struct grid_place {
   return {static_cast<std::size_t>(next - rising.begin()) - 1, (asked - below) / (above - below), 1};
 }
 
-/// Words of a line, by single spaces; what is left over belongs to the last.
+/// Returns the words of a line, separated by single spaces; the rest belongs to the last.
 template <std::size_t Count>
 [[nodiscard]] bool split_words(std::string_view line, std::array<std::string_view, Count>& words) noexcept {
   for (std::size_t i = 0; i < Count; ++i) {
@@ -45,15 +45,15 @@ template <std::size_t Count>
   return true;
 }
 
-/// Times are kept as whole numbers, and none as 0.
+/// Times are kept as whole numbers; 0 means none.
 [[nodiscard]] inline std::uint64_t whole_nanoseconds(double ns) noexcept {
   const auto whole = static_cast<std::uint64_t>(ns);
   return static_cast<double>(whole) < ns ? whole + 1 : whole;
 }
 
-/// A number above 0, in digits alone.
+/// Reads a number above 0, digits only.
 [[nodiscard]] inline bool read_number(std::string_view text, std::uint64_t& into) noexcept {
-  constexpr std::size_t most_digits = 18;  // of which no number wraps
+  constexpr std::size_t most_digits = 18;  // no such number wraps
   if (text.empty() || text.size() > most_digits) return false;
   into = 0;
   for (const char each : text) {

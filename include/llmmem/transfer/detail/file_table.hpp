@@ -1,5 +1,5 @@
 /// @file
-/// The files that a queue's engine was told of, or is to be told of by whoever drives it next.
+/// The files that a queue has registered with its engine, or will register.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,8 +12,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Descriptors on their way into an engine's table and out of it. Anybody names them; the engine hears of it
-/// from the thread that calls it anyway, before its next request, as some hear no other.
+/// Descriptors being added to an engine's table and removed from it. Any thread names them; the thread that
+/// calls the engine passes them on before its next request, because some engines accept calls from no other.
 ///
 /// @par Complexity   O(entries).
 /// @par Thread safety   none: the queue's lock.
@@ -21,7 +21,7 @@ class file_table {
  public:
   static constexpr std::uint32_t max_files = 64;
 
-  /// A negative descriptor is no change. Without room it is not told of, and counted.
+  /// A negative descriptor has no effect. If there is no space, it is only counted.
   void add(int descriptor) noexcept {
     if (descriptor < 0 || find(descriptor, state::told) != max_files ||
         find(descriptor, state::adding) != max_files)
@@ -46,11 +46,11 @@ class file_table {
   }
 
   [[nodiscard]] bool has_changes() const noexcept { return has_changes_; }
-  /// Descriptors that go by the table, and those that would have but could not.
+  /// The number of descriptors in the table; and of those that did not fit.
   [[nodiscard]] std::uint32_t told() const noexcept { return told_; }
   [[nodiscard]] std::uint64_t plain() const noexcept { return plain_; }
 
-  /// Tells the engine: first what goes, as its number may have come back for another file.
+  /// Updates the engine: removals first, because a number may already belong to another file.
   template <registers_files Engine>
   void apply(Engine& engine) noexcept {
     if (!has_changes_) return;

@@ -1,6 +1,6 @@
 /// @file
-/// The tables and decisions of a file queue: what is asked for, what is under way, what becomes of it. No
-/// locks, no threads, no waiting.
+/// The tables and decisions of a file queue: requested operations, requests in flight, outcomes. No locks, no
+/// threads, no waiting.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-// Without <algorithm>, which costs every reader of this header 12,000 lines.
+// Without <algorithm>, which costs every user of this header 12,000 lines.
 template <class T>
 [[nodiscard]] constexpr T smaller(T a, T b) noexcept {
   return b < a ? b : a;
@@ -34,8 +34,8 @@ template <class T>
   return a < b ? b : a;
 }
 
-/// An *operation* is what a fence stands for; it consists of *copies*, and these are cut into *pieces*, one
-/// request each. Urgent copies are cut first, those of one urgency in the order they were asked for.
+/// A fence represents an *operation*; it consists of *copies*, and these are divided into *pieces*, one
+/// request each. Urgent copies are divided first; with equal urgency, in the order of the requests.
 class transfer_core {
  public:
   static constexpr std::size_t max_after = 4;
@@ -55,7 +55,7 @@ class transfer_core {
   [[nodiscard]] result<transfer_fence> start(std::span<const file_copy> copies, transfer::urgency how,
                                              std::span<const transfer_fence> after) noexcept;
 
-  /// Operations whose dependencies have passed become ready.
+  /// Makes operations ready whose dependencies have passed.
   void admit() noexcept;
 
   /// Queues requests until the engine or the depth has enough.
@@ -64,15 +64,16 @@ class transfer_core {
 
   void settle(std::span<const io_completion> completions, std::uint64_t now_ns) noexcept;
 
-  /// The engine no longer works: what is under way counts as lost, and everything that could go on fails
+  /// The engine no longer works: requests in flight count as lost, and everything that could continue fails
   /// with `why`.
   void engine_failed(const failure& why) noexcept;
 
-  /// How often the system asked for the request that was told so most often since this was last asked; 0
-  /// for none. The more often, the longer it should be left alone.
+  /// Returns how often the system asked to retry the most often retried request since the last call; 0 for
+  /// none. The higher, the longer the system should be left alone.
   [[nodiscard]] std::uint32_t take_pause() noexcept { return std::exchange(pause_, 0); }
 
-  /// Gives up requests that were not answered in time. The next time to ask, `io_wait::forever` for never.
+  /// Gives up requests that were not answered in time. Returns the next time to call, `io_wait::forever` for
+  /// never.
   [[nodiscard]] std::uint64_t give_up(std::uint64_t now_ns) noexcept;
 
   void cancel(std::uint32_t slot) noexcept {
@@ -84,11 +85,11 @@ class transfer_core {
       cancel(slot);
   }
   void promote(std::uint32_t slot, transfer::urgency how) noexcept;
-  /// An operation that is not over; a fence that has passed when there is none.
+  /// Returns a running operation; a fence that has passed if there is none.
   [[nodiscard]] transfer_fence some_running() noexcept;
   [[nodiscard]] std::uint64_t done(std::uint32_t slot) const noexcept { return operations_[slot].done; }
 
-  /// What is asked for from now on. @pre the depth is not above that of the constructor.
+  /// Sets the setting for requests from now on. @pre the depth is not above that of the constructor.
   void use(const io_setting& setting) noexcept {
     depth_limit_ = setting.depth;
     block_bytes_ = setting.block_bytes;
@@ -105,7 +106,7 @@ class transfer_core {
     return again_count_ != 0;
   }
   [[nodiscard]] bool has_waiting() const noexcept { return waiting_.head != none; }
-  /// Whether one of them waits for an operation of another queue, which nobody tells us of.
+  /// Whether one of them waits for an operation of another queue, which does not notify this one.
   [[nodiscard]] bool waits_for_others() const noexcept { return waits_for_others_; }
   [[nodiscard]] std::uint32_t flying() const noexcept { return flying_; }
 
@@ -118,7 +119,7 @@ class transfer_core {
     transfer::urgency how = transfer::urgency::demand;
     std::uint32_t first_copy = none;
     std::uint32_t copies_left = 0;
-    std::uint32_t pieces = 0;  // requests under way or to be repeated
+    std::uint32_t pieces = 0;  // requests in flight or to be repeated
     std::uint32_t next = none;
     std::uint32_t after_count = 0;
     std::uint64_t bytes = 0;
@@ -140,7 +141,7 @@ class transfer_core {
     flight at = flight::landed;
     bool direct = false;
     std::uint32_t of = none;
-    std::uint32_t life = 0;  // tells a late answer from that of the slot's next piece
+    std::uint32_t life = 0;  // distinguishes a late answer from that of the slot's next piece
     std::uint32_t attempts = 0;
     std::uint32_t asked = 0;
     std::uint64_t begin = 0;
@@ -160,7 +161,7 @@ class transfer_core {
     to.tail = index;
   }
 
-  /// Takes out of `from` what `belongs(index)`, and hands it to `taken`.
+  /// Removes from `from` the entries for which `belongs(index)`, and passes them to `taken`.
   template <class T, class Belongs, class Taken>
   static void extract(fixed_array<T>& table, list& from, Belongs belongs, Taken taken) noexcept {
     std::uint32_t index = std::exchange(from, list{}).head;
@@ -289,7 +290,7 @@ inline std::uint32_t transfer_core::add_copies(std::uint32_t slot,
                                                std::span<const file_copy> copies) noexcept {
   operation& o = operations_[slot];
   std::uint32_t count = 0;
-  // From the back, so that the siblings' chain runs in the order asked for.
+  // From the back, so that the chain of siblings is in the order of the requests.
   for (std::size_t i = copies.size(); i-- > 0;) {
     if (copies[i].bytes == 0) continue;
     const std::uint32_t index = std::exchange(free_copies_, copies_[free_copies_].next);
@@ -338,7 +339,7 @@ inline void transfer_core::admit() noexcept {
     }
     slot = next;
   }
-  // Some may have been over at once, and what came after them can go on.
+  // Some may have completed at once, so operations behind them can continue.
   if (passing.head != none) admit();
 }
 
@@ -355,7 +356,7 @@ inline void transfer_core::choose_way(piece& p) const noexcept {
   p.direct = span.direct;
 }
 
-/// A piece to ask for next, its way chosen; `none` when there is nothing, or no room.
+/// Returns the next piece to request, with its path chosen; `none` when there is nothing, or no space.
 inline std::uint32_t transfer_core::next_piece() noexcept {
   if (again_count_ != 0) {
     const std::uint32_t index = again_[--again_count_];
@@ -385,7 +386,7 @@ inline std::uint32_t transfer_core::next_piece() noexcept {
 
 template <io_engine Engine>
 void transfer_core::issue(Engine& engine, std::uint64_t now_ns) noexcept {
-  // With every slot lost the device is dead: nothing would ever be asked for.
+  // With every slot lost the device is dead: no request would ever be made.
   if (lost_ == pieces_.size()) fail_lost();
   for (;;) {
     const std::uint32_t index = next_piece();
@@ -460,7 +461,7 @@ inline void transfer_core::land(std::uint32_t index, std::int32_t outcome) noexc
     }
     failure why = failed(p, error);
     if (outcome == 0 && reads) {
-      // Pieces come back in any order: this one may lie far behind the end.
+      // Pieces return in any order: this one may lie far behind the end.
       const result<std::uint64_t> size = what.file->size();
       const std::uint64_t end = what.offset + p.begin;
       why = {errc::file_ends, 0, what.offset + what.bytes, size ? smaller(*size, end) : end,
@@ -482,7 +483,7 @@ inline void transfer_core::release_piece(std::uint32_t index) noexcept {
   --operations_[copies_[p.of].owner].pieces;
 }
 
-/// Nothing more of the operation is asked for; it is over when what is under way has come back.
+/// Stops requesting for the operation; it is complete when the requests in flight have returned.
 inline void transfer_core::fail(std::uint32_t slot, const failure& why) noexcept {
   operation& o = operations_[slot];
   if (o.at == stage::failing || o.at == stage::over) return;
@@ -542,7 +543,7 @@ inline std::uint64_t transfer_core::give_up(std::uint64_t now_ns) noexcept {
   return first;
 }
 
-/// The device may still write to that memory: the slot stays taken until an answer comes.
+/// The device may still write to that memory: the slot stays occupied until an answer arrives.
 inline void transfer_core::lose(std::uint32_t index, failure why) noexcept {
   piece& p = pieces_[index];
   p.at = flight::lost;
