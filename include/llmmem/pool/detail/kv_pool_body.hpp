@@ -242,7 +242,7 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   if (entry != detail::span_table::none) tell_published(entry);
 }
 
-/// A block is not here any more. The directory is told also where this node has forgotten to have published
+/// A block is no longer here. The directory is told also where this node has forgotten to have published
 /// it: else it would name this node to all who ask.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
