@@ -24,11 +24,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Joins the tiers of several nodes: a node that lacks blocks of a prompt asks who has them, and brings them
-/// into its first tier, from which its cache loads them as its own.
+/// Joins the tiers of several nodes. A node that lacks blocks of a prompt asks which nodes have them and
+/// fetches them into its first tier, from which its cache loads them like its own.
 ///
-///     socket_endpoint end({.folder = "/run/pool", .self = seat_id{0}, .seats = 4});
-///     kv_pool pool(tiers, end, {.model = layout.fingerprint()});
+///     socket_endpoint end({.seat = seat_id{0}, .seats = 4, .folder = "/run/pool"});
+///     kv_pool pool(tiers, end, {.model = layout.content_fingerprint()});
 ///
 ///     auto request = pool.ask(chain, cache.tokens(sequence)).value();  // asks the directory, does not wait
 ///     ... in the next steps, until request.where().next is no longer `pending`: pool.progress();
@@ -40,22 +40,21 @@ inline namespace v0 {
 ///     tiers.store(sequence, kernel_done).value();
 ///     pool.publish(chain, cache.tokens(sequence));       // other nodes find what the tiers have
 ///
-/// **The directory** tells which nodes hold which blocks. Its parts lie with the nodes: 64 chunks of a chain,
-/// a *span*, belong to the node that rendezvous hashing picks, so that a prompt asks few nodes, and a node
-/// that joins or leaves moves its share alone. What the directory says is a hint. A node that has a block no
-/// more says so, and the directory learns of it.
+/// **The directory** records which nodes hold which blocks. The nodes share it: 64 chunks of a chain, a
+/// *span*, belong to the node that rendezvous hashing picks. A prompt therefore asks few nodes, and a node
+/// that joins or leaves moves only its share. An answer of the directory is a hint. A node that no longer has
+/// a block says so and corrects the directory.
 ///
-/// **Never a wrong token.** A node is asked for a block by its whole key, which names the tokens of its
-/// prefix, their tenant, the epoch of the weights and the seed of the hash. Each frame of a block carries a
-/// CRC-32C. Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see
-/// `state_of`. Nothing that a node says is trusted: lengths, numbers and offsets are checked against what
-/// this node awaits.
+/// **Never a wrong token.** A request names a block by its whole key, which covers the tokens of its prefix,
+/// their tenant, the epoch of the weights and the seed of the hash. Each frame of a block carries a CRC-32C.
+/// Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see `state_of`.
+/// Messages are untrusted input: the pool checks lengths, numbers and offsets against what this node awaits.
 ///
-/// **A node that dies** is forgotten when the endpoint tells of it: blocks that it was sending are asked of
-/// another holder, or missed; nothing waits for it.
+/// **A node that dies** is forgotten when the endpoint reports its death. The pool asks another holder for
+/// the blocks that the node was sending, or counts them as failed; nothing waits for it.
 ///
-/// **Nodes that fetch become holders**, once they publish: what many ask for has many holders, and a request
-/// takes the one that it awaits least from.
+/// **Nodes that fetch become holders** once they publish, so a popular prompt has many holders. A request
+/// takes the holder from which its node awaits the fewest blocks.
 ///
 /// **Nothing waits but `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
 /// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports
@@ -66,7 +65,7 @@ inline namespace v0 {
 ///                   number of seats; one that starts later, or again, joins by itself.
 ///
 /// @par Complexity      `ask` one message of 300 bytes a span; a directory answer O(entries of the span x
-///                      chunks); a block one copy into its slot besides the transport's.
+///                      chunks); a block one copy into its slot, in addition to the transport's.
 /// @par Thread safety   that of the tiers.
 /// @par Errors          the constructor throws `argument_error`, and `out_of_memory`; `ask` returns its
 ///                      failure, and throws `std::bad_alloc`. All else ends in `fetch_result`.
@@ -84,7 +83,7 @@ class kv_pool {
   kv_pool(const kv_pool&) = delete;
   kv_pool& operator=(const kv_pool&) = delete;
 
-  /// Asks the directory who holds the chain's blocks behind the first `first` tokens. Does not wait.
+  /// Asks the directory which nodes hold the chain's blocks after the first `first` tokens. Does not wait.
   ///
   /// The request keeps the address of `chain`, which must neither move nor end before it.
   /// @return `errc::table_full` for more than `max_requests`; `errc::epoch_differs` for a chain of another
@@ -93,12 +92,12 @@ class kv_pool {
   result<request> ask(const kv_chain& chain, std::uint64_t first, std::uint64_t patience_ns);
   result<request> ask(const kv_chain&& chain, std::uint64_t first) = delete;
 
-  /// Tells the directory which blocks of the chain's first `tokens` tokens the tiers of this node have, also
-  /// those that `store` has begun to write. Says nothing twice. Waits for nothing.
+  /// Announces to the directory which blocks of the chain's first `tokens` tokens this node's tiers have,
+  /// also those that `store` has begun to write. Says nothing twice. Waits for nothing.
   void publish(const kv_chain& chain, std::uint64_t tokens) noexcept;
 
-  /// Hears what has come, answers other nodes, and goes on with the requests. To be called in each step of
-  /// the engine. Waits at most `send_ns` for a receiver that takes nothing.
+  /// Reads what has arrived, answers other nodes, and advances the requests. The engine calls it in each
+  /// step. Waits at most `send_ns` for a receiver that takes nothing.
   void progress();
   /// The same, but first waits up to `wait_ns` nanoseconds for something from another node: for a thread that
   /// has nothing else to do.
@@ -164,7 +163,7 @@ class kv_pool {
   [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
-  // Telling
+  // Sending words
   void tell(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
   void tell_hello(seat_id to) noexcept;
   void tell_published(std::uint32_t entry) noexcept;

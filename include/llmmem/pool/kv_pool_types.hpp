@@ -1,5 +1,5 @@
 /// @file
-/// What `kv_pool` is set up with, and what it answers.
+/// The options, results and counters of `kv_pool`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,10 +22,10 @@ struct kv_pool_options {
   std::uint32_t max_gets = 256;     ///< blocks that all requests together await from other nodes at once
   /// Blocks that other nodes await from this one at once; beyond that it answers that it has none.
   std::uint32_t max_serving = 1024;
-  /// Bytes of blocks that one `progress` sends at most, and a block more: the engine's step goes on then.
+  /// Bytes of blocks after which one `progress` sends no further block, so that the engine's step continues.
   std::uint64_t serve_bytes = std::uint64_t{64} << 20;
-  /// How long one block's send may hold up `progress` where its receiver takes nothing. Such a receiver is
-  /// served nothing for `slow_ns`.
+  /// How long the send of one frame may hold up `progress` when its receiver takes nothing. The node then
+  /// serves that receiver nothing for `slow_ns`.
   std::uint64_t send_ns = 50'000'000;
   std::uint64_t slow_ns = 1'000'000'000;
   /// Spans that this node can remember for all nodes, and again of its own. The oldest is forgotten first.
@@ -46,7 +46,7 @@ inline constexpr std::uint32_t most_holders = 4;
 
 /// Whether blocks pass between this node and another.
 enum class peer_state : std::uint8_t {
-  absent,    ///< nobody is connected there, or it has not introduced itself yet
+  absent,    ///< no process is connected there, or it has not introduced itself yet
   present,   ///< blocks pass
   different  ///< its cache has other blocks, keys, weights or another epoch: nothing passes
 };
@@ -71,7 +71,7 @@ struct stats {
   std::uint64_t served_bytes = 0;
   std::uint64_t missing_blocks = 0;   ///< that others asked for and this node had no more
   std::uint64_t damaged_blocks = 0;   ///< arrived with a wrong checksum
-  std::uint64_t refused_frames = 0;   ///< that make no sense, or for what nobody awaits
+  std::uint64_t refused_frames = 0;   ///< that are malformed, or for blocks that no request awaits
   std::uint64_t directory_spans = 0;  ///< that this node remembers now
   std::uint64_t told_messages = 0;    ///< small messages sent: questions, answers, announcements
   std::uint64_t metadata_bytes = 0;

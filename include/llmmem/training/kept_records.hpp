@@ -43,7 +43,7 @@ struct record_form {
 
 /// Bytes of records that live.
 struct kept_records_stats {
-  std::uint64_t live_bytes = 0;  ///< kept, and in use; in whatever tier
+  std::uint64_t live_bytes = 0;  ///< kept, and in use; in any tier
   std::uint64_t peak_bytes = 0;
   std::uint64_t rebuilds = 0;
 };
@@ -190,7 +190,8 @@ class kept_records {
       }
       throw argument_error("kept_records: record " + std::to_string(i) + " of " + std::to_string(form.bytes) +
                            " bytes keeps " + std::to_string(run.bytes) + " from byte " +
-                           std::to_string(run.offset) + " on; runs lie in the record, in order, apart");
+                           std::to_string(run.offset) +
+                           " on; runs must be inside the record, in order, without overlap");
     }
     if (form.bytes == 0) throw argument_error("kept_records: record " + std::to_string(i) + " has 0 bytes");
   }

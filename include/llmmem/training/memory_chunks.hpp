@@ -20,9 +20,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Chunks that take memory of a space from their first write until their contents are discarded. What is
-/// written for tiers runs on it where there is memory enough, and the space's peak tells what is alive at
-/// once.
+/// Chunks that take memory of a space from their first write until their contents are discarded. Code
+/// written for tiers runs on it where memory suffices; the space's peak is the most that is alive at once.
 ///
 /// @par Complexity      a first write and a `discard` as the space's allocation, every other call O(1).
 /// @par Thread safety   one thread at a time.

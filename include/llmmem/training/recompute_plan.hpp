@@ -113,7 +113,7 @@ inline void check_choices(std::span<const record_choices> records) {
   return high;
 }
 
-/// The way for each record that costs least together, with no more than `budget` bytes alive at any moment of
+/// The way for each record that costs least together, with at most `budget` bytes alive at any moment of
 /// the forward and the backward pass. Layers are a chain: forward from the first to the last, backward the
 /// other way, and each record is dropped behind its backward pass.
 ///

@@ -35,7 +35,7 @@ struct training_layer {
 struct training_shape {
   std::vector<training_layer> layers{};
   std::uint32_t value_bytes = 4;      ///< of a weight, of a gradient and of each moment
-  std::uint64_t workspace_bytes = 0;  ///< of what a rank computes with beside
+  std::uint64_t workspace_bytes = 0;  ///< of a rank's other computing
 };
 
 /// When the optimizer changes a layer's weights.
@@ -78,7 +78,7 @@ struct training_plan {
   state_ranges ranges = state_ranges::per_kind;
 };
 
-/// Bytes that a plan comes to: exactly, or no more than.
+/// Bytes that a plan takes: exactly, or at most.
 struct predicted_bytes {
   std::uint64_t bytes = 0;
   bool is_bound = false;
@@ -90,14 +90,14 @@ struct predicted_bytes {
 
 /// What one rank takes.
 struct training_prediction {
-  training_bytes kept{};  ///< weights, gradients and moments between operations, in whatever tier
-  std::uint64_t resident_state_bytes = 0;    ///< what these take in plain memory; 0 in tiers
-  predicted_bytes gathered{};                ///< the most at once of gathered layers and of what a sum takes
-  std::uint64_t records_bytes = 0;           ///< the most at once of activations, in whatever tier
+  training_bytes kept{};                   ///< weights, gradients and moments between operations, in any tier
+  std::uint64_t resident_state_bytes = 0;  ///< what these take in plain memory; 0 in tiers
+  predicted_bytes gathered{};              ///< the most at once of gathered layers and of what a sum takes
+  std::uint64_t records_bytes = 0;         ///< the most at once of activations, in any tier
   std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
   std::uint64_t workspace_bytes = 0;
   std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
-  predicted_bytes fast{};                 ///< all that lies in the fastest memory
+  predicted_bytes fast{};                 ///< everything in the fastest memory
   std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
   std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
   std::uint64_t sent_once = 0;    ///< by setting weights up, and by each use of all weights in turn (zero 3)

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of kv_pool.hpp: set-up, the directory, and what is told to other nodes. Included by it alone.
+/// Bodies of kv_pool.hpp: set-up, the directory, and the words sent to other nodes. Included by it alone.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -70,7 +70,7 @@ detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
   return out;
 }
 
-/// The cache has been reset: its keys are others, and so are those of the nodes that go on with it.
+/// The cache has been reset: its keys change, and so do those of nodes that reset too.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
   epoch_ = tiers_->cache().epoch();
@@ -242,8 +242,8 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   if (entry != detail::span_table::none) tell_published(entry);
 }
 
-/// A block is no longer here. The directory is told also where this node has forgotten to have published
-/// it: else it would name this node to all who ask.
+/// A block is no longer here. Corrects the directory also when this node no longer remembers to have
+/// published the block: otherwise the directory would name this node in every answer.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                                        const block_key& key) noexcept {
@@ -259,7 +259,7 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
   tell(to, detail::pool_frame::gone, out);
 }
 
-/// Tells what this node holds to the nodes that have come to look after it.
+/// Announces what this node holds to the nodes that now keep the spans' entries.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::republish() noexcept {
   constexpr std::uint32_t most = 64;  // entries told in one step
@@ -274,7 +274,7 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
   if (republished_ == published_.capacity()) must_republish_ = false;
 }
 
-// Telling
+// Sending words
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::tell(seat_id to, detail::pool_frame kind,

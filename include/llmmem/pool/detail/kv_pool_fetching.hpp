@@ -175,7 +175,7 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
   return best;
 }
 
-/// A slot of the first tier for a block. Otherwise the part's state says what becomes of it.
+/// A slot of the first tier for a block. Otherwise the part's state is its outcome.
 template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
   const block_key& key = key_of(of, each);

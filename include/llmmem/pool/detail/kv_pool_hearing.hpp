@@ -11,7 +11,7 @@ inline namespace v0 {
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::hear() {
-  constexpr int most = 1024;  // so that many who talk do not hold up the engine
+  constexpr int most = 1024;  // so that many busy peers do not hold up the engine
   hearing handler{this};
   for (int i = 0; i < most && end_->poll(deadline{0}, handler); ++i) {
   }
@@ -131,13 +131,13 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   detail::pool_peer& peer = peers_[to_index(from)];
   const bool is_known = peer.state != pool::peer_state::absent && peer.nonce == nonce;
   if (is_known && peer.likeness == like) return;
-  forget_peer(from, false);  // whatever it says of itself: of a death the endpoint tells
+  forget_peer(from, false);  // a greeting is no proof of a death: the endpoint reports those
   peer.likeness = like;
   peer.nonce = nonce;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
   must_republish_ = true;
   republished_ = 0;
-  // It may have been told of this node before it listened.
+  // It may have received this node's greeting before it listened.
   if (!is_known) tell_hello(from);
 }
 
@@ -278,8 +278,8 @@ void kv_pool<Tiers, Endpoint>::died(seat_id seat) noexcept {
 }
 
 /// What a node was asked for will not come, and what it holds or looked after is of no use. Of one that
-/// lives, the frame that the transport is writing ends by itself, and no more of its block is awaited: that
-/// the node has it no more would not be heard.
+/// lives, the frame that the transport is writing ends by itself, and the rest of its block is not awaited,
+/// because this node would refuse the peer's word that the block is missing.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept {
   directory_.forget(seat);

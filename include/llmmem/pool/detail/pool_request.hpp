@@ -90,7 +90,7 @@ struct pool_likeness {
   std::uint32_t magic = 0;
   std::uint32_t version = 0;
   std::uint64_t model = 0;
-  block_key key{};  ///< of some tokens: tells the seed and kind of the hash, and the epoch
+  block_key key{};  ///< of some tokens: depends on the seed and kind of the hash, and on the epoch
   std::uint32_t groups = 0;
   std::uint32_t chunk_tokens = 0;
   std::uint64_t blocks = 0;  ///< digest of the groups' block sizes

@@ -17,11 +17,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What a frame is, by `frame_header::kind`. All but `data` are told.
+/// What a frame is, by `frame_header::kind`. All but `data` go by `endpoint::tell`.
 enum class pool_frame : std::uint16_t {
   hello = 1,  ///< what the node's cache is like, and its incarnation
   publish,    ///< the sender holds these blocks of a span, and no others
-  ask,        ///< who holds blocks of this span?
+  ask,        ///< which nodes hold blocks of this span?
   answer,     ///< these nodes do
   get,        ///< send these blocks
   missing,    ///< one of them will not come

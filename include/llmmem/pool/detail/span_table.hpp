@@ -156,7 +156,7 @@ class span_table {
   [[nodiscard]] std::uint64_t bucket_of(const block_key& span) const noexcept {
     return (span.low ^ span.high) % buckets_.size();
   }
-  /// The next entry, whatever it held.
+  /// The next entry in turn; drops what it held.
   [[nodiscard]] std::uint32_t take(const block_key& span, seat_id holder, std::uint64_t nonce) noexcept {
     const std::uint32_t entry = hand_;
     hand_ = hand_ + 1 == capacity() ? 0 : hand_ + 1;

@@ -36,7 +36,7 @@ class rank_shares_of {
   [[nodiscard]] std::uint64_t owned_by(std::size_t layer, rank_id rank) const {
     return shape_->value_bytes * splits_.front().owned(id(layer), rank).elements();
   }
-  /// Whether a layer of that kind is whole in a buffer of its own while it is used.
+  /// Whether a complete layer of that kind has a buffer of its own while it is used.
   [[nodiscard]] bool is_gathered(std::size_t layer, state_kind kind) const {
     return local(layer, kind) != whole(layer);
   }
@@ -243,7 +243,7 @@ class step_writer {
     wholes.push_back(weights);
   }
   if (plan.gather_ahead == 0) return {most, false};
-  // As many layers in a row as are gathered ahead, and one, in the order of use.
+  // As many consecutive layers as are gathered ahead, plus one, in the order of use.
   std::uint64_t in_a_row = 0;
   const std::size_t layers = wholes.size();
   std::vector<std::uint64_t> uses(wholes.begin(), wholes.end());
@@ -261,7 +261,7 @@ class step_writer {
   return {std::min(in_a_row, all) + most_sum, true};
 }
 
-/// What a rank sends, in a step and beside.
+/// What a rank sends, in a step and outside of steps.
 inline void count_sent(const training_plan& plan, const rank_shares_of& shares, training_prediction& into) {
   const std::uint64_t others = plan.ranks - 1;
   const std::size_t layers = shares.layers();
