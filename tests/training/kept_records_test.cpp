@@ -168,7 +168,7 @@ TEST_SUITE("kept_records") {
     CHECK_THROWS_WITH_AS(
         kept_records(store, {{.bytes = 10, .kept = {{8, 3}}}}),
         "kept_records: record 0 of 10 bytes keeps 3 from byte 8 on; runs must be inside the record, in "
-        "order, apart",
+        "order, without overlap",
         argument_error);
   }
 }
