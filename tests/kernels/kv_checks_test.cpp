@@ -180,7 +180,7 @@ TEST_SUITE("kv_checks") {
     CHECK(gather(32, 16) == "");
     CHECK(gather(34, 18) == "");
     constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
-    CHECK(gather(all / 2, all) == "gather_kv: keys.head_stride: 18446744073709551615 entries needed, " +
+    CHECK(gather(all / 2, all) == "gather_kv: keys.head_stride: 18446744073709551615 entries needed, but " +
                                       std::to_string(all) + " given; make it longer");
     world.slots = {3};
     CHECK(gather(0, 16) == "");

@@ -282,7 +282,7 @@ TEST_SUITE("near_attention") {
           0);
       wrong = near.query;
       wrong.layer = 9;
-      CHECK(told(wrong).find("paged_attention: layer: 9 asked for") == 0);
+      CHECK(told(wrong).find("paged_attention: layer: 9 requested") == 0);
       CHECK(told(near.query).empty());
     });
   }

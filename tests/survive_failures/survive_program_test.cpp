@@ -104,7 +104,7 @@ TEST_SUITE("survive_failures") {
     std::set<std::string> digests;
     for (const std::string redundancy : {"mirror:2", "parity:3", "rs:2+2", "compute"}) {
       CAPTURE(redundancy);
-      running run({"--steps", "120", "--faults", "4", "--redundancy", redundancy, "--restart-ms", "5",
+      running run({"--steps", "240", "--faults", "4", "--redundancy", redundancy, "--restart-ms", "5",
                    "--silence-ms", "200"});
       const nlohmann::json result = result_of(run);
       CHECK(result["identical"] == true);

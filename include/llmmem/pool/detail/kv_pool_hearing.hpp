@@ -365,8 +365,8 @@ bool kv_pool<Tiers, Endpoint>::send_block(const detail::pool_serving& what,
                               .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
                               .is_checked = 1};
     const deadline by{end_->now_ns() + options_.send_ns};
-    if (const auto went = end_->send(what.to, header, piece, by, handler); !went) {
-      if (went.error().code == errc::peer_timed_out)
+    if (const auto sent = end_->send(what.to, header, piece, by, handler); !sent) {
+      if (sent.error().code == errc::peer_timed_out)
         peers_[to_index(what.to)].slow_until = end_->now_ns() + options_.slow_ns;
       return false;
     }
