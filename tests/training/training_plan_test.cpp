@@ -44,7 +44,6 @@ TEST_SUITE("training_plan") {
            {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
         CAPTURE(ranks);
         CAPTURE(static_cast<int>(stage));
-        training_bytes kept;
         std::uint64_t sent = 0;
         std::uint64_t saved = 0;
         for (std::uint32_t rank = 0; rank < ranks; ++rank) {
