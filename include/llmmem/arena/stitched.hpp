@@ -38,9 +38,9 @@ struct stitched_counts {
   std::uint64_t exact = 0;          ///< S1: a free run of exactly that length
   std::uint64_t reused = 0;         ///< S1: an idle stitched range of exactly that length
   std::uint64_t split = 0;          ///< S2: the first part of a longer free run
-  std::uint64_t stitched = 0;       ///< S3: several free runs, mapped side by side
-  std::uint64_t grown = 0;          ///< S3: several free runs, mapped next to each other
-  std::uint64_t refused = 0;        ///< S4: new physical chunks first, then one of the above in addition
+  std::uint64_t stitched = 0;       ///< S3: several free runs, mapped next to each other
+  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above in addition
+  std::uint64_t refused = 0;        ///< S5: out of memory
   std::uint64_t little = 0;         ///< from a chunk shared with others
   std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make room
   std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle

@@ -150,7 +150,7 @@ class hazard_eviction {
     std::uint8_t uses = 0;  // 255: that many or more
     std::uint8_t length = 0;
     std::uint8_t in_class = 0;  // of a candidate
-    bool is_end = false;        // came in as the last of its chain, and nothing was behind it since
+    bool is_end = false;        // came in as the last of its chain, and no entry has followed it since
   };
 
   [[nodiscard]] static std::uint64_t history_for(std::uint64_t slots) noexcept {

@@ -56,7 +56,7 @@ inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
 
 }  // namespace detail
 
-/// Tasks in memory of the executor.
+/// Tasks in the executor's memory.
 class listed_copies {
  public:
   /// @param longest  bytes of the longest task.

@@ -71,7 +71,7 @@ struct attention_options {
   /// Of queries and outputs: the cache's or f32; with an fp8 cache f32, bf16 or f16.
   dtype element = dtype::bf16;
   float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;  ///< attends to so many last tokens of each row; 0: to all
+  std::uint32_t window = 0;  ///< attends to that many last tokens of each row; 0: to all
   kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;

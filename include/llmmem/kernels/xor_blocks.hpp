@@ -16,7 +16,7 @@ inline namespace v0 {
 /// What happens to the bits in a bitmap of dirty pages.
 enum class dirty_mark : std::uint8_t {
   anew,  ///< overwritten: after the call the bitmap shows this comparison alone
-  added  ///< kept, and those of this comparison added: the changes since the caller cleared it
+  added  ///< kept, and those of this comparison added: all changes since the caller cleared it
 };
 
 /// The page size of dirty bits.

@@ -69,8 +69,8 @@ struct digested_plane {
   bool is_packed_run = false;  ///< and when packed the same
 
   struct place {
-    std::uint64_t here = 0;    ///< behind the block's begin in a layer's plane
-    std::uint64_t packed = 0;  ///< behind the packed block's begin
+    std::uint64_t here = 0;    ///< from the block's begin in a layer's plane
+    std::uint64_t packed = 0;  ///< from the packed block's begin
   };
 
   /// Of the byte at `at` of the run. @pre it begins a word of a vector
