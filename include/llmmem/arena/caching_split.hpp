@@ -1,5 +1,5 @@
 /// @file
-/// `caching_split_arena`: segments kept and cut, the way caching allocators of training frameworks do.
+/// `caching_split_arena`: keeps and splits segments, as the caching allocators of training frameworks do.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -18,17 +18,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Best fit with splitting and coalescing inside segments, which are kept when they fall empty: the
-/// rules and sizes of PyTorch's CUDA caching allocator with its defaults, on one stream.
+/// Best fit with splitting and coalescing inside segments, which are kept when they become empty: the rules
+/// and sizes of PyTorch's CUDA caching allocator with its defaults, on one stream.
 ///
-/// A request is rounded up to 512 bytes. Up to 1 MiB it comes out of segments of 2 MiB, the rest of which
-/// is always split off; below 10 MiB out of segments of 20 MiB, above out of a segment of its size in whole
-/// 2 MiB, the rest of which is split off when it is more than 1 MiB. When there is no memory for a new
-/// segment, those without a live block are given back and it is tried once more.
+/// A request is rounded up to 512 bytes. Up to 1 MiB it comes from segments of 2 MiB, whose rest is always
+/// split off. Below 10 MiB it comes from segments of 20 MiB; above, from a segment of its size in whole 2
+/// MiB; their rest is split off if it is more than 1 MiB. If there is no memory for a new segment, the arena
+/// frees segments without a live block and tries once more.
 ///
-/// What is free in one segment never helps another: a request can fail while more than enough is free. Where
-/// sizes vary from step to step, `stitched_arena` needs less; this one never maps anything twice, and is the
-/// measure to compare with.
+/// Free memory in one segment never helps another: a request can fail while more than enough is free. If
+/// sizes vary from step to step, `stitched_arena` needs less memory; this arena never maps anything twice,
+/// and is the baseline for comparisons.
 ///
 /// @par Complexity      O(log n) in the free blocks; a new segment takes three calls of the memory.
 /// @par Thread safety   one thread at a time.
@@ -37,13 +37,13 @@ template <virtual_memory Memory>
 class caching_split_arena {
  public:
   static constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-  static constexpr std::uint64_t small_most = mib;           ///< largest request out of small segments
+  static constexpr std::uint64_t small_most = mib;           ///< largest request from small segments
   static constexpr std::uint64_t small_segment = 2 * mib;    ///< bytes of these
   static constexpr std::uint64_t medium_below = 10 * mib;    ///< requests from here on get their own size
-  static constexpr std::uint64_t medium_segment = 20 * mib;  ///< what those below come out of
-  static constexpr std::uint64_t large_step = 2 * mib;       ///< own sizes are multiples of this
+  static constexpr std::uint64_t medium_segment = 20 * mib;  ///< the segment of smaller requests
+  static constexpr std::uint64_t large_step = 2 * mib;       ///< sizes of such segments are multiples of this
 
-  /// @param memory  outlives the arena; others may use it too.
+  /// @param memory  outlives the arena, which may share it.
   explicit caching_split_arena(Memory& memory, arena_options options = {})
       : memory_(&memory),
         ledger_(std::move(options.name)),
@@ -53,7 +53,7 @@ class caching_split_arena {
   caching_split_arena(const caching_split_arena&) = delete;
   caching_split_arena& operator=(const caching_split_arena&) = delete;
 
-  /// Gives every segment back, whatever is live in it.
+  /// Frees every segment, including live allocations.
   ~caching_split_arena() {
     for (std::uint32_t slot = 0; slot < segments_.touched(); ++slot) {
       if (segments_.is_live(slot)) static_cast<void>(detail::give_segment(*memory_, segments_[slot]));
@@ -87,7 +87,7 @@ class caching_split_arena {
     return {};
   }
 
-  /// Gives back every segment in which nothing is live; the bytes.
+  /// Frees every segment without a live block; returns the bytes.
   std::uint64_t trim() noexcept {
     std::uint64_t bytes = 0;
     for (std::uint32_t slot = blocks_.first_free(); slot != none;) {
@@ -111,7 +111,7 @@ class caching_split_arena {
     return now;
   }
 
-  /// Segments held now, and the blocks they are cut into.
+  /// Returns the segments held now, and the blocks in them.
   [[nodiscard]] std::uint64_t segments() const noexcept { return segments_.live(); }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_.live(); }
 
@@ -159,9 +159,9 @@ class caching_split_arena {
     return round_up_to(memory_->granularity(), bytes);
   }
 
-  /// A new segment as a free block; after a refusal of memory once more, without the empty ones.
+  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries once more.
   [[nodiscard]] result<std::uint32_t> grow(std::uint64_t bytes, pool to) noexcept {
-    if (segments_.left() == 0 || blocks_.left() < 2) {  // the block, and what may be split off it
+    if (segments_.left() == 0 || blocks_.left() < 2) {  // the block, and the rest that may be split off
       static_cast<void>(trim());
       if (segments_.left() == 0 || blocks_.left() < 2) {
         return failure{.code = errc::table_full, .wanted = 1, .found = 0};

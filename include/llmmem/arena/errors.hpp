@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of arenas: the codes, what their three numbers are, and their texts.
+/// Errors of arenas: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What stands for a name in braces, beyond the three numbers: the last of the bytes.
+/// Returns the text for a name in braces other than the three numbers: the last of the bytes.
 [[nodiscard]] LLMMEM_COLD inline std::string arena_term(const failure& why, std::string_view) {
   return std::to_string(why.found - 1);
 }
@@ -34,8 +34,8 @@ inline constexpr std::array arena_errors{
 
 namespace errc {
 
-/// Another piece has bytes that were asked for: wanted = the first byte asked for that another piece has,
-/// found = end of such bytes.
+/// Another piece overlaps the requested bytes: wanted = the first requested byte that it has, found = the end
+/// of such bytes.
 inline constexpr error_code place_taken = detail::code_of<72>(detail::arena_errors);
 
 }  // namespace errc

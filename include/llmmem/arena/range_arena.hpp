@@ -1,5 +1,5 @@
 /// @file
-/// `range_arena`: pieces of any size out of one range of bytes.
+/// `range_arena`: pieces of any size from one range of bytes.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -19,28 +19,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How the free pieces of a range are found.
+/// How the arena finds the free pieces of a range.
 enum class piece_lookup : std::uint8_t {
   by_size,
-  by_address_too,  ///< for who has many places to name: `allocate_at` in O(log n), for 24 bytes a piece
+  by_address_too,  ///< for callers that name many places: `allocate_at` in O(log n), for 24 bytes a piece
 };
 
-/// Best fit with splitting and joining in a range that somebody else owns: a slab of a space, a file, a
-/// device's memory. It never touches a byte of it, and the addresses may be what no host can follow.
+/// Best fit with splitting and joining in a range of another owner: a slab of a space, a file, a device's
+/// memory. It never touches a byte of the range, so the addresses need not be valid on the host.
 ///
-/// Requests are rounded up to `granularity`, and nothing else is ever lost inside an allocation. With pieces
-/// of one size nothing fragments; with several, a request can fail while enough is free in parts: what lies
-/// in between must then go, or be moved by its owner.
+/// Requests are rounded up to `granularity`, and allocations lose nothing else. Pieces of one size do not
+/// fragment. With several sizes, a request can fail while enough is free in parts: the caller must then free
+/// or move the pieces in between.
 ///
 /// @par Complexity      O(log n) in the free pieces; `allocate_at` as `piece_lookup` says.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          see `arena_policy`; the constructor throws `argument_error` for a granularity that is
-///                      no power of two or that the range's start is no multiple of, `length_error` for a
-///                      range of less than that, `out_of_memory` without metadata.
+///      no power of two or that does not divide the range's start, `length_error` for a range of less than
+///      that, `out_of_memory` without metadata.
 class range_arena {
  public:
   /// @param data   start of the range.
-  /// @param bytes  of it; what passes the last whole `granularity` is not used.
+  /// @param bytes  of it; bytes after the last whole `granularity` are unused.
   range_arena(std::byte* data, std::uint64_t bytes, std::uint64_t granularity, arena_options options = {},
               piece_lookup lookup = piece_lookup::by_size)
       : ledger_(std::move(options.name)),
@@ -57,7 +57,7 @@ class range_arena {
 
   /// For error texts.
   [[nodiscard]] const char* name() const noexcept { return ledger_.name(); }
-  /// `errc::out_of_bytes`: found = the largest piece it could have.
+  /// `errc::out_of_bytes`: found = the largest free piece.
   [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const std::uint64_t rounded = granted_for(bytes);
@@ -74,11 +74,11 @@ class range_arena {
     return arena_allocation{blocks_.handle(slot), used.data, bytes, used.bytes};
   }
 
-  /// The piece that begins at `data`, as it did in an earlier life of the range, or as somebody else laid it
-  /// out. O(log n) with `piece_lookup::by_address_too`, else O(free pieces).
-  /// `errc::bad_granularity` for an address that no piece begins at, `errc::past_the_bytes` where the range
-  /// ends before it does, `errc::place_taken` where it is not all free: wanted and found = where the first
-  /// bytes of it that are taken begin and end, counted from the range's start.
+  /// Allocates the piece that begins at `data`: to restore the layout of an earlier life of the range, or of
+  /// another allocator. O(log n) with `piece_lookup::by_address_too`, else O(free pieces).
+  /// `errc::bad_granularity` for an address at which no piece begins, `errc::past_the_bytes` if the range is
+  /// too short, `errc::place_taken` if it is not all free: wanted and found = where the first taken bytes in
+  /// it begin and end, counted from the range's start.
   [[nodiscard]] result<arena_allocation> allocate_at(std::byte* data, std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -118,10 +118,10 @@ class range_arena {
     return {};
   }
 
-  /// Nothing can be given back: the range is its owner's. 0.
+  /// Frees nothing, because the range belongs to its owner. Returns 0.
   std::uint64_t trim() noexcept { return 0; }
 
-  /// What an allocation of `bytes` takes. @pre at most `max_arena_bytes`.
+  /// Returns the bytes that an allocation of `bytes` takes. @pre at most `max_arena_bytes`.
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return (bytes + granularity_ - 1) / granularity_ * granularity_;
   }
@@ -153,7 +153,7 @@ class range_arena {
   }
 
  private:
-  /// What of `[address, end)` is taken first, where free bytes end at `free_end`.
+  /// Returns the first taken part of `[address, end)`, where free bytes end at `free_end`.
   [[nodiscard]] failure taken(std::uint64_t address, std::uint64_t end,
                               std::uint64_t free_end) const noexcept {
     const std::uint64_t first = free_end > address ? free_end : address;

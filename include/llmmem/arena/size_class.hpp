@@ -1,5 +1,5 @@
 /// @file
-/// `size_class_arena`: requests rounded to few sizes, a free list for each.
+/// `size_class_arena`: requests rounded to few sizes, with a free list for each.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -19,13 +19,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Rounded classes with free lists: eight sizes to each doubling, so that rounding adds less than an eighth
-/// above 4 KiB. Blocks of a class come out of slabs of at least 2 MiB that hold nothing else; a block of 2
-/// MiB or more is a slab by itself.
+/// Rounded classes with free lists: eight sizes to each doubling, so rounding adds less than an eighth above
+/// 4 KiB. Blocks of a class come from slabs of at least 2 MiB of their own; a block of 2 MiB or more is a
+/// slab by itself.
 ///
-/// Every request is as fast as any other, and a block of a class fits every request of it, so that nothing
-/// fragments as long as the mix of sizes stays. When it shifts, what is free lies in the wrong classes:
-/// slabs without a live block are then given back, and it is tried once more.
+/// All requests are equally fast, and a block of a class fits every request of it, so nothing fragments while
+/// the mix of sizes stays the same. When it shifts, the free blocks are in the wrong classes: the arena then
+/// frees slabs without a live block, and tries once more.
 ///
 /// @par Complexity      O(1); a new slab takes three calls of the memory and O(blocks in it).
 /// @par Thread safety   one thread at a time.
@@ -36,7 +36,7 @@ class size_class_arena {
   static constexpr std::uint64_t slab_bytes = std::uint64_t{2} << 20;  ///< least bytes of a slab
   static constexpr std::uint32_t per_doubling = 8;                     ///< classes from one power to the next
 
-  /// @param memory  outlives the arena; others may use it too.
+  /// @param memory  outlives the arena, which may share it.
   explicit size_class_arena(Memory& memory, arena_options options = {})
       : memory_(&memory),
         ledger_(std::move(options.name)),
@@ -47,18 +47,18 @@ class size_class_arena {
   size_class_arena(const size_class_arena&) = delete;
   size_class_arena& operator=(const size_class_arena&) = delete;
 
-  /// Gives every slab back, whatever is live in it.
+  /// Frees every slab, including live allocations.
   ~size_class_arena() {
     for (std::uint32_t slot = 0; slot < slabs_.touched(); ++slot) {
       if (slabs_.is_live(slot)) static_cast<void>(detail::give_segment(*memory_, slabs_[slot].segment));
     }
   }
 
-  /// The class that holds `bytes`, and the bytes of a block of it. @pre 1 to `max_arena_bytes`.
+  /// Returns the class that holds `bytes`, and the bytes of a block of it. @pre 1 to `max_arena_bytes`.
   [[nodiscard]] static constexpr std::uint32_t class_of(std::uint64_t bytes) noexcept {
     const std::uint64_t units = (bytes + arena_alignment - 1) / arena_alignment;
     if (units <= per_doubling) return static_cast<std::uint32_t>(units - 1);
-    // units - 1 lies in [2^n, 2^(n+1)); its three bits below the first say which of the eight.
+    // units - 1 is in [2^n, 2^(n+1)); its three bits below the first select one of the eight.
     const auto n = static_cast<std::uint32_t>(std::bit_width(units - 1)) - 1;
     const auto eighth = static_cast<std::uint32_t>((units - 1) >> (n - 3)) & 7U;
     return (n - 2) * per_doubling + eighth;
@@ -100,7 +100,7 @@ class size_class_arena {
     return {};
   }
 
-  /// Gives back every slab in which nothing is live; the bytes. O(slabs and their blocks).
+  /// Frees every slab without a live block; returns the bytes. O(slabs and their blocks).
   std::uint64_t trim() noexcept {
     std::uint64_t bytes = 0;
     for (std::uint32_t slot = 0; slot < slabs_.touched(); ++slot) {
@@ -130,7 +130,7 @@ class size_class_arena {
     return now;
   }
 
-  /// Slabs held now.
+  /// Returns the slabs held now.
   [[nodiscard]] std::uint64_t slabs() const noexcept { return slabs_.live(); }
 
   [[nodiscard]] std::vector<std::string> audit() const {
@@ -218,7 +218,7 @@ class size_class_arena {
     }
   }
 
-  /// A new slab of a class, its blocks on the free list, the lowest address first.
+  /// Adds a slab of a class, with its blocks on the free list, the lowest address first.
   [[nodiscard]] failure grow(std::uint32_t index) noexcept {
     const std::uint64_t each = class_bytes(index);
     const std::uint64_t bytes = round_up_to(memory_->granularity(), each > slab_bytes ? each : slab_bytes);

@@ -1,5 +1,5 @@
 /// @file
-/// `stitched_arena`: free pieces that lie apart are mapped side by side, so that what is free can be used.
+/// `stitched_arena`: maps scattered free pieces next to each other, so that all free memory is usable.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -24,7 +24,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a stitched arena is set up.
+/// Options of a stitched arena.
 struct stitched_options {
   arena_options arena{};          ///< `max_segments` is not used
   std::uint64_t chunk_bytes = 0;  ///< of one physical piece, a multiple of the granularity; 0: 2 MiB or that
@@ -33,15 +33,15 @@ struct stitched_options {
   std::uint32_t max_stitched_chunks = 65536;  ///< mappings in all of them together
 };
 
-/// How a stitched arena came by its allocations. The states are those of GMLake.
+/// How a stitched arena made its allocations. The states are those of GMLake.
 struct stitched_counts {
-  std::uint64_t exact = 0;          ///< S1: a free run of just that length
-  std::uint64_t reused = 0;         ///< S1: an idle stitched range of just that length
+  std::uint64_t exact = 0;          ///< S1: a free run of exactly that length
+  std::uint64_t reused = 0;         ///< S1: an idle stitched range of exactly that length
   std::uint64_t split = 0;          ///< S2: the first part of a longer free run
-  std::uint64_t stitched = 0;       ///< S3: several free runs, mapped side by side
-  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above as well
+  std::uint64_t stitched = 0;       ///< S3: several free runs, mapped next to each other
+  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above in addition
   std::uint64_t refused = 0;        ///< S5: out of memory
-  std::uint64_t little = 0;         ///< out of a chunk shared with others
+  std::uint64_t little = 0;         ///< from a chunk shared with others
   std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make room
   std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle
   std::uint64_t idle = 0;           ///< of these, idle
@@ -50,31 +50,30 @@ struct stitched_counts {
 
 /// Virtual memory stitching, after GMLake (Guo et al., ASPLOS 2024, arXiv 2401.08156).
 ///
-/// Physical memory comes in chunks of one size. Each has a home: its place in one large reservation, where
-/// it is mapped as long as it exists. A request of more than half a chunk takes whole chunks, by the first of
-/// these that can be: a free run of just that length at home, or an idle stitched range of it (S1); the
-/// first part of the shortest longer run (S2); several runs, the longest first and a fitting one last, mapped
-/// side by side at new addresses (S3); the chunks that are missing created first (S4). It is refused only
-/// when chunks are missing and the budget has none (S5). A stitched range that is freed stays mapped, idle,
-/// until its tables are needed: a loop that asks for the same sizes again maps nothing. Smaller requests
-/// share chunks, cut as `caching_split_arena` cuts its small segments; a chunk that falls empty is free
-/// again.
+/// Physical memory comes in chunks of one size. Each has a home: its place in one large reservation, where it
+/// is mapped while it exists. A request of more than half a chunk takes whole chunks, by the first possible
+/// of these: a free run of exactly that length at home, or an idle stitched range of it (S1); the first part
+/// of the shortest longer run (S2); several runs, the longest first and a fitting one last, mapped next to
+/// each other at new addresses (S3); the same after the creation of the missing chunks (S4). It is refused
+/// only if chunks are missing and the budget has none (S5). A freed stitched range stays mapped, idle, until
+/// its tables are needed: a loop over the same sizes maps nothing. Smaller requests share chunks, split as in
+/// the small segments of `caching_split_arena`; a chunk that becomes empty is free again.
 ///
-/// It differs from the paper in that splitting maps nothing (a part of a run is at home already), and free
+/// It differs from the paper: splitting maps nothing (a part of a run is at home already), and free
 /// neighbours at home become one run again.
 ///
-/// What is lost: rounding to chunks, and the free parts of shared chunks. What it costs: mapping calls in S3
-/// and S4, one a chunk; with CUDA these wait for nothing, but take microseconds each.
+/// The waste: rounding to chunks, and the free parts of shared chunks. The cost: mapping calls in S3 and S4,
+/// one a chunk; with CUDA these wait for nothing, but take microseconds each.
 ///
-/// @par Complexity      S1, S2 and `free` O(log n + chunks); S3 and S4 a mapping call a chunk besides.
-/// @par Thread safety   one thread at a time. An allocation's last use is over before it is freed.
-/// @par Errors          see `arena_policy`; the constructor throws `length_error`, `out_of_memory`, and what
-///                      a refused reservation of the whole budget's addresses calls for.
+/// @par Complexity      S1, S2 and `free` O(log n + chunks); S3 and S4 in addition a mapping call a chunk.
+/// @par Thread safety   one thread at a time. The last use of an allocation ends before `free`.
+/// @par Errors          see `arena_policy`; the constructor throws `length_error`, `out_of_memory`, and the
+///      error of a refused reservation of addresses for the whole budget.
 template <virtual_memory Memory>
 class stitched_arena {
  public:
-  /// @param memory  outlives the arena; others may use it too. Its tables must hold a handle and a mapping
-  ///                for each chunk of its budget, and `max_stitched_chunks` mappings more.
+  /// @param memory  outlives the arena, which may share it. Its tables must hold a handle and a mapping for
+  ///                each chunk of its budget, and another `max_stitched_chunks` mappings.
   explicit stitched_arena(Memory& memory, stitched_options options = {})
       : memory_(&memory),
         options_(std::move(options)),
@@ -93,19 +92,19 @@ class stitched_arena {
   stitched_arena(const stitched_arena&) = delete;
   stitched_arena& operator=(const stitched_arena&) = delete;
 
-  /// Gives everything back, whatever is live.
+  /// Frees everything, including live allocations.
   ~stitched_arena();
 
   [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept;
   [[nodiscard]] result<void> free(const arena_handle& handle) noexcept;
 
-  /// Takes idle stitched ranges apart and gives free chunks back; the bytes. O(chunks).
+  /// Takes idle stitched ranges apart and frees unused chunks; returns the bytes. O(chunks).
   std::uint64_t trim() noexcept;
 
   [[nodiscard]] arena_stats stats() const noexcept;
   [[nodiscard]] stitched_counts counts() const noexcept;
   [[nodiscard]] std::uint64_t chunk_bytes() const noexcept { return chunk_; }
-  /// Free runs at home; 1 at most when nothing is live.
+  /// Returns the free runs at home; at most 1 if nothing is live.
   [[nodiscard]] std::uint64_t free_runs() const noexcept { return runs_.runs(); }
   [[nodiscard]] std::vector<std::string> audit() const;
 

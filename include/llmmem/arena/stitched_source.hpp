@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a stitched source is set up.
+/// Options of a stitched source.
 struct stitched_source_options {
   std::uint64_t budget = 0;  ///< physical bytes; 0 is refused
   std::uint64_t chunk_bytes = std::uint64_t{64}
@@ -27,21 +27,21 @@ struct stitched_source_options {
   std::string name = "stitched_source";
 };
 
-/// Gives out ranges of any size for as long as their sum fits: free pieces that lie apart are mapped side by
-/// side (`stitched_arena`). What a tier of large chunks of unequal size wants, where best fit in one range
-/// would refuse a chunk although enough is free in parts.
+/// Gives out ranges of any size while their sum fits: maps scattered free pieces next to each other
+/// (`stitched_arena`). For a tier of large chunks of unequal size, where best fit in one range would refuse a
+/// chunk although enough is free in parts.
 ///
 ///     stitched_host_space top(stitched_source({.budget = bytes}), {.budget = bytes});
 ///
-/// It costs mapping calls when sizes come in new orders; ranges keep their mappings when they are given back,
-/// so that a loop over the same sizes maps nothing after its first round.
+/// It costs mapping calls when sizes come in new orders; freed ranges keep their mappings, so a loop over the
+/// same sizes maps nothing after its first round.
 ///
 /// @par Complexity      O(chunks of the range) for what must be mapped, else O(log n).
-/// @par Thread safety   one thread at a time; `basic_host_space` sees to it.
+/// @par Thread safety   one thread at a time; `basic_host_space` ensures it.
 /// @par Errors          the constructor throws what `host_virtual_memory` and `stitched_arena` do.
 class stitched_source {
  public:
-  /// Ranges whose footprints fit the budget can always be had.
+  /// Ranges whose footprints fit the budget are always available.
   static constexpr bool never_fragments = true;
 
   explicit stitched_source(const stitched_source_options& options)
@@ -59,7 +59,7 @@ class stitched_source {
     return bytes > max_bytes - chunk_ ? max_bytes : (bytes + chunk_ - 1) / chunk_ * chunk_;
   }
 
-  /// @return null also for an alignment above that of a chunk.
+  /// @return null for an alignment above that of a chunk too.
   [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     if (alignment > chunk_ || !state_->live.reserve_one()) return nullptr;
     const result<arena_allocation> had = state_->arena.allocate(footprint(bytes, alignment));
@@ -72,7 +72,7 @@ class stitched_source {
     static_cast<void>(state_->arena.free(state_->live.remove(data).payload));
   }
 
-  /// How its ranges came about.
+  /// Returns how it made its ranges.
   [[nodiscard]] stitched_counts counts() const noexcept { return state_->arena.counts(); }
   [[nodiscard]] arena_stats stats() const noexcept { return state_->arena.stats(); }
 

@@ -15,14 +15,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Half the bytes: floats rounded to bfloat16, to nearest even, and widened again exactly. For state whose
-/// use bears it (activations waiting for the backward pass, weights of inference), never for an optimizer's
-/// master weights.
+/// Half the bytes: rounds floats to bfloat16, to nearest even, and widens them again exactly. For state whose
+/// use tolerates it (activations waiting for the backward pass, weights of inference), never for an
+/// optimizer's master weights.
 ///
-/// Values that are bfloat16 already come back bit for bit, so encoding again what was decoded loses nothing
-/// more. The error is at most 2^-8 of a value; below the smallest normal float, 2^-126, at most 2^-134, half
-/// of bfloat16's smallest step there. What would round above the largest bfloat16, (2 - 2^-7) x 2^127,
-/// becomes infinite.
+/// Values that are bfloat16 already are restored bit for bit, so encoding decoded values again loses nothing
+/// further. The error is at most 2^-8 of a value; below the smallest normal float, 2^-126, at most 2^-134,
+/// half of bfloat16's smallest step there. A value that would round above the largest bfloat16, (2 - 2^-7) x
+/// 2^127, becomes infinite.
 ///
 /// The encoded form is the bfloat16s alone, in memory order, without a header: exactly half a chunk's bytes.
 ///
@@ -69,13 +69,13 @@ class bf16_cast {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
 
  private:
-  /// In tiles of a known length, through arrays of its own: so written, compilers vectorise it at any level
-  /// of optimisation, whatever the alignment.
+  /// Converts in tiles of a known length, through arrays of its own, because compilers then vectorise it at
+  /// any level of optimisation and any alignment.
   template <class From, class To, class Convert>
   static void convert(const std::byte* in, std::byte* out, std::size_t count, Convert one) noexcept {
     constexpr std::size_t tile = 32;
     for (std::size_t tiles = count / tile; tiles != 0; --tiles) {
-      // Left unwritten: each is filled whole.
+      // Uninitialised, because each is filled completely.
       std::array<From, tile> from;  // NOLINT(cppcoreguidelines-pro-type-member-init)
       std::array<To, tile> to;      // NOLINT(cppcoreguidelines-pro-type-member-init)
       std::memcpy(from.data(), in, sizeof(from));

@@ -1,5 +1,5 @@
 /// @file
-/// The lossless codec for floating point state: exponents apart from mantissas, and compressed.
+/// The lossless codec for floating point state: separates exponents from mantissas, and compresses them.
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
@@ -24,19 +24,19 @@ inline namespace v0 {
 
 /// Splits floats into planes of their bytes, the exponent in one, and compresses the planes that shrink.
 ///
-/// The exponents of trained weights take few values: some 2.6 bits of their eight say all, while mantissas
-/// and signs are noise. So bf16 shrinks to about two thirds, fp32 to five sixths; docs/codecs.md has figures,
-/// and tells from what link speed on it pays. Wrong for integers, for quantised weights (int8, fp8, int4),
-/// and for text: take a general compressor there.
+/// The exponents of trained weights take few values: some 2.6 of their eight bits hold all information, while
+/// mantissas and signs are noise. So bf16 shrinks to about two thirds, fp32 to five sixths; docs/codecs.md
+/// has figures, and shows up to which link speed it pays. Wrong for integers, for quantised weights (int8,
+/// fp8, int4), and for text: take a general compressor there.
 ///
 /// The encoded form, in little-endian order: 8 bytes that spell `llmmemBP`, `format_id`, the chunk's bytes, 8
 /// bytes each; then blocks of 2^18 bytes of the chunk, the last one shorter. A block has a plane for each
 /// byte of an element, rotated left by one bit so that the eight bits of an exponent are the highest byte;
-/// the lowest byte comes first. Each plane is 4 bytes with its stored length, then itself: compressed, or as
-/// it is, if that length is the plane's own.
+/// the lowest byte comes first. Each plane is 4 bytes with its stored length, then its contents: unchanged if
+/// that length is the plane's own, else compressed.
 ///
-/// Whether a plane is worth trying is decided by a sample of 4096 of its bytes, so noise costs a copy.
-/// Pattern without a preferred byte value (counters, say) is taken for noise.
+/// A sample of 4096 bytes of a plane decides whether to compress it, so noise costs a copy. Patterns without
+/// a preferred byte value (counters, for example) count as noise.
 ///
 /// @tparam Element     `dtype::bf16`, `dtype::f16` (whose five exponent bits share their plane with three of
 ///                     the mantissa's) or `dtype::f32`.
@@ -63,7 +63,7 @@ class byte_plane {
         scratch_(std::min(max_chunk_bytes, block_bytes), source, "byte_plane: scratch"),
         compressor_(scratch_.size() / element_bytes, source) {}
 
-  /// Nothing shrinks, and every plane says so.
+  /// For a chunk in which nothing shrinks, and every plane is stored unchanged.
   [[nodiscard]] static constexpr std::uint64_t worst_case_bytes(std::uint64_t bytes) noexcept {
     const std::uint64_t blocks = bytes / block_bytes + (bytes % block_bytes != 0 ? 1 : 0);
     return header_bytes + bytes + blocks * planes * length_bytes;
@@ -131,7 +131,7 @@ class byte_plane {
     }
   };
 
-  /// @pre `in` has as many bytes.
+  /// @pre `in` has at least that many bytes.
   template <class Number>
   [[nodiscard]] static Number number(std::span<const std::byte> in) noexcept {
     Number value;
@@ -165,7 +165,7 @@ class byte_plane {
     }
   }
 
-  /// Takes the block's bytes off `in`.
+  /// Reads and removes the block's bytes from `in`.
   [[nodiscard]] failure decode_block(std::span<const std::byte>& in, std::span<std::byte> block,
                                      std::uint32_t index) noexcept {
     const std::size_t count = block.size() / element_bytes;

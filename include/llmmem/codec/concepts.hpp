@@ -1,9 +1,9 @@
 /// @file
-/// What a codec is, the form in which bytes travel to a slower tier and rest there, and what the compressor
-/// of a plane is.
+/// What a codec is, the form of bytes on their way to a slower tier and in it, and what the compressor of a
+/// plane is.
 #pragma once
 
-#include <llmmem/codec/errors.hpp>  // what a codec of your own fails with
+#include <llmmem/codec/errors.hpp>  // the errors of a codec of your own
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
@@ -21,7 +21,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How far a decoded value may lie from the one that was encoded:
+/// The bound of the difference between a decoded value and the encoded one:
 ///
 ///     |decoded - value| <= max(relative * |value|, absolute)    for |value| <= largest
 ///
@@ -34,40 +34,40 @@ struct codec_error {
   friend constexpr bool operator==(const codec_error&, const codec_error&) noexcept = default;
 };
 
-/// Turns chunks of bytes into an encoded form, and back.
+/// Converts chunks of bytes to an encoded form, and back.
 ///
-/// What every codec says of itself, as `static constexpr` members:
+/// Every codec describes itself by `static constexpr` members:
 ///
 /// | member | |
 /// |---|---|
 /// | `name` | `const char*`, for error texts: the `where` of its failures |
-/// | `format_id` | 64 bits of the encoded form: equal where one may decode what the other encoded |
+/// | `format_id` | 64 bits of the encoded form: equal if one codec may decode what the other encoded |
 /// | `element_bytes` | a chunk is a multiple of it |
-/// | `is_lossless` | whether what is decoded is what was encoded, bit for bit |
-/// | `error_bound` | a `codec_error`; the default where it is lossless |
+/// | `is_lossless` | whether the decoded bytes equal the encoded ones, bit for bit |
+/// | `error_bound` | a `codec_error`; the default for a lossless codec |
 /// | `worst_case_bytes(n)` | what a tier reserves: no chunk of `n <= max_bytes` is longer. Grows with `n` |
 ///
-/// And what it does, without allocating, to chunks of at most `max_chunk_bytes()`:
+/// Its functions do not allocate, and take chunks of at most `max_chunk_bytes()`:
 ///
 /// `encode(in, out)` writes to the beginning of `out`, which has `worst_case_bytes(in.size())` or more, and
-/// says how many bytes it wrote.
+/// returns how many bytes it wrote.
 ///
-/// `decode(in, out)` takes what `encode` wrote, no byte more or less, into an `out` of the chunk's own size.
-/// `in` may be any bytes at all: what no chunk is encoded as is refused, and nothing outside the two spans is
-/// read or written. After a refusal the bytes of `out` are of no use. It is no checksum: a codec notices
-/// damage only where it cannot go on. What leaves memory needs one besides (`crc32c`), over the encoded
-/// bytes.
+/// `decode(in, out)` takes exactly what `encode` wrote into an `out` of the chunk's own size. `in` is
+/// untrusted input: bytes that encode no chunk are refused, and nothing outside the two spans is read or
+/// written. After a refusal the contents of `out` are undefined. It is no checksum: a codec detects damage
+/// only where it cannot continue. Bytes that leave memory need a checksum in addition (`crc32c`), over the
+/// encoded bytes.
 ///
 /// `in` and `out` do not overlap. Neither needs alignment.
 ///
 /// @par Errors   `bad_granularity` for a chunk that is no multiple of `element_bytes`, `out_of_range` above
 ///      `max_chunk_bytes()`, `too_short` for an `out` of less than the worst case, `layout_mismatch` for the
-///      encoded form of another codec, `damaged_encoding` for what is none.
-/// @par Constructor   `C(std::uint64_t max_chunk_bytes, const metadata_source&)` allocates all the scratch
-///      memory there will be; `metadata_bytes()` tells how much. Throws `length_error` for 0 or above
-///      `llmmem::max_bytes`, `out_of_memory` when the source has no memory.
-/// @par Thread safety   one call at a time on an object, for its scratch memory. One object for each thread
-///      that moves data; all decode what any of them encoded.
+///      encoded form of another codec, `damaged_encoding` for bytes that are no encoded form.
+/// @par Constructor   `C(std::uint64_t max_chunk_bytes, const metadata_source&)` allocates all scratch
+///      memory; `metadata_bytes()` returns how much. Throws `length_error` for 0 or above
+///      `llmmem::max_bytes`, `out_of_memory` if the source has no memory.
+/// @par Thread safety   one call at a time on an object, because of its scratch memory. Use one object for
+///      each thread that moves data; each decodes what any of them encoded.
 template <class C>
 concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&> && std::movable<C> &&
                 requires(C object, const C& read, std::span<const std::byte> in, std::span<std::byte> out,
@@ -89,8 +89,8 @@ concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&
 /// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values are far more frequent
 /// than others.
 ///
-/// `compress` writes to the beginning of `out`, which is shorter than `in`, and says how many bytes; nothing
-/// when they would not fit. `decompress` says whether `in`, which may be any bytes at all, was a plane of
+/// `compress` writes to the beginning of `out`, which is shorter than `in`, and returns how many bytes;
+/// nothing if they would not fit. `decompress` returns whether `in`, which is untrusted, was a plane of
 /// exactly `out.size()` bytes; it reads and writes nothing else. Neither allocates.
 ///
 /// @par Constructor   `P(std::uint64_t max_plane_bytes, const metadata_source&)`; throws `out_of_memory`.
@@ -104,9 +104,9 @@ concept plane_compressor =
       { P::format_id } -> std::convertible_to<std::uint64_t>;
     };
 
-// For those who write codecs.
+// For authors of codecs.
 
-/// 64 bits of a format's description, for its `format_id` (FNV-1a; Fowler, Noll and Vo).
+/// Returns 64 bits of a format's description, for its `format_id` (FNV-1a; Fowler, Noll and Vo).
 [[nodiscard]] constexpr std::uint64_t format_digest(
     std::string_view description, std::uint64_t behind = 0xCBF2'9CE4'8422'2325ULL) noexcept {
   for (const char c : description)
@@ -114,7 +114,7 @@ concept plane_compressor =
   return behind;
 }
 
-/// `bytes` as a codec's `max_chunk_bytes`, or the `length_error` that the concept asks for.
+/// Returns `bytes` as a codec's `max_chunk_bytes`, or throws the `length_error` that the concept requires.
 /// @param who  the codec's name.
 [[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* who) {
   if (bytes == 0)
@@ -126,7 +126,7 @@ concept plane_compressor =
   return bytes;
 }
 
-/// Why `object` cannot take a chunk of `bytes`; `errc::ok` when it can.
+/// Returns why `object` cannot take a chunk of `bytes`; `errc::ok` if it can.
 template <class Codec>
 [[nodiscard]] constexpr failure chunk_refusal(const Codec& object, std::uint64_t bytes) noexcept {
   if (bytes % Codec::element_bytes != 0) {
@@ -138,7 +138,7 @@ template <class Codec>
   return {};
 }
 
-/// Why `object` cannot encode a chunk of `bytes` into `output_bytes`; `errc::ok` when it can.
+/// Returns why `object` cannot encode a chunk of `bytes` into `output_bytes`; `errc::ok` if it can.
 template <class Codec>
 [[nodiscard]] constexpr failure encode_refusal(const Codec& object, std::uint64_t bytes,
                                                std::uint64_t output_bytes) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of codecs: the codes, what their three numbers are, and their texts.
+/// Errors of codecs: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,7 +27,8 @@ inline constexpr std::array codec_errors{
 
 namespace errc {
 
-/// Not what a codec writes: index = block of the chunk, wanted = what must be there, found = what is there.
+/// Bytes that no codec writes: index = block of the chunk, wanted = what must be there, found = what is
+/// there.
 inline constexpr error_code damaged_encoding = detail::code_of<60>(detail::codec_errors);
 
 }  // namespace errc

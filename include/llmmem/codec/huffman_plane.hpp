@@ -1,5 +1,5 @@
 /// @file
-/// The compressor of byte planes that needs no library: Huffman codes, several bytes at a look.
+/// The compressor of byte planes without a library: Huffman codes, several bytes for each table lookup.
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
@@ -18,11 +18,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Each byte by a prefix code of its own length, the best there is of at most 11 bits. It knows how often
-/// each value occurs, and nothing of order: right for exponents, which hardly repeat in sequences. A byte
+/// Encodes each byte by a prefix code of its own length, the best possible one of at most 11 bits. It uses
+/// the frequency of each value, and no order: right for exponents, which hardly repeat in sequences. A byte
 /// takes at least one bit, unless all are the same.
 ///
-/// The compressed form: a single byte, when all bytes of the plane are that one. Else the lowest and the
+/// The compressed form: a single byte, if all bytes of the plane are that one. Else the lowest and the
 /// highest value that occur, a byte each; the code lengths of all values from one to the other, four bits
 /// each, the first lower; the bytes of the first three of four streams, four bytes each, little-endian; the
 /// streams, each with a quarter of the plane (rounded up, as far as there are any), first bits lowest.
@@ -58,7 +58,7 @@ class huffman_plane {
     for (std::size_t value = first; value <= last; ++value)
       bits += std::uint64_t{counts[value]} * lengths[value];
     const std::size_t head = 2 + (last - first) / 2 + 1 + sizeof(stream_bytes);
-    // Each stream ends with less than a byte of nothing, and the last is written eight bytes at a time.
+    // Each stream ends with less than a byte of padding, and the last is written eight bytes at a time.
     if (head + bits / 8 + streams + sizeof(std::uint64_t) > out.size()) return std::nullopt;
 
     out[0] = static_cast<std::byte>(first);
@@ -98,7 +98,7 @@ class huffman_plane {
     const std::span<detail::decoded_bytes> table(tables_.data(), detail::decoding_entries);
     const std::span<detail::decoded_bytes> singles(table.data() + table.size(), detail::decoding_entries);
     detail::fill_decoding_table(*codes, table, singles);
-    auto [a, b, c, d] = readers;  // each in registers, the four looks at the table under way together
+    auto [a, b, c, d] = readers;  // each in registers, with the four table lookups in flight together
     while (const std::size_t rounds = std::min({a.rounds(), b.rounds(), c.rounds(), d.rounds()})) {
       for (std::size_t round = 0; round < rounds; ++round) {
         a.refill();
@@ -126,8 +126,8 @@ class huffman_plane {
   static constexpr std::size_t streams = 4;
   using stream_bytes = std::array<std::uint32_t, streams - 1>;
 
-  /// Looks into the table, of `longest_code` bits each, that the bits of one refill are enough for: of 64 one
-  /// is the reader's own, and up to seven are gone.
+  /// Table lookups, of `longest_code` bits each, that the bits of one refill suffice for: of 64 one is the
+  /// reader's own, and up to seven are used up.
   static constexpr int looks = (64 - 1 - 7) / int{detail::longest_code};
 
   template <class Byte>
@@ -137,7 +137,7 @@ class huffman_plane {
     return plane.subspan(first, std::min(size, plane.size() - first));
   }
 
-  /// Writes a stream, and up to seven bytes behind it; its end.
+  /// Writes a stream, and up to seven bytes after it; returns its end.
   [[nodiscard]] static std::byte* write(std::span<const std::byte> plane,
                                         const std::array<detail::prefix_code, 256>& codes,
                                         std::byte* at) noexcept {
@@ -167,7 +167,7 @@ class huffman_plane {
     return at;
   }
 
-  /// Takes the code lengths off `in`; nothing when they are not those of a code.
+  /// Reads and removes the code lengths from `in`; returns nothing if they are not those of a code.
   [[nodiscard]] static std::optional<std::array<detail::prefix_code, 256>> read_codes(
       std::span<const std::byte>& in) noexcept {
     if (in.size() < 2) return std::nullopt;
@@ -183,7 +183,7 @@ class huffman_plane {
     return detail::canonical_codes(lengths);
   }
 
-  /// One of the four streams, half read.
+  /// One of the four streams, partly read.
   class reader {
    public:
     reader() noexcept = default;
@@ -193,7 +193,8 @@ class huffman_plane {
           out_(out.data()),
           out_end_(out.data() + out.size()) {}
 
-    /// How many times, at least, a whole refill can be read and all its bytes be written, four at a time.
+    /// Returns at least how many times a whole refill can be read and all its bytes be written, four at a
+    /// time.
     [[nodiscard]] std::size_t rounds() const noexcept {
       const auto in_left = static_cast<std::size_t>(in_end_ - in_);
       const auto out_left = static_cast<std::size_t>(out_end_ - out_);
@@ -201,7 +202,7 @@ class huffman_plane {
       return std::min(loads - (loads != 0 ? 1 : 0), out_left / (4 * std::size_t{looks}));
     }
 
-    /// @pre one of the `rounds()`.
+    /// @pre within the `rounds()`.
     void refill() noexcept {
       const auto gone = static_cast<std::uint32_t>(std::countl_zero(bits_));
       in_ += gone / 8;
@@ -217,7 +218,7 @@ class huffman_plane {
       bits_ >>= found.length;
     }
 
-    /// The rest, at the end a byte at a look; whether the stream ended with the plane.
+    /// Reads the rest, at the end one byte for each lookup; returns whether the stream ended with the plane.
     [[nodiscard]] bool finish(const detail::decoded_bytes* table,
                               const detail::decoded_bytes* singles) noexcept {
       while (rounds() != 0) {

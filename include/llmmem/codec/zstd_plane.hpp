@@ -26,9 +26,10 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Planes as zstd frames, made with a stride that leaves nearly all to zstd's Huffman coder: exponents hardly
-/// repeat in sequences, and searching for such costs most of the time at level 1. Long runs are still found.
+/// repeat in sequences, and the search for repetitions costs most of the time at level 1. It still finds long
+/// runs.
 ///
-/// All memory zstd uses is `metadata_bytes()`, from the source, in the constructor.
+/// All memory that zstd uses is `metadata_bytes()`, from the source, in the constructor.
 ///
 /// @par Thread safety   one call at a time.
 /// @par Errors   the constructor throws `out_of_memory`; nothing else fails.
@@ -53,7 +54,7 @@ class zstd_plane {
     set(ZSTD_c_searchLog, static_cast<int>(chosen.searchLog));
     set(ZSTD_c_minMatch, static_cast<int>(chosen.minMatch));
     set(ZSTD_c_targetLength, static_cast<int>(chosen.targetLength));
-    // Always: at a stride zstd would store literals as they are.
+    // Always, because with a stride zstd would store literals uncompressed.
     set(ZSTD_c_literalCompressionMode, 1);
   }
 
@@ -90,11 +91,11 @@ class zstd_plane {
     return ZSTD_estimateCCtxSize_usingCParams(parameters(max_plane_bytes));
   }
 
-  static constexpr unsigned stride = 64;  // bytes between two looks for a repetition
+  static constexpr unsigned stride = 64;  // bytes between two searches for a repetition
 
   detail::fixed_array<std::byte> encoder_memory_;
   detail::fixed_array<std::byte> decoder_memory_;
-  ZSTD_CCtx* encoder_;  // in the memory above, which stays where it is when this object moves
+  ZSTD_CCtx* encoder_;  // in the memory above, which keeps its place when this object moves
   ZSTD_DCtx* decoder_;
 };
 

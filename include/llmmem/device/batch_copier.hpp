@@ -1,5 +1,5 @@
 /// @file
-/// `batch_copier`: copies many pieces in the way that a `copy_plan` chooses.
+/// `batch_copier`: copies many pieces in the way that a `copy_plan` selects.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,9 +27,9 @@ inline namespace v0 {
 ///
 /// - `copy_many(to, from, bytes, count, stream)`: arrays of pointers and lengths, read before it returns. The
 ///   sources are read in the order of the stream.
-/// - `copy_evenly(to, to_stride, from, from_stride, bytes, count, stream)`: `count` pieces of as many bytes.
-/// - `takes_many(stream)`: whether it takes such a call now. (CUDA: not while it is captured, as the copy
-///   would be missing from the graph; nor the legacy default stream.)
+/// - `copy_evenly(to, to_stride, from, from_stride, bytes, count, stream)`: `count` pieces of equal length.
+/// - `takes_many(stream)`: whether it accepts such a call now. (CUDA: not during a capture of the stream,
+///   because the copy would be missing from the graph; nor on the legacy default stream.)
 template <class R>
 concept batching_runtime =
     device_runtime<R> && requires(const R& run, typename R::stream stream, void* const* to,
@@ -41,14 +41,14 @@ concept batching_runtime =
       { run.takes_many(stream) } noexcept -> std::same_as<bool>;
     };
 
-/// Leaves out pieces of no bytes. In place, in their order. O(n). @return how many are left.
+/// Removes pieces of no bytes. In place, in their order. O(n). @return how many remain.
 [[nodiscard]] inline std::size_t drop_empty_pieces(std::span<copy_task> pieces) noexcept {
   return static_cast<std::size_t>(std::ranges::remove(pieces, std::uint64_t{0}, &copy_task::bytes).begin() -
                                   pieces.begin());
 }
 
-/// Joins pieces that follow each other at both ends, and leaves out those of no bytes. In place, in their
-/// order. O(n). @pre they are of one allocation at each end. @return how many are left.
+/// Joins pieces that are adjacent at both ends, and removes those of no bytes. In place, in their order.
+/// O(n). @pre they are of one allocation at each end. @return how many remain.
 [[nodiscard]] inline std::size_t join_pieces(std::span<copy_task> pieces) noexcept {
   std::size_t last = 0;
   for (const copy_task& each : pieces) {
@@ -71,15 +71,15 @@ struct even_pieces {
   std::uint64_t to_stride = 0;
 };
 
-/// How two or more pieces of one length lie evenly apart, rising at both ends; nothing where they do not.
-/// O(n).
+/// Returns the distances if two or more pieces of one length are evenly spaced, rising at both ends; else
+/// nothing. O(n).
 [[nodiscard]] inline std::optional<even_pieces> even_pieces_of(std::span<const copy_task> pieces) noexcept {
   if (pieces.size() < 2) return std::nullopt;
   const auto address = [](const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at); };
   const std::uint64_t bytes = pieces[0].bytes;
   const even_pieces apart{address(pieces[1].from) - address(pieces[0].from),
                           address(pieces[1].to) - address(pieces[0].to)};
-  constexpr std::uint64_t most = std::uint64_t{1} << 31;  // a pitch that the driver takes
+  constexpr std::uint64_t most = std::uint64_t{1} << 31;  // the largest pitch that the driver accepts
   if (apart.from_stride < bytes || apart.from_stride >= most || apart.to_stride < bytes ||
       apart.to_stride >= most)
     return std::nullopt;
@@ -92,26 +92,26 @@ struct even_pieces {
   return apart;
 }
 
-/// Which way the pieces of a batch go, and of which memory they are.
+/// The direction of the pieces of a batch, and their memory.
 ///
-/// A driver refuses one call across allocations that happen to lie behind each other, and one across two
-/// registrations of pinned memory (chunks of a `pinned_source`). So pieces become one call, joined or
+/// A driver refuses one call across adjacent allocations, and one across two registrations of pinned memory
+/// (chunks of a `pinned_source`). So pieces become one call, joined or strided, only if the route names the
+/// memory of both ends; otherwise each piece stays separate.
 /// strided, only where both ends are named here; otherwise each piece stays by itself.
 struct copy_route {
   copy_direction direction = copy_direction::up;
   std::span<const std::byte> from{};  ///< one allocation or registration, with all sources; empty: several
-  std::span<std::byte> to{};          ///< likewise, with all destinations
+  std::span<std::byte> to{};          ///< the same with all destinations
 };
 
-/// What a copy has come to.
+/// The result of a copy.
 struct batch_copy {
   copy_way way = copy_way::loop;
-  std::uint64_t pieces = 0;  ///< once those that follow each other were joined
+  std::uint64_t pieces = 0;  ///< after adjacent ones were joined
 };
 
-/// Copies pieces on a stream, as its plan says: pieces that follow each other are joined first where the
-/// route names their memory, then the quickest way is taken of those that are open. Never a batch while the
-/// stream is being captured.
+/// Copies pieces on a stream by its plan: joins adjacent pieces if the route names their memory, then takes
+/// the fastest of the available ways. Never a batch during a capture of the stream.
 ///
 ///     batch_copier<cuda_runtime> copies(plan);
 ///     copies.copy(pieces, {copy_direction::up}, stream).value();            // of several allocations
@@ -120,29 +120,31 @@ struct batch_copy {
 ///       return copy_few(device_executor(stream, {.blocks = 16}), all);      // by nvcc: a kernel as well
 ///     }).value();
 ///
-/// Pieces in pinned memory are given as devices see it, `pinned_source::device_address`, where that is
-/// another address than the host's (CUDA: cudaDevAttrCanUseHostPointerForRegisteredMem is 0, as under WSL2).
-/// By host addresses a batch or a kernel would fault there, and the device be lost to the process;
-/// `measured_copy_plan` measures neither, so that a plan of such a device takes neither up or down.
+/// Give pieces in pinned memory by the address that devices use, `pinned_source::device_address`, where it
+/// differs from the host's (CUDA: cudaDevAttrCanUseHostPointerForRegisteredMem is 0, as under WSL2). With
+/// host addresses a batch or a kernel would fault there, and the process would lose the device;
+/// `measured_copy_plan` measures neither, so a plan of such a device uses neither up or down.
 ///
-/// @par Complexity      O(pieces) on the host; no allocation once as many have been copied before.
+/// @par Complexity      O(pieces) on the host; allocates only for more pieces than any copy before.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          `errc::out_of_range`, before anything is copied, for a piece outside the memory that
 ///      the route names: index the piece, found how many bytes into it the piece begins, wanted the bytes
-///      that there are. `errc::device_failed` when the driver refuses, index its status: of a loop, pieces
-///      before that are on their way. What a kernel's launch returns passes through.
+///      that there are. `errc::device_failed` if the driver refuses, index its status; in a loop, earlier
+///      pieces are in flight. Passes on what a kernel's launch returns.
 template <batching_runtime Runtime>
 class batch_copier {
  public:
   explicit batch_copier(copy_plan plan = {}, Runtime runtime = {})
       : plan_(std::move(plan)), runtime_(runtime) {}
 
-  /// Without a kernel. `pieces` are joined in place. @pre no byte is written twice, or both read and written
+  /// Copies without a kernel. Joins `pieces` in place. @pre no byte is written twice, or both read and
+  /// written.
   result<batch_copy> copy(std::span<copy_task> pieces, const copy_route& route,
                           typename Runtime::stream stream) {
     return copy_by(pieces, route, stream, static_cast<no_kernel*>(nullptr));
   }
-  /// `kernel(pieces)` launches one on the stream, if that is the quickest, and returns what the launch did.
+  /// `kernel(pieces)` launches one on the stream, if that is the fastest way, and returns the launch's
+  /// result.
   template <class Kernel>
     requires std::same_as<std::invoke_result_t<Kernel&, std::span<const copy_task>>, result<void>>
   result<batch_copy> copy(std::span<copy_task> pieces, const copy_route& route,
@@ -213,7 +215,7 @@ class batch_copier {
     return told(runtime_.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), stream),
                 pieces.size());
   }
-  /// Whether every piece lies in what the route names.
+  /// Checks that every piece is inside what the route names.
   [[nodiscard]] static result<void> check(std::span<const copy_task> pieces,
                                           const copy_route& route) noexcept {
     for (std::size_t i = 0; i < pieces.size(); ++i) {

@@ -1,7 +1,7 @@
 /// @file
 /// Spaces and queues over CUDA: `device_space`, `pinned_space`, `device_queue`, `device_virtual_memory`.
-/// Needs `llmmem::cuda`, and no nvcc. A program that has it starts without a driver as well: what needs one
-/// says so.
+/// Needs `llmmem::cuda`, and no nvcc. A program that includes it starts without a driver as well; calls that
+/// need a driver report its absence.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,20 +29,21 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Makes a device current, and the one before it again. From CUDA 12 on that initialises both: an engine that
-/// wants no context on device 0 makes its own device current first, in each thread that comes here.
+/// Makes a device current, and restores the one before it. From CUDA 12 on that initialises both: an engine
+/// that wants no context on device 0 makes its own device current first, in each thread that calls these
+/// functions.
 class current_device {
  public:
   explicit current_device(device_id device) noexcept {
     const auto wanted = static_cast<int>(to_index(device));
     if (taken(cudaGetDevice(&before_)) != cudaSuccess) before_ = -1;
-    if (before_ == wanted) before_ = -1;  // stays so
+    if (before_ == wanted) before_ = -1;  // no change needed
     status_ = taken(cudaSetDevice(wanted));
   }
   current_device(const current_device&) = delete;
   current_device& operator=(const current_device&) = delete;
   ~current_device() {
-    // It can fail: where that device is exclusive to another process, or is lost.
+    // This can fail if that device is exclusive to another process, or is lost.
     if (before_ >= 0) static_cast<void>(taken(cudaSetDevice(before_)));
   }
   [[nodiscard]] cudaError_t status() const noexcept { return status_; }
@@ -52,7 +53,7 @@ class current_device {
   cudaError_t status_ = cudaSuccess;
 };
 
-/// As `device_runtime` tells it.
+/// Returns a status in the form of `device_runtime`.
 [[nodiscard]] inline device_status told(cudaError_t status) noexcept {
   return static_cast<device_status>(taken(status));
 }
@@ -69,7 +70,7 @@ struct cuda_runtime {
   static constexpr device_status not_ready = static_cast<device_status>(cudaErrorNotReady);
 
   [[nodiscard]] const char* why_no_device(device_id device) const noexcept {
-    // Without a driver cudaGetDeviceCount leaves its argument as it was; asking for the version never fails.
+    // Without a driver cudaGetDeviceCount leaves its argument unchanged; asking for the version never fails.
     int driver = 0;
     if (detail::taken(cudaDriverGetVersion(&driver)) != cudaSuccess || driver == 0)
       return "there is no CUDA driver";
@@ -91,7 +92,7 @@ struct cuda_runtime {
     properties.location.id = static_cast<int>(to_index(device));
     if (const cudaError_t status = cudaMemPoolCreate(made, &properties); status != cudaSuccess)
       return detail::told(status);
-    // The default of 0 gives all of it back to the system whenever a stream is waited for.
+    // The default of 0 returns all of it to the system at each wait for a stream.
     std::uint64_t all = ~std::uint64_t{0};
     const cudaError_t status = cudaMemPoolSetAttribute(*made, cudaMemPoolAttrReleaseThreshold, &all);
     if (status != cudaSuccess) static_cast<void>(cudaMemPoolDestroy(*made));
@@ -107,7 +108,7 @@ struct cuda_runtime {
   }
   device_status trim_pool(pool of, std::size_t keep) const noexcept {
     const detail::beside_captures others;
-    // What CUDA counts is all that the pool has, not what is free of it.
+    // CUDA counts all that the pool holds, not the free part of it.
     std::uint64_t held = 0;
     if (const cudaError_t status = cudaMemPoolGetAttribute(of, cudaMemPoolAttrUsedMemCurrent, &held);
         status != cudaSuccess)
@@ -155,8 +156,8 @@ struct cuda_runtime {
     return detail::told(cudaEventDestroy(of));
   }
   device_status record(event of, stream on) const noexcept { return detail::told(cudaEventRecord(of, on)); }
-  /// Another thread may be capturing a graph: this does not end it, and what cannot be told then is not
-  /// ready.
+  /// Another thread may be capturing a graph: this call does not end the capture. An event that cannot be
+  /// queried then counts as not ready.
   device_status query(event of) const noexcept {
     const detail::beside_captures others;
     const cudaError_t status = cudaEventQuery(of);
@@ -174,8 +175,8 @@ struct cuda_runtime {
   device_status copy(void* to, const void* from, std::size_t count, stream on) const noexcept {
     return detail::told(cudaMemcpyAsync(to, from, count, cudaMemcpyDefault, on));
   }
-  /// Sources are read in the order of the stream: what was just written there is what is copied. Needs CUDA
-  /// 12.8; of 13.0 and newer another signature.
+  /// Reads sources in the order of the stream, so it copies what earlier work there wrote. Needs CUDA 12.8;
+  /// from 13.0 on with another signature.
   device_status copy_many(void* const* to, const void* const* from, const std::size_t* bytes,
                           std::size_t count, stream on) const noexcept {
     cudaMemcpyAttributes how{};
@@ -198,8 +199,8 @@ struct cuda_runtime {
   [[nodiscard]] bool takes_many(stream on) const noexcept {
     return on != nullptr && on != cudaStreamLegacy && !is_capturing(on);
   }
-  /// Of the legacy stream it cannot be told while a stream that waits for it is captured
-  /// (cudaErrorStreamCaptureImplicit): what it is given then would end that capture.
+  /// The legacy stream cannot be queried while a stream that waits for it is captured
+  /// (cudaErrorStreamCaptureImplicit): work submitted to it then would end that capture.
   [[nodiscard]] bool is_capturing(stream on) const noexcept {
     cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
     return detail::told(cudaStreamIsCapturing(on, &now)) != 0 || now != cudaStreamCaptureStatusNone;
@@ -222,8 +223,8 @@ struct cuda_runtime {
 };
 static_assert(batching_runtime<cuda_runtime>);
 
-/// CUDA's virtual memory management as `device_paging`: the driver's calls, looked up when it is made, so
-/// that a program needs no libcuda to link or to start.
+/// CUDA's virtual memory management as `device_paging`: the driver's calls, looked up at construction, so a
+/// program needs no libcuda to link or to start.
 ///
 /// @par Thread safety   any number of threads.
 class cuda_paging {
@@ -247,7 +248,7 @@ class cuda_paging {
     return says;
   }
   device_status granularity(std::uint64_t* bytes, device_id device) const noexcept {
-    // The driver is asked about devices only once one is initialised.
+    // The driver answers about devices only after one is initialised.
     if (const cudaError_t status = cudaInitDevice(static_cast<int>(to_index(device)), 0, 0);
         status != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
@@ -329,13 +330,13 @@ static_assert(device_paging<cuda_paging>);
 /// Memory of a device: `device_space space(device_pool_source<cuda_runtime>(device_id{0}), {.budget =
 /// bytes});`
 using device_space = basic_device_space<device_pool_source<cuda_runtime>>;
-/// Host memory that devices copy from and to themselves.
+/// Host memory that devices access by themselves.
 using pinned_space = basic_host_space<pinned_source<cuda_runtime>>;
 /// A CUDA stream that copies.
 using device_queue = basic_device_queue<device_space, cuda_runtime>;
 /// A device's memory with a stream of its own, as a tier.
 using streamed_device_space = basic_streamed_space<device_pool_source<cuda_runtime>, cuda_runtime>;
-/// Addresses and memory of a device apart, for `growable_range` and `stitched_arena`.
+/// Addresses and memory of a device, separately, for `growable_range` and `stitched_arena`.
 using device_virtual_memory = basic_virtual_memory<device_mapper<cuda_paging>>;
 
 static_assert(memory_space<device_space> && memory_space<pinned_space>);

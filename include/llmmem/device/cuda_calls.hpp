@@ -1,5 +1,5 @@
 /// @file
-/// What every call of the CUDA runtime has to heed, whoever makes it.
+/// The common precautions of all calls of the CUDA runtime.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,7 +10,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// While it lives, calls that wait or ask do not end the graph that another thread may be capturing.
+/// While it lives, calls that wait or query do not end a graph that another thread may be capturing.
 class beside_captures {
  public:
   beside_captures() noexcept { is_changed_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
@@ -25,7 +25,7 @@ class beside_captures {
   bool is_changed_ = false;
 };
 
-/// A status that the caller is told is not left for whoever asks for the last error next.
+/// Returns a status and clears it, because the next caller that asks for the last error must not see it.
 [[nodiscard]] inline cudaError_t taken(cudaError_t status) noexcept {
   if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
   return status;

@@ -1,5 +1,5 @@
 /// @file
-/// `basic_device_space`: memory of a device under a hard budget, from a pool of its own or from any memory
+/// `basic_device_space`: memory of a device under a hard budget, from its own pool or from any memory
 /// resource. Needs no CUDA; `device_space` of device/cuda.hpp is the one over CUDA.
 #pragma once
 
@@ -26,41 +26,42 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a device space is set up.
+/// Options of a device space.
 struct device_options {
-  std::uint64_t budget = 0;                     ///< most bytes it may hold; there is no default, 0 is refused
-  std::string name = "device_space";            ///< for error texts
+  std::uint64_t budget = 0;           ///< the most bytes it may hold; there is no default, 0 is refused
+  std::string name = "device_space";  ///< for error texts
   misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;               ///< passed to the handler
 };
 
-/// A `byte_source` of device memory: a pool and a stream of its own. What is given back stays in the pool
-/// until the source ends, so that a space at its steady state asks the driver for nothing.
+/// A `byte_source` of device memory with its own pool and stream. Returned memory stays in the pool until the
+/// source ends, so a space in its steady state makes no request to the driver.
 ///
-/// `take` waits for its own stream alone, so that what it returns is good on every stream at once; work on a
-/// range must be behind its last fence when it is given back.
+/// `take` waits for its own stream alone, so the memory is valid on every stream at once. The caller returns
+/// a range after its last fence.
 ///
-/// What a driver does not take back when it is given is kept, and counted by `kept_bytes()`: it is tried
+/// The source keeps memory that the driver refuses to take back, and counts it in `kept_bytes()`; it tries
 /// again in the next `take`, `give_back` and `trim`, and at the end.
 ///
-/// A pool can refuse what it has the bytes for while some of them are still on their way back, as it remaps
-/// pages only then (rmm#1245): `take` waits for its stream and asks once more before it refuses.
+/// A pool can refuse a request although it has the bytes, while some of them are still being returned,
+/// because it remaps pages only then (rmm#1245): `take` waits for its stream and asks once more before it
+/// refuses.
 ///
-/// @par Complexity      a request takes what a pool of the driver takes: microseconds where it has the bytes.
-///      O(ranges) more while something is kept.
+/// @par Complexity      a request takes what a pool of the driver takes: microseconds if it has the bytes.
+///      O(ranges) in addition while the source keeps any.
 /// @par Thread safety   none; the space holds its lock.
-/// @par Errors          the constructor throws `system_error` when there is no such device, with the reason,
-///                      or when the driver refuses a pool or a stream.
+/// @par Errors          the constructor throws `system_error` if there is no such device, with the reason, or
+///      if the driver refuses a pool or a stream.
 template <device_runtime Runtime>
 class device_pool_source {
  public:
-  /// Pools align to that; more is made by asking for more.
+  /// Pools align to that; a larger alignment takes a larger request.
   static constexpr std::uint64_t pool_alignment = 256;
 
   explicit device_pool_source(device_id device)
     requires(std::default_initializable<Runtime>)
       : device_pool_source(device, Runtime{}) {}
-  /// @param seen_by  other devices that may read and write what it gives out, as peers of `device`.
+  /// @param seen_by  other devices that may read and write its memory, as peers of `device`.
   device_pool_source(device_id device, Runtime runtime, std::span<const device_id> seen_by = {})
       : runtime_(runtime), device_(device) {
     const std::string who = "device_pool_source: device " + std::to_string(to_index(device)) + ": ";
@@ -139,9 +140,9 @@ class device_pool_source {
     if (last_error_ == 0) give_back_kept();
   }
 
-  /// What was given back, and the driver has not taken.
+  /// Bytes that were returned, and that the driver has not taken back.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
-  /// Tries to give that back.
+  /// Tries to return those.
   void give_back_kept() noexcept {
     while (kept_bytes_ != 0) {
       const std::byte* data = nullptr;
@@ -155,11 +156,11 @@ class device_pool_source {
     }
   }
 
-  /// Gives the system what its pool has of bytes that nobody holds, all but `keep` of them. Waits for its own
-  /// stream, and the driver may wait for the device.
+  /// Returns to the system the unused bytes of its pool, all but `keep` of them. Waits for its own stream,
+  /// and the driver may wait for the device.
   device_status trim(std::uint64_t keep) noexcept {
     give_back_kept();
-    // Only what has come back is there to be given.
+    // Only memory that has returned to the pool can be trimmed.
     last_error_ = runtime_.wait_stream(stream_);
     if (last_error_ == 0) last_error_ = runtime_.trim_pool(pool_, static_cast<std::size_t>(keep));
     return last_error_;
@@ -167,18 +168,18 @@ class device_pool_source {
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
   [[nodiscard]] const Runtime& runtime() const noexcept { return runtime_; }
-  /// Of its last call.
+  /// Returns the error of its last call.
   [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
 
  private:
-  /// What lies beneath a range.
+  /// The pool's memory of a range.
   struct beneath {
     std::byte* first = nullptr;  // where the pool's own range begins
     std::uint64_t bytes = 0;     // of it
-    bool is_kept = false;        // given back, and refused
+    bool is_kept = false;        // returned, and refused by the driver
   };
 
-  /// What is refused keeps its place in the table: nothing is needed for it that might not be had.
+  /// A refused range keeps its place in the table, so nothing must be allocated for it.
   device_status release(const std::byte* data) noexcept {
     const auto range = starts_.remove(data);
     const device_status status = runtime_.release(range.payload.first, stream_);
@@ -209,7 +210,7 @@ class device_pool_source {
   live_ranges<beneath> starts_;
 };
 
-/// What a memory resource offers, by its shape: `allocate_sync` of CCCL 3.1 and newer and of RMM, or
+/// The interface of a memory resource, by its shape: `allocate_sync` of CCCL 3.1 and newer and of RMM, or
 /// `allocate` of CCCL before and of `std::pmr`.
 template <class R>
 concept resource_with_sync = requires(R& from, void* data, std::size_t n) {
@@ -222,11 +223,11 @@ concept resource_with_allocate = requires(R& from, void* data, std::size_t n) {
   from.deallocate(data, n, n);
 };
 
-/// A `byte_source` over a memory resource that an engine has already: `cuda::mr`, RMM, or its own. It does
-/// not own the resource, which outlives it. One that throws has refused; no exception passes.
+/// A `byte_source` over an engine's own memory resource: `cuda::mr`, RMM, or another. It does not own the
+/// resource, which outlives it. A resource that throws has refused; no exception passes.
 ///
-/// @par Thread safety   the space holds its lock around every call; a resource that others use at the same
-///                      time must be synchronised itself.
+/// @par Thread safety   the space holds its lock around every call; a resource that other code uses at the
+///                      same time must be synchronised itself.
 template <class Resource>
   requires(resource_with_sync<Resource> || resource_with_allocate<Resource>)
 class resource_source {
@@ -257,7 +258,7 @@ class resource_source {
         upstream_->deallocate(data, count, multiple);
       }
     } catch (...) {
-      // One that does not take its memory back keeps it: there is nobody here to give it to.
+      // A resource that fails to take its memory back keeps it, because no caller here can handle it.
     }
   }
 
@@ -266,11 +267,11 @@ class resource_source {
 };
 
 /// Memory of one device, under a hard budget, with misuse of its ranges caught as in `basic_host_space`. The
-/// host may not touch it: copies go by a `basic_device_queue`, or by the kernels.
+/// host must not access it: a `basic_device_queue` or the kernels copy it.
 ///
 /// @par Complexity      O(log n) look-up and O(n) bookkeeping in the number of live ranges, plus the source.
 /// @par Thread safety   any number of threads; one mutex.
-/// @par Errors          the constructor throws `length_error`, and what its source throws; a refusal of the
+/// @par Errors          the constructor throws `length_error`, and what its source throws; a refusal by the
 ///                      driver is `errc::system_refused`, index its `device_status`.
 /// @tparam Source  `device_pool_source`, or `resource_source` of device memory.
 template <byte_source Source>
@@ -282,24 +283,24 @@ class basic_device_space {
 
   basic_device_space(Source source, device_options options)
       : ledger_(std::move(source), std::move(options)) {}
-  /// From a pool of its own on that device.
+  /// Takes memory from its own pool on that device.
   basic_device_space(device_id device, device_options options)
     requires(std::constructible_from<Source, device_id>)
       : basic_device_space(Source(device), std::move(options)) {}
 
-  /// At least `bytes` bytes at a multiple of `alignment`; their content is anything. Waits for no work of the
-  /// caller's.
+  /// Returns at least `bytes` bytes at a multiple of `alignment`, with undefined contents. Waits for no work
+  /// of the caller's.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const result<std::byte*> data = ledger_.take(bytes, alignment);
     if (!data) return data.error();
     return range_type{*data, bytes};
   }
-  /// Takes back a range as `try_allocate` gave it; an empty one is no change. What the source cannot give
-  /// back yet stays charged, `stats().kept_bytes`, until it can.
+  /// Takes back a range as `try_allocate` returned it; does nothing for an empty one. Memory that the source
+  /// cannot return yet stays charged, `stats().kept_bytes`, until it can.
   void deallocate(range_type range) noexcept { ledger_.give_back(range.data, range.bytes); }
 
-  /// After a peak: gives others what the source holds of bytes that are in no range, all but `keep` of them.
-  /// `errc::device_failed` when the driver refuses, index its status.
+  /// After a peak: frees for other users the source's bytes that are in no range, all but `keep` of them.
+  /// `errc::device_failed` if the driver refuses, index its status.
   result<void> trim(std::uint64_t keep = 0) noexcept
     requires requires(Source& source) {
       { source.trim(keep) } noexcept -> std::same_as<device_status>;
@@ -314,12 +315,13 @@ class basic_device_space {
   [[nodiscard]] std::uint64_t used() const noexcept { return ledger_.used(); }
   [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return ledger_.options().name; }
 
-  /// Whether all of `range` lies inside one live range.
+  /// Whether all of `range` is inside one live range.
   [[nodiscard]] bool holds(range_type range) const noexcept { return ledger_.holds(range.data, range.bytes); }
   [[nodiscard]] space_stats stats() const noexcept { return ledger_.stats(); }
-  /// One sentence for each violation of its bookkeeping; none means proven. O(ranges); allocates.
+  /// Returns one sentence for each broken invariant of its bookkeeping; none means proven. O(ranges);
+  /// allocates.
   [[nodiscard]] std::vector<std::string> audit() { return ledger_.audit(); }
-  /// What lies beneath. Not while another thread allocates.
+  /// Returns the source. Not while another thread allocates.
   [[nodiscard]] const Source& source() const noexcept { return ledger_.source(); }
 
  private:

@@ -1,5 +1,5 @@
 /// @file
-/// `device_fence`: the fence of what a device's streams do, and the events behind it.
+/// `device_fence`: the fence of work on a device's streams, and the events it uses.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,32 +20,32 @@ inline namespace v0 {
 template <device_runtime Runtime>
 class device_events;
 
-/// A point of a stream that has passed once all is done that the stream was given before. Sixteen bytes,
+/// A point of a stream. It passes when all work that the stream was given before is done. Sixteen bytes,
 /// trivially copyable.
 ///
-/// @par Thread safety   any number of threads may ask and wait on copies of one fence.
+/// @par Thread safety   any number of threads may query and wait on copies of one fence.
 template <device_runtime Runtime>
 class device_fence {
  public:
-  /// Has passed.
+  /// A fence that has passed.
   constexpr device_fence() noexcept = default;
 
-  /// Whether the point has passed, or never will because the device is lost: `wait` tells. One question to
-  /// the driver until it has passed.
+  /// Whether the point has passed, or never will because the device is lost: `wait` reports which. One query
+  /// to the driver until it has passed.
   [[nodiscard]] bool ready() const noexcept {
     return events_ == nullptr || events_->status_of(slot_, generation_) != Runtime::not_ready;
   }
 
   /// Blocks the calling thread until the point has passed.
-  /// @throws system_error  when the device reports an error: then nothing that it did can be relied on.
+  /// @throws system_error  if the device reports an error: then none of its results can be relied on.
   void wait() const {
     if (events_ == nullptr) return;
     if (const device_status status = events_->wait(slot_, generation_); status != 0) events_->fail(status);
   }
 
-  /// Has a stream, of this device or another, wait for the point; the host does not. `errc::device_failed`
-  /// when the driver refuses, index its status, and for a stream that is being captured, unless the point has
-  /// passed: hold it before the capture begins.
+  /// Makes a stream, of this device or another, wait for the point; the host does not wait.
+  /// `errc::device_failed` if the driver refuses, index its status, and for a stream during its capture,
+  /// unless the point has passed: call it before the capture begins.
   result<void> hold(typename Runtime::stream stream) const noexcept {
     if (events_ == nullptr) return {};
     const device_status status = events_->hold(stream, slot_, generation_);
@@ -69,13 +69,13 @@ class device_fence {
   std::uint32_t generation_ = 0;
 };
 
-/// A fixed number of events, and so the most points that can be on their way: whoever asks for one more waits
-/// for the oldest. (A fence kept for 2^32 later points of its slot is taken for the last of them.)
+/// A fixed number of events, and so the most points in flight: a caller that needs one more waits for the
+/// oldest. (A fence kept for 2^32 later points of its slot counts as the last of them.)
 ///
-/// @par Complexity      `mark` one call of the driver, or two where all are on their way.
+/// @par Complexity      `mark` one call of the driver, or two if all events are in flight.
 /// @par Thread safety   any number of threads. It outlives its fences.
-/// @par Errors          the constructor throws `length_error` without events, and `system_error` when the
-///                      driver refuses one.
+/// @par Errors          the constructor throws `length_error` without events, and `system_error` if the
+///      driver refuses one.
 template <device_runtime Runtime>
 class device_events {
  public:
@@ -98,10 +98,10 @@ class device_events {
   device_events& operator=(const device_events&) = delete;
   ~device_events() { end(); }
 
-  /// The point of a stream that it has come to by now. Refused while the stream is being captured: mark it
-  /// behind the launch of the graph.
+  /// Returns the point that a stream has reached by now. Refused during a capture of the stream: mark it
+  /// after the launch of the graph.
   [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
-    // An event in a graph is no point that passes.
+    // An event in a graph never passes as a point.
     if (runtime_.is_capturing(stream))
       return failure{errc::device_failed, Runtime::not_ready, 0, 0,
                      "device_events: the stream is being captured, mark it behind the graph's launch"};
@@ -117,14 +117,14 @@ class device_events {
     return device_fence<Runtime>(this, at, ++its.generation);
   }
 
-  /// Whether `mark` would not wait now. Another thread may take the place before this one does.
+  /// Whether `mark` would not wait now. Another thread may take the place first.
   [[nodiscard]] bool has_capacity() noexcept {
     const std::lock_guard lock(mutex_);
     slot& oldest = slots_[next_];
     return !oldest.is_on_its_way || note(oldest, runtime_.query(oldest.event)) != Runtime::not_ready;
   }
 
-  /// How many points may be on their way.
+  /// Returns how many points may be in flight.
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
 
  private:
@@ -135,8 +135,8 @@ class device_events {
     bool is_on_its_way = false;
   };
 
-  /// Outside of the lock, so that others can ask meanwhile. Somebody else may give the event to a later point
-  /// before this returns.
+  /// Waits outside the lock, so that other threads can query meanwhile. Another thread may reuse the event
+  /// for a later point before this returns.
   void wait_for_oldest(std::unique_lock<std::mutex>& lock) noexcept {
     slot& oldest = slots_[next_];
     const std::uint32_t generation = oldest.generation;
@@ -145,7 +145,7 @@ class device_events {
     lock.lock();
     if (oldest.generation == generation) static_cast<void>(note(oldest, status));
   }
-  /// Of a point: 0 once it has passed, `not_ready`, or what the device reports.
+  /// Returns the status of a point: 0 once it has passed, `not_ready`, or the device's error.
   [[nodiscard]] device_status status_of(std::uint32_t at, std::uint32_t generation) noexcept {
     const std::lock_guard lock(mutex_);
     slot& its = slots_[at];
@@ -161,14 +161,14 @@ class device_events {
       if (its.generation != generation || !its.is_on_its_way) return lost_;
       event = its.event;
     }
-    // Outside of the lock. The event may be given to a later point meanwhile, which passes after this one.
+    // Waits outside the lock. A later point, which passes after this one, may reuse the event meanwhile.
     const device_status status = runtime_.wait_event(event);
     const std::lock_guard lock(mutex_);
     if (slots_[at].generation == generation) return note(slots_[at], status);
     lose(status);
     return status;
   }
-  /// `not_ready` for a stream that is being captured: a wait for what is not in its graph would end that.
+  /// Returns `not_ready` for a stream during its capture: a wait for work outside its graph would end that.
   [[nodiscard]] device_status hold(typename Runtime::stream stream, std::uint32_t at,
                                    std::uint32_t generation) noexcept {
     const std::lock_guard lock(mutex_);
@@ -201,7 +201,7 @@ class device_events {
   std::mutex mutex_;
   std::vector<slot> slots_;
   std::uint32_t next_ = 0;
-  device_status lost_ = 0;  // the first error of the device: what comes after is no better
+  device_status lost_ = 0;  // the first error of the device: no later result is reliable
 };
 
 }  // namespace v0

@@ -19,8 +19,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The calls of a driver that take addresses and memory apart, one by one: those of CUDA's virtual memory
-/// management, with addresses and handles as numbers. 0 is success. `why_missing()`: null where the driver
+/// The calls of a driver that handles addresses and memory separately: those of CUDA's virtual memory
+/// management, with addresses and handles as numbers. 0 is success. `why_missing()`: null if the driver has
+/// them.
 /// has them.
 template <class P>
 concept device_paging = std::copyable<P> && requires(const P& run, device_id device, std::uint64_t n,
@@ -37,21 +38,21 @@ concept device_paging = std::copyable<P> && requires(const P& run, device_id dev
   { run.unmap(n, n) } noexcept -> std::same_as<device_status>;
 };
 
-/// How a `device_mapper` takes memory.
+/// Options of a `device_mapper`.
 struct device_mapper_options {
-  device_id device{};                ///< whose memory it is
+  device_id device{};                ///< the device with the memory
   std::vector<device_id> seen_by{};  ///< others that may read and write it, as peers of `device`
-  std::uint64_t granularity = 0;     ///< a power of two, a multiple of the driver's; 0: that, 2 MiB as a rule
+  std::uint64_t granularity = 0;     ///< a power of two, a multiple of the driver's; 0: that, usually 2 MiB
 };
 
-/// A `page_mapper` over a device's driver. Work that uses a range is finished before it is unmapped: the
-/// driver does not wait, and kernels that run beside fault on some devices.
+/// A `page_mapper` over a device's driver. Work that uses a range must finish before the range is unmapped,
+/// because the driver does not wait, and concurrent kernels fault on some devices.
 ///
-/// @par Complexity      each call one of the driver, tens of microseconds and more.
+/// @par Complexity      each call is one of the driver's, tens of microseconds and more.
 /// @par Thread safety   none of its own.
-/// @par Errors          the constructor throws `system_error` where the driver has no such calls, and
-///                      `argument_error` for a granularity that is no multiple of the driver's; error numbers
-///                      are the driver's.
+/// @par Errors          the constructor throws `system_error` if the driver has no such calls, and
+///      `argument_error` for a granularity that is no multiple of the driver's; error numbers are the
+///      driver's.
 template <device_paging Paging>
 class device_mapper {
  public:
@@ -68,7 +69,7 @@ class device_mapper {
                          ": granularity: " + paging_.text(status) + " (" + std::to_string(status) + ")");
     }
     if (options_.granularity == 0) options_.granularity = unit;
-    // It is what addresses are aligned to as well.
+    // Addresses are aligned to it as well.
     if (options_.granularity % unit != 0 || !std::has_single_bit(options_.granularity)) {
       throw argument_error("device_mapper: a granularity of " + std::to_string(options_.granularity) +
                            " bytes is no multiple of the driver's, " + std::to_string(unit) +

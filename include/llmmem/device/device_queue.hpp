@@ -24,30 +24,29 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a device queue is set up.
+/// Options of a device queue.
 struct device_queue_options {
-  std::uint32_t depth = 64;           ///< most copies and marks on their way: one more waits for the oldest
+  std::uint32_t depth = 64;           ///< the most copies and marks in flight: one more waits for the oldest
   std::string name = "device_queue";  ///< for error texts
 };
 
-/// A stream of a device as a `copy_queue` of a space there: its own, or one that an engine has. Copies start
-/// in the order in which they are asked for, each when `after` has passed too; the host waits for nothing but
-/// a place among `depth`.
+/// A stream of a device as a `copy_queue` of a space there: its own stream, or an engine's. Copies start in
+/// the order of the calls, each after `after` has passed too; the host waits only for a place among `depth`.
 ///
 ///     device_space device(device_pool_source<cuda_runtime>(device_id{0}), {.budget = bytes});
 ///     device_queue copies(device, device_id{0});
 ///     const auto there = copies.copy_in_async(range, host, {}).value();
 ///     there.hold(compute_stream).value();                 // the kernels wait, the host does not
 ///
-/// Host memory that is not pinned is staged by the driver, and the call may wait for it.
+/// The driver stages host memory that is not pinned, and the call may wait for it.
 ///
-/// @tparam Space  of device memory; its `holds` answers for ranges.
+/// @tparam Space  of device memory; its `holds` checks ranges.
 /// @par Complexity      a copy: two calls of the driver, and one for each of `after` that has not passed.
 /// @par Thread safety   any number of threads; it outlives its fences.
-/// @par Errors          those of `copy_queue`, and `errc::device_failed` when the driver refuses, index its
-///      status, or while the stream is being captured: then nothing is on its way. `errc::completion_lost`
-///      where the driver took a copy, but neither a mark behind it nor to wait for it: the memory at both
-///      ends may be used at any time. The constructor throws what `device_events` does.
+/// @par Errors          those of `copy_queue`, and `errc::device_failed` if the driver refuses, index its
+///      status, or during a capture of the stream: then nothing is in flight. `errc::completion_lost` if the
+///      driver took a copy, but neither a mark after it nor a wait for it: the copy may use the memory at
+///      both ends at any time. The constructor throws what `device_events` does.
 template <memory_space Space, device_runtime Runtime>
   requires requires(const Space& space, typename Space::range_type range) {
     { space.holds(range) } noexcept -> std::same_as<bool>;
@@ -57,7 +56,7 @@ class basic_device_queue {
   using fence_type = device_fence<Runtime>;
   using range_type = typename Space::range_type;
 
-  /// On a stream of its own. @throws system_error  when the driver refuses it.
+  /// Makes its own stream. @throws system_error  if the driver refuses it.
   basic_device_queue(const Space& space, device_id device, device_queue_options options = {},
                      Runtime runtime = {})
       : runtime_(runtime),
@@ -70,7 +69,7 @@ class basic_device_queue {
     }
     is_own_ = true;
   }
-  /// On a stream of the caller's, which outlives it.
+  /// Uses a stream of the caller's, which outlives it.
   basic_device_queue(const Space& space, device_id device, typename Runtime::stream stream,
                      device_queue_options options = {}, Runtime runtime = {})
       : runtime_(runtime),
@@ -102,13 +101,13 @@ class basic_device_queue {
     return copy(source, destination.data, destination.bytes, source.data, source.bytes, after);
   }
 
-  /// Whether a copy would begin without waiting for a place. Another thread may take it before this one does.
+  /// Whether a copy would begin without a wait for a place. Another thread may take the place first.
   [[nodiscard]] bool has_capacity() noexcept { return events_.has_capacity(); }
   [[nodiscard, deprecated("call has_capacity()")]] bool has_room() noexcept { return has_capacity(); }
 
-  /// The point that its stream has come to: behind the kernels that the caller gave it, say.
+  /// Returns the point that its stream has reached: after the kernels that the caller gave it, for example.
   [[nodiscard]] result<fence_type> mark() noexcept { return events_.mark(stream_); }
-  /// What the stream is given from here on waits for these.
+  /// Makes all later work of the stream wait for these.
   [[nodiscard]] result<void> follow(std::span<const fence_type> after) noexcept {
     for (const fence_type& each : after) {
       if (auto held = each.hold(stream_); !held) return held;
@@ -125,9 +124,9 @@ class basic_device_queue {
                                         std::span<const fence_type> after) noexcept {
     const auto may = detail::check_copy(*space_, name(), ours, to, to_bytes, from, from_bytes);
     if (!may) return may.error();
-    // One copy's waits and its own bytes side by side in the stream, whoever else gives it some.
+    // Keeps one copy's waits and its own bytes adjacent in the stream, when other threads use it too.
     const std::lock_guard lock(mutex_);
-    // In a graph it would be no copy now, and the wait below would end the capture.
+    // In a graph it would not copy now, and the wait below would end the capture.
     if (runtime_.is_capturing(stream_))
       return failure{errc::device_failed, Runtime::not_ready, to_bytes, 0,
                      "device_queue: the stream is being captured, copy before or behind that"};
@@ -137,7 +136,7 @@ class basic_device_queue {
       if (status != 0) return failure{errc::device_failed, status, to_bytes, 0, name()};
     }
     result<fence_type> done = mark();
-    // Nobody could ask when it is over: it is, before this returns.
+    // No caller could query its end, so the copy is over before this returns.
     if (!done && runtime_.wait_stream(stream_) != 0)
       return failure{errc::completion_lost, 0, to_bytes, 0, options_.name.c_str()};
     return done;

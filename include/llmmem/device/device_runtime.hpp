@@ -1,5 +1,5 @@
 /// @file
-/// `device_runtime`: what spaces and queues of a device ask of the library that drives it. CUDA's is
+/// `device_runtime`: what spaces and queues of a device need from the library that drives it. CUDA's is
 /// `cuda_runtime` of device/cuda.hpp.
 #pragma once
 
@@ -14,39 +14,38 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a call of a device's library returned; 0 is success. Of CUDA: a `cudaError_t`.
+/// The status that a call of a device's library returns; 0 is success. For CUDA: a `cudaError_t`.
 using device_status = std::uint32_t;
 
-/// Which device of a process, as its library counts them.
+/// A device of a process, as its library counts them.
 enum class device_id : std::uint32_t {};
 
-/// A number for which an explicit conversion is more noise than help.
+/// Returns the number in it, because an explicit conversion would be more noise than help.
 [[nodiscard]] constexpr std::uint32_t to_index(device_id device) noexcept {
   return static_cast<std::uint32_t>(device);
 }
 
-/// The calls of a device's library, one by one. Cheap to copy: it owns nothing. No call depends on which
-/// device is current, or leaves another one current than it found; nor does it end a graph that another
-/// thread captures. (Of CUDA, the stream handles 0, 1 and 2 name no stream by themselves: which one they mean
-/// depends on the device that is current, and for 2, cudaStreamPerThread, on the thread. Hand over streams
-/// that were made.)
+/// The calls of a device's library, one by one. Cheap to copy: it owns nothing. No call depends on the
+/// current device, or changes it; nor does it end a graph that another thread captures. (In CUDA, the stream
+/// handles 0, 1 and 2 identify no stream by themselves: their meaning depends on the current device, and for
+/// 2, cudaStreamPerThread, on the thread. Pass streams that were created.)
 ///
-/// - `why_no_device(device)`: null where the device can be used, else why not, as text that stays.
+/// - `why_no_device(device)`: null if the device can be used, else the reason, as text that stays valid.
 /// - `text(status)` names a status.
-/// - `not_ready`: what `query` returns for an event that has not passed, or of which it cannot be told now.
+/// - `not_ready`: what `query` returns for an event that has not passed, or that cannot be queried now.
 /// - A `pool` gives out memory of its device, in the order of a stream: `allocate(&bytes, count, pool,
-///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request, until
-///   `trim_pool(pool, keep)`, which gives the system all that is free but `keep` bytes. A release can be
-///   refused: then the bytes are as before. `share_pool(pool, device)`: another device may read and write all
+///   stream)`; `release(bytes, stream)`. It keeps released memory for the next request, until
+///   `trim_pool(pool, keep)`, which returns to the system all free bytes but `keep`. A release can be
+///   refused: then the bytes are unchanged. `share_pool(pool, device)`: another device may read and write all
 ///   of it from now on.
-/// - An `event` passes when what its stream was given before `record` is done: `query`, `wait_event` on the
-///   host, `stream_waits` on a device.
-/// - `is_capturing(stream)`: whether what it is given now becomes a graph, and is not done. True where that
-///   cannot be told: the default stream while another one is captured.
+/// - An `event` passes when the work that its stream was given before `record` is done: `query`, `wait_event`
+///   on the host, `stream_waits` on a device.
+/// - `is_capturing(stream)`: whether work submitted now becomes part of a graph instead of running. True if
+///   that cannot be determined: the default stream while another one is captured.
 /// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
-/// - `lock_pages(bytes, count, device)` makes host memory such that devices copy from and to it themselves,
-///   all of them; `device` is the one whose context does it, empty: the one that is current.
-///   `device_address(&there, bytes)` is where devices see it.
+/// - `lock_pages(bytes, count, device)` prepares host memory so that all devices copy from and to it
+///   themselves; the context of `device` does it; empty: that of the current device. `device_address(&there,
+///   bytes)` returns the address that devices use.
 template <class R>
 concept device_runtime =
     std::copyable<R> && requires(const R& run, device_id device, device_status status, typename R::pool pool,

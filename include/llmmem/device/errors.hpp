@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of devices: the codes, what their three numbers are, and their texts.
+/// Errors of devices: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,7 +29,7 @@ inline constexpr std::array device_errors{
 
 namespace errc {
 
-/// A call of the device's runtime or driver failed; `where` says which: index = the runtime's status.
+/// A call of the device's runtime or driver failed; `where` names the call: index = the runtime's status.
 inline constexpr error_code device_failed = detail::code_of<90>(detail::device_errors);
 
 }  // namespace errc

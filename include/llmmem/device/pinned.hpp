@@ -1,6 +1,6 @@
 /// @file
-/// Host memory that a device copies from and to by itself. Needs no CUDA; `pinned_space` of device/cuda.hpp
-/// is the one over CUDA.
+/// Host memory that a device accesses by itself. Needs no CUDA; `pinned_space` of device/cuda.hpp is the one
+/// over CUDA.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,47 +25,47 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a `pinned_source` takes memory.
+/// Options of a `pinned_source`.
 struct pinned_options {
-  /// A driver is given that much at a time, a multiple of 2 MiB; 0: each request whole. Chunks let it do
-  /// something else in between, but a copy must not reach from one into the next (sglang#36798).
+  /// The driver registers that much at a time, a multiple of 2 MiB; 0: each request as one. Chunks let it do
+  /// other work in between, but a copy must not cross from one into the next (sglang#36798).
   ///
   /// One registration must stay below `pinned_source::registration_limit`, 2^39 bytes: drivers of R580 refuse
-  /// more with "out of memory", however much there is (open-gpu-kernel-modules#1234, LMCache#5177). Larger
-  /// requests need chunks.
+  /// more with "out of memory", regardless of the memory available (open-gpu-kernel-modules#1234,
+  /// LMCache#5177). Larger requests need chunks.
   std::uint64_t chunk_bytes = 0;
-  page_options pages{};  ///< `map_from` does not count: every request gets pages of its own
-  /// Whose context registers them; all devices see them. Empty: the one that is current. Of CUDA that device
-  /// is initialised by it: where each process has a device of its own, name it, or each has a context on
+  page_options pages{};  ///< `map_from` has no effect: every request gets its own pages
+  /// The device whose context registers them; all devices see them. Empty: the current one. In CUDA that
+  /// initialises the device: if each process has its own device, name it, or each process has a context on
   /// device 0.
   std::optional<device_id> device{};
 };
 
-/// What became of pages.
+/// What happened to pages.
 struct pinned_report {
-  std::uint64_t registered_bytes = 0;  ///< that a device copies itself, live
+  std::uint64_t registered_bytes = 0;  ///< registered, so that a device copies them itself; live
   std::uint64_t locked_bytes = 0;      ///< without a device: held in memory by the system (`mlock`), live
-  std::uint64_t unlocked_bytes = 0;  ///< without a device: neither, as the system would not (RLIMIT_MEMLOCK)
-  int last_errno = 0;                ///< of the last `mlock` that was refused
+  std::uint64_t unlocked_bytes = 0;    ///< without a device: not locked: the system refused (RLIMIT_MEMLOCK)
+  int last_errno = 0;                  ///< of the last `mlock` that was refused
 };
 
-/// A `byte_source` of pages that a driver knows and holds in memory. Where there is no device they are
-/// locked, as far as the system allows, and all goes on: `why_no_device()` tells.
+/// A `byte_source` of pages that a driver has registered and the system keeps in memory. Without a device
+/// they are locked, as far as the system allows, and all else works: `why_no_device()` returns the reason.
 ///
 ///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
 ///     bytes});
 ///
 /// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
-///      more. Take few and large ones, once.
+///      more. Make few and large requests, once.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `argument_error` for a chunk that is no multiple of 2 MiB. A
-///      driver that refuses pages refuses the request: nothing stays registered. Of a space on it,
+///      driver that refuses pages refuses the request: nothing stays registered. In a space on it,
 ///      `errc::out_of_bytes` with index 1 for a request with a registration of `registration_limit` bytes,
-///      before anything is taken: found = the most that one may have, where = what to set.
+///      before anything is taken: found = the most that one may have, where = which option to set.
 template <device_runtime Runtime>
 class pinned_source {
  public:
-  /// A driver is given less than that at once.
+  /// The driver is given less than that at once.
   static constexpr std::uint64_t registration_limit = std::uint64_t{1} << 39;
 
   explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
@@ -86,7 +86,7 @@ class pinned_source {
     return pages_.footprint(bytes, alignment);
   }
 
-  /// Why such a request can never be had, if so: it is not asked for then.
+  /// Returns why no such request can succeed, if so: the source then does not try it.
   [[nodiscard]] std::optional<failure> refusal(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
     const std::uint64_t once = std::min(chunk_, footprint(bytes, alignment));
     if (why_no_device_ != nullptr || once < registration_limit) return std::nullopt;
@@ -129,22 +129,22 @@ class pinned_source {
     pages_.give_back(data, bytes, alignment);
   }
 
-  /// Null where pages are registered with a device; else why not.
+  /// Returns null if pages are registered with a device; else the reason.
   [[nodiscard]] const char* why_no_device() const noexcept { return why_no_device_; }
   [[nodiscard]] const pinned_report& report() const noexcept { return report_; }
-  /// Of the driver, when it refused the last request.
+  /// Returns the driver's error if it refused the last request.
   [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
 
-  /// Where kernels see bytes of a live range, which need not be where the host does.
-  /// `errc::device_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
-  /// sees the chunks of them apart: then ask for parts.
+  /// Returns the address at which kernels see bytes of a live range; it may differ from the host's.
+  /// `errc::device_failed` if the driver does not know the bytes, index its status; `errc::not_mapped` if it
+  /// maps their chunks separately: then ask for parts.
   [[nodiscard]] result<std::byte*> device_address(std::byte* data, std::uint64_t bytes) const noexcept {
     constexpr const char* who = "pinned_source: device_address";
     void* first = nullptr;
     if (const device_status status = runtime_.device_address(&first, data); status != 0)
       return failure{errc::device_failed, status, bytes, 0, who};
     auto* const there = static_cast<std::byte*>(first);
-    // Wherever a chunk may begin, and at the end.
+    // At each possible begin of a chunk, and at the end.
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
     const std::uint64_t step = chunk_ == max_bytes ? bytes : unit;
     for (std::uint64_t at = 0; at < bytes; at += std::min(step, bytes - at)) {
@@ -179,7 +179,7 @@ class pinned_source {
 
   Runtime runtime_;
   std::uint64_t chunk_;
-  // No optional: moved while it is empty, g++ 12 takes it for read before it is written.
+  // Not an optional, because g++ 12 warns that a moved empty one is read before it is written.
   bool has_device_;
   device_id device_;
   page_source pages_;

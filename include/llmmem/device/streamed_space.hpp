@@ -1,5 +1,5 @@
 /// @file
-/// `streamed_space`: a device's memory with a stream for its copies, as a tier of a `tiered_buffer` is.
+/// `streamed_space`: a device's memory with a stream for its copies, as a tier of a `tiered_buffer`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `basic_device_space` that is its own queue: all that moves to and from it goes along one stream.
+/// A `basic_device_space` that is its own queue: one stream carries all copies to and from it.
 ///
 ///     streamed_device_space gpu(device_id{0}, {.budget = a});
 ///     pinned_space host({.budget = b});
@@ -28,15 +28,15 @@ inline namespace v0 {
 /// `tiered_buffer` waits for copies alone, and a lease ends on the host while the kernels that use it may
 /// still run. So:
 ///
-/// - Before a kernel uses a lease, its stream has to `hold` a `queue().mark()` made behind the lease.
-/// - Before any lease ends that a kernel has used, read or written, `queue().follow()` a mark behind that
-///   kernel. A copy that was written is stored by this queue, and the place of one that was read is given to
-///   what this queue brings up next: both then come after the kernel, and the host waits for neither.
+/// - Before a kernel uses a lease, its stream must `hold` a `queue().mark()` made after the lease.
+/// - Before any lease ends that a kernel has used, read or written, `queue().follow()` a mark after that
+///   kernel. This queue stores a copy that was written, and brings the next chunk up into the place of one
+///   that was read: both then come after the kernel, and the host waits for neither.
 ///
 ///       const auto used = compute.mark().value();          // a device_queue on the kernels' stream
 ///       gpu.queue().follow(std::span(&used, 1)).value();   // then the leases may end
 ///
-/// - That holds for what goes along this queue. Where the tier beneath moves the bytes itself, as a
+/// - This covers what moves through this queue. If the tier below moves the bytes itself, as a
 ///   `straight_queue`, see there: unless it says otherwise, wait for the kernels before the lease ends.
 ///
 /// @par Thread safety   any number of threads.
@@ -53,7 +53,7 @@ class basic_streamed_space : public basic_device_space<Source> {
                        device_queue_options queue = {}, Runtime runtime = {})
       : space_type(std::move(source), std::move(options)), queue_(*this, device, std::move(queue), runtime) {}
 
-  /// From a pool of its own on that device.
+  /// Takes memory from its own pool on that device.
   basic_streamed_space(device_id device, device_options options, device_queue_options queue = {})
     requires(std::constructible_from<Source, device_id>)
       : basic_streamed_space(Source(device), device, std::move(options), std::move(queue)) {}

@@ -1,5 +1,5 @@
 /// @file
-/// Whether an entry is worth caching at all, asked before it is.
+/// Whether an entry is worth caching, decided before it is cached.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,9 +22,9 @@ struct admission_request {
   bool is_partial = false;  ///< its block is not full
 };
 
-/// Decides what is cached. A `paged_allocator` asks once for each entry of a chain, head first; behind one
-/// that is refused nothing of that chain is cached, but the policy is asked on, to see what comes by. A
-/// `tiered_buffer` asks once for each passage of a chunk through a middle tier.
+/// Decides what is cached. A `paged_allocator` asks once for each entry of a chain, head first. After a
+/// refused entry it caches nothing of that chain, but continues to ask, so that the policy sees all that
+/// passes. A `tiered_buffer` asks once for each passage of a chunk through a middle tier.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`, as an `eviction_policy`'s.
 template <class P>
@@ -35,7 +35,7 @@ concept admission_policy =
       { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
     };
 
-/// Everything is cached. The default.
+/// Caches everything. The default.
 class admit_all {
  public:
   explicit admit_all(slot_count, const metadata_source& = {}) noexcept {}
@@ -45,7 +45,7 @@ class admit_all {
 
 static_assert(admission_policy<admit_all>);
 
-/// Blocks that are not full are not cached: a prompt's last block is reused only by the same prompt.
+/// Caches full blocks only, because a prompt's partial last block is reused only by the same prompt.
 class admit_full_blocks {
  public:
   explicit admit_full_blocks(slot_count, const metadata_source& = {}) noexcept {}
@@ -55,15 +55,15 @@ class admit_full_blocks {
 
 static_assert(admission_policy<admit_full_blocks>);
 
-/// Contents are cached when they come by for the `N`-th time, the second by default: what is used once leaves
-/// no trace in the cache. In a `paged_allocator` every reused prompt is then computed `N` times; in a
-/// `tiered_buffer` a chunk comes `N` times from beneath.
+/// Caches contents at their `N`-th touch, the second by default: contents used once leave no trace in the
+/// cache. In a `paged_allocator` every reused prompt is then computed `N` times; in a `tiered_buffer` a chunk
+/// comes `N` times from below.
 ///
-/// What was seen is counted in two filters; when the newer has seen as many contents as the cache has slots,
-/// it takes the older's place (an ageing Bloom filter, of counters up to `N - 1`). Touches within the last
-/// `capacity` different contents are remembered for certain; contents that came by once less are taken for
-/// `N` touches in about 1 case of 100. Contents that are not told (`access_hint::content` is 0) are admitted.
-/// Every sequence's commit is a touch: forks that were made before the commit of what they share touch it
+/// Two filters count the contents seen. When the newer one has seen as many contents as the cache has slots,
+/// the older one is cleared and becomes the newer (an ageing Bloom filter, with counters up to `N - 1`).
+/// Touches within the last `capacity` different contents are never missed; contents touched once less count
+/// as touched `N` times in about 1 case of 100. Contents without a name (`access_hint::content` is 0) are
+/// admitted. Every sequence's commit is a touch: forks made before the commit of what they share touch it
 /// once each.
 ///
 /// @tparam N  2 to 16.
@@ -103,7 +103,7 @@ class second_touch {
     return (slots * counters_a_slot + counters_a_word - 1) / counters_a_word;
   }
 
-  /// Positions by double hashing; contents are evenly distributed already.
+  /// Finds positions by double hashing; contents are evenly distributed already.
   template <class Visit>
   void each_counter(std::uint64_t filter, std::uint64_t content, Visit&& visit) const noexcept {
     const std::uint64_t words = words_.size() / 2;
@@ -115,7 +115,7 @@ class second_touch {
     }
   }
 
-  /// How often a filter counted contents, `most` at the most: the least of their counters.
+  /// Returns how often a filter counted contents, at most `most`: the least of their counters.
   [[nodiscard]] std::uint64_t touches(std::uint64_t filter, std::uint64_t content) const noexcept {
     std::uint64_t least = most;
     each_counter(filter, content, [&](std::uint64_t word, std::uint64_t shift) noexcept {
@@ -125,7 +125,7 @@ class second_touch {
     return least;
   }
 
-  /// Counts one more of contents that the newer filter has counted `lately` times.
+  /// Counts one more touch of contents that the newer filter has counted `lately` times.
   void remember(std::uint64_t content, std::uint64_t lately) noexcept {
     if (lately == 0) {
       if (seen_ == capacity_) {
@@ -137,7 +137,7 @@ class second_touch {
       }
       ++seen_;
     }
-    // Only the least: the others count for somebody else too.
+    // Raises only the least counters, because other contents share the rest.
     each_counter(newer_, content, [&](std::uint64_t word, std::uint64_t shift) noexcept {
       if ((words_[word] >> shift & mask) == lately) words_[word] += std::uint64_t{1} << shift;
     });

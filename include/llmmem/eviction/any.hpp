@@ -31,8 +31,8 @@ inline namespace v0 {
 /// Any `eviction_policy` behind a table of functions: for engines that read the policy's name from a
 /// configuration.
 ///
-/// One indirect call an operation more than the policy itself; no virtual functions, no RTTI. Movable; a
-/// moved-from object may only be destroyed or assigned to.
+/// Each operation costs one indirect call in addition to the policy's own work; there are no virtual
+/// functions and no RTTI. Movable; a moved-from object may only be destroyed or assigned to.
 ///
 /// @par Thread safety   as the policy inside.
 /// @par Errors   construction throws what the policy's constructor throws; `make_eviction` also
@@ -43,7 +43,7 @@ class any_eviction {
   explicit any_eviction(slot_count capacity, const metadata_source& source = {})
       : any_eviction(std::in_place_type<lru_eviction>, capacity, source) {}
 
-  /// Holds a `Policy`, one of ours or the engine's own.
+  /// Holds a `Policy`: one of the library's or the engine's own.
   template <eviction_policy Policy>
   any_eviction(std::in_place_type_t<Policy>, slot_count capacity, const metadata_source& source = {})
       : functions_(&functions_of<Policy>), source_(source) {
@@ -85,7 +85,7 @@ class any_eviction {
   void advance(std::uint64_t now) noexcept { functions_->advance(policy_, now); }
   void retain(slot_id slot, retention keep) noexcept { functions_->retain(policy_, slot, keep); }
 
-  /// Whether the policy inside takes anything from hints.
+  /// Whether the policy inside uses hints.
   [[nodiscard]] bool reads_hints() const noexcept { return functions_->reads_hints; }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept { return functions_->victim(policy_); }
@@ -174,7 +174,7 @@ inline constexpr std::array named_evictions{named_eviction{"lru", make_any<lru_e
 
 }  // namespace detail
 
-/// The names `make_eviction` knows, in the order reports list them.
+/// The names that `make_eviction` accepts, in the order in which reports list them.
 inline constexpr auto eviction_names = [] {
   std::array<std::string_view, detail::named_evictions.size()> names;
   for (std::size_t i = 0; i < names.size(); ++i)
@@ -182,8 +182,8 @@ inline constexpr auto eviction_names = [] {
   return names;
 }();
 
-/// The policy called `name`.
-/// @throws argument_error for a name that is not in `eviction_names`, listing those that are.
+/// Creates the policy called `name`.
+/// @throws argument_error for a name that is not in `eviction_names`; the error lists the known names.
 [[nodiscard]] inline any_eviction make_eviction(std::string_view name, slot_count capacity,
                                                 const metadata_source& source = {}) {
   std::string known;

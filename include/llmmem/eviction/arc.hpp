@@ -16,22 +16,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Balances recency against frequency by itself: evicts the least recent entry of those used once, or of
-/// those used again, by which of the two kinds is missed more after it was evicted.
+/// Balances recency against frequency by itself. Evicts the least recent entry of those used once, or of
+/// those used again: of the kind that is missed less after eviction.
 ///
-/// Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST 2003. Entries used once
-/// (T1) and more than once (T2) are two LRU lists; what is evicted leaves a ghost, known by
-/// `access_hint::content`, in B1 or B2. An entry that comes back while its ghost is in B1 raises the target
-/// size of T1, one from B2 lowers it. Right where the mix of chat turns and one-shot prompts is unknown or
-/// changes. Entries whose contents are not told leave no ghost; without any it is an LRU that drops what was
-/// used once first.
+/// Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST 2003. Entries used once (T1)
+/// and more than once (T2) are two LRU lists; an evicted entry leaves a ghost, identified by
+/// `access_hint::content`, in B1 or B2. An entry that returns while its ghost is in B1 raises the target size
+/// of T1; one from B2 lowers it. Right where the mix of chat turns and one-shot prompts is unknown or
+/// changes. Entries without `content` leave no ghost; without any ghost the policy is an LRU that evicts
+/// entries used once first.
 ///
-/// What the paper calls c is here the capacity given: |T1| + |B1| stays within it, and so does
-/// |B1| + |B2|. Pinned entries count in T1 or T2, whichever they will return to at their `unpin`, but cannot
-/// be evicted; the target moves within the number of entries known, and when the list whose turn it is has no
-/// candidate the other one gives. Two things differ from the paper, because a policy here is asked for a
-/// victim before it knows what comes in: the target moves when an entry is inserted, after the eviction that
-/// made its room, and |T1| = target always takes from T2, whatever comes in.
+/// The paper's c is the capacity here: |T1| + |B1| stays within it, and so does |B1| + |B2|. Pinned entries
+/// count in T1 or T2, the list to which `unpin` returns them, but cannot be evicted. The target stays within
+/// the number of known entries. When the list whose turn it is has no candidate, the other list provides the
+/// victim. Two things differ from the paper, because a policy here names a victim before it knows the next
+/// entry: the target moves when an entry is inserted, after the eviction that made room for it; and |T1| =
+/// target always takes from T2, regardless of the next entry.
 ///
 /// @par Complexity   every operation O(1), expected where a ghost is looked up; 50 to 66 bytes a slot,
 ///      ghosts included, allocated once in the constructor.
@@ -72,14 +72,14 @@ class arc_eviction {
     leave(slot);
   }
 
-  /// As `erase`, and the entry leaves a ghost.
+  /// As `erase`, but the entry leaves a ghost.
   void evict(slot_id slot) noexcept {
     const std::uint8_t list = lists_[to_index(slot)];
     if (list == unknown) return;
     const std::uint64_t content = contents_[to_index(slot)];
     erase(slot);
     ghosts_.remove(content);
-    // The paper's order of room: ghosts of entries used again go before those of T1's.
+    // The paper's order: ghosts of entries used again make room before those of T1's.
     if (ghosts_.size(once) + ghosts_.size(again) == to_number(capacity()))
       ghosts_.pop(ghosts_.size(again) != 0 ? again : once);
     ghosts_.push(list, content);
@@ -111,7 +111,8 @@ class arc_eviction {
     lists_[to_index(slot)] = unknown;
   }
 
-  /// A ghost of `list`, just taken out, was missed: T1's target moves towards what would have kept it.
+  /// Moves T1's target towards the size that would have kept the entry of a ghost of `list`, which was just
+  /// taken out.
   void adapt(std::size_t list) noexcept {
     const std::uint64_t here = ghosts_.size(list) + 1;
     const std::uint64_t there = ghosts_.size(1 - list);

@@ -1,5 +1,5 @@
 /// @file
-/// What an eviction policy is: the one concept that block pools, tiers and caches of every kind share.
+/// What an eviction policy is: the concept that block pools, tiers and all other caches share.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,16 +15,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A place in a cache of fixed capacity: the index of a block, a chunk, a page.
+/// A place in a cache of fixed capacity: the index of a block, a chunk or a page.
 enum class slot_id : std::uint32_t {};
 
-/// How many slots there are.
+/// A number of slots.
 enum class slot_count : std::uint64_t {};
 
-/// The most slots a policy can order. Links are 32 bits wide, and one value is the list's own end.
+/// The most slots a policy can order: links are 32 bits wide, and one value marks the end of a list.
 inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
 
-/// The number in a strong type, to index or compute with.
+/// Returns the number in a strong type, to index or compute with.
 [[nodiscard]] constexpr std::uint32_t to_index(slot_id slot) noexcept {
   return static_cast<std::uint32_t>(slot);
 }
@@ -32,10 +32,10 @@ inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
   return static_cast<std::uint64_t>(count);
 }
 
-/// A slot that is none.
+/// The value for "no slot".
 inline constexpr slot_id no_slot{0xFFFF'FFFF};
 
-/// How much an entry is worth keeping, as its owner sees it.
+/// How much an entry is worth keeping to its owner.
 struct retention {
   static constexpr std::uint8_t most_priority = 100;
   static constexpr std::uint8_t usual_priority = 35;  ///< what unmarked entries have, as in TensorRT-LLM
@@ -46,46 +46,46 @@ struct retention {
   friend constexpr bool operator==(const retention&, const retention&) noexcept = default;
 };
 
-/// What is known about an access: what the caller tells of it, and what the allocator adds of the entry's
-/// place. A policy takes from it what it ranks by and ignores the rest, at no cost.
+/// What is known about an access: what the caller says of it, and what the allocator adds about the entry's
+/// place. A policy reads what it ranks by; the rest costs nothing.
 struct access_hint {
-  /// A next use that will not come, or that nobody knows.
+  /// A next use that will not come, or is unknown.
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
-  // Told by the caller
+  // Given by the caller
 
   std::uint64_t next_use = never;  ///< when this entry is next used, in the caller's own monotonic count
-  std::uint64_t session = 0;       ///< the conversation that the access belongs to; 0: not told
+  std::uint64_t session = 0;       ///< the conversation that the access belongs to; 0: unknown
   float cost = 1;                  ///< of bringing the entry back, for each byte of it, in any unit
   retention keep{};
 
   // Added by the allocator
 
-  /// Equal for equal contents, evenly distributed: what a policy knows an entry by after it has left. 0: not
-  /// told.
+  /// Equal for equal contents, evenly distributed: identifies an entry to the policy after it has left. 0:
+  /// unknown.
   std::uint64_t content = 0;
-  slot_id parent = no_slot;    ///< where the contents before these lie, or did when this was told
+  slot_id parent = no_slot;    ///< the slot of the contents before these, at the time of this access
   std::uint32_t position = 0;  ///< how many entries of its chain come before this one
-  std::uint32_t chain = 0;     ///< entries of the chain that is being read or written; 0: not told
+  std::uint32_t chain = 0;     ///< entries of the chain that is being read or written; 0: unknown
 };
 
 /// Ranks the entries of a cache and names the one to drop.
 ///
 /// A slot is *unknown*, *pinned* or a *candidate*:
 ///
-///     insert: unknown -> pinned        whoever brings an entry in is using it
-///     unpin:  pinned -> candidate      its last user has gone
-///     pin:    candidate -> pinned      somebody uses it again
+///     insert: unknown -> pinned        the inserting caller uses the entry
+///     unpin:  pinned -> candidate      its last user has released it
+///     pin:    candidate -> pinned      a caller uses it again
 ///     touch:  pinned or candidate      an access is counted
 ///     erase:  pinned or candidate -> unknown
 ///
-/// `victim` names a candidate whenever there is one, and changes nothing; the caller then erases it. What a
-/// policy may offer beyond: `remembers_evictions`, `expects_uses`, `keeps_time`, `retains`, `relabels`. A
-/// policy never sees the entries, only slots, so one policy serves blocks of a pool, chunks of a tier and
-/// pages of a file alike.
+/// `victim` names a candidate whenever there is one, and changes nothing; the caller then erases it. Optional
+/// abilities of a policy are `remembers_evictions`, `expects_uses`, `keeps_time`, `retains` and `relabels`. A
+/// policy sees slots, never the entries, so one policy serves blocks of a pool, chunks of a tier and pages of
+/// a file.
 ///
-/// Everything but the constructor is `noexcept`, free of allocation and O(1) or O(log n), amortised where a
-/// policy says so; `victim` is so always.
+/// Everything but the constructor is `noexcept`, allocates nothing and takes O(1) or O(log n), amortised
+/// where a policy says so; `victim` never relies on amortisation.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`; throws `length_error` for a capacity
 ///      of 0 or above `max_slots`, or above the policy's own limit, `out_of_memory` when the source has no
@@ -104,39 +104,39 @@ concept eviction_policy = std::constructible_from<P, slot_count, const metadata_
                             { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
                           };
 
-/// A policy that remembers what it had to drop (ghost entries): `evict` is said instead of `erase` when an
-/// entry leaves for lack of room, not because its contents became worthless.
+/// A policy that remembers evicted entries (ghost entries). The caller calls `evict` instead of `erase` when
+/// an entry leaves for lack of room; `erase` means that its contents became worthless.
 template <class P>
 concept remembers_evictions = requires(P policy, slot_id slot) {
   { policy.evict(slot) } noexcept -> std::same_as<void>;
 };
 
-/// A policy that is told of accesses to come: `expect` sets when a pinned entry or a candidate is next used,
-/// in the count of `access_hint::next_use`; `access_hint::never` takes it back. It is no access.
+/// A policy that accepts predictions of accesses: `expect` sets when a pinned entry or a candidate is next
+/// used, in the count of `access_hint::next_use`; `access_hint::never` withdraws it. It is no access.
 template <class P>
 concept expects_uses = requires(P policy, slot_id slot, std::uint64_t next_use) {
   { policy.expect(slot, next_use) } noexcept -> std::same_as<void>;
 };
 
-/// A policy that lets entries expire: `advance` tells the time, in the unit of `retention::until`, which
-/// never goes back.
+/// A policy with entries that expire: `advance` sets the time, in the unit of `retention::until`. Time never
+/// goes back.
 template <class P>
 concept keeps_time = requires(P policy, std::uint64_t now) {
   { policy.advance(now) } noexcept -> std::same_as<void>;
 };
 
-/// A policy whose owner may change an entry's worth after it came in.
+/// A policy whose owner may change an entry's worth after its insert.
 template <class P>
 concept retains = requires(P policy, slot_id slot, retention keep) {
   { policy.retain(slot, keep) } noexcept -> std::same_as<void>;
 };
 
-/// Whether a policy takes nothing from hints: callers then make none up. To be specialised beside such a
-/// policy; a policy that derives from it is asked anew.
+/// Whether a policy ignores hints; callers then build none. Specialise it next to such a policy. The value
+/// does not extend to policies derived from it.
 template <class P>
 inline constexpr bool ignores_hints = false;
 
-/// A policy that can call an entry by another slot: what it knows of `from` it then knows of `to`, which was
+/// A policy that can move an entry to another slot: what it knows of `from` then applies to `to`, which was
 /// unknown.
 template <class P>
 concept relabels = requires(P policy, slot_id slot) {
@@ -145,8 +145,7 @@ concept relabels = requires(P policy, slot_id slot) {
 
 namespace detail {
 
-// What is optional in a policy, for callers that say it to all: nothing happens where a policy has no use for
-// it.
+// The optional calls, for callers that make them on every policy: they do nothing on a policy without them.
 
 template <eviction_policy P>
 [[nodiscard]] constexpr bool reads_hints(const P& policy) noexcept {
@@ -176,7 +175,7 @@ void advance(P& policy, std::uint64_t now) noexcept {
   if constexpr (keeps_time<P>) policy.advance(now);
 }
 
-/// @pre `from` is pinned. A policy that cannot relabel takes the entry for a new one.
+/// @pre `from` is pinned. A policy that cannot relabel sees a new entry.
 template <eviction_policy P>
 void relabel(P& policy, slot_id from, slot_id to) noexcept {
   if constexpr (relabels<P>) {
@@ -192,7 +191,7 @@ void retain(P& policy, slot_id slot, retention keep) noexcept {
   if constexpr (retains<P>) policy.retain(slot, keep);
 }
 
-/// `capacity` as a number, refused when it cannot be indexed.
+/// Returns `capacity` as a number; throws if it cannot be indexed.
 [[nodiscard]] inline std::uint64_t checked_capacity(slot_count capacity, const char* who) {
   const std::uint64_t slots = to_number(capacity);
   if (slots == 0) throw length_error(std::string(who) + ": capacity 0; a cache needs at least one slot");

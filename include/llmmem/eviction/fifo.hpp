@@ -10,11 +10,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the entry that was inserted first, however often it was used since.
+/// Evicts the entry that was inserted first, regardless of its uses since.
 ///
 /// A baseline to measure others against, and a fair choice where every entry is used about equally often. A
-/// slot's place in the order dates from its first `unpin`, so that blocks freed tail first leave tail first;
-/// being pinned again does not renew it.
+/// slot's place in the order dates from its first `unpin`, so blocks freed tail first leave tail first; a
+/// later pin does not renew it.
 ///
 /// @par Complexity   insert, touch O(1); pin, unpin, erase O(log n), because an entry that was pinned
 ///      meanwhile returns to its old place; 16 bytes a slot, allocated once in the constructor.
@@ -41,7 +41,7 @@ class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {
 
 static_assert(eviction_policy<fifo_eviction>);
 
-/// Takes nothing from hints.
+/// Ignores hints.
 template <>
 inline constexpr bool ignores_hints<fifo_eviction> = true;
 

@@ -28,18 +28,18 @@ struct worth {
 
 }  // namespace detail
 
-/// Evicts what is cheapest to bring back for the uses it has had, ageing what is not used.
+/// Evicts the entry that is cheapest to restore for the uses it has had; unused entries age.
 ///
 /// Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs
-/// 1998. An entry's worth is L + uses x cost, where cost is `access_hint::cost`, the price of bringing it
-/// back for each byte (the paper's cost over size), and L the worth of the latest victim, so that whatever
-/// came or was used since outranks it in time. With one cost for all it is an LFU that ages. Right where
+/// 1998. An entry's worth is L + uses x cost. Cost is `access_hint::cost`, the price of restoring it for each
+/// byte (the paper's cost over size). L is the worth of the latest victim, so every entry inserted or used
+/// since eventually outranks an unused one. With one cost for all entries it is an LFU that ages. Right where
 /// blocks differ in price: late blocks of a long prompt cost more to recompute than early ones, contents of a
 /// slow tier more to fetch.
 ///
-/// Uses count since the entry came in; the latest access tells its cost. A cost below 0 or none at all (NaN)
-/// counts as 0. Among equals the one without a user for longest goes. Worth is a double: L grows by what is
-/// evicted, and once it is 2^53 times a cost, entries of that cost rank by time alone.
+/// Uses count from the entry's insert; the latest access sets its cost. A cost below 0 or NaN counts as 0.
+/// Among equals the entry that has been without a user for longest leaves first. Worth is a double: L grows
+/// with each eviction, and once it is 2^53 times a cost, entries of that cost rank by time alone.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 32 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -60,13 +60,13 @@ class gdsf_eviction : public detail::ranked_eviction<detail::worth> {
     if (is_candidate(slot)) value(slot);
   }
 
-  /// An entry is in use until now: it is worth what an access at this moment makes it worth.
+  /// An entry is in use until now, so it gets the worth that an access at this moment gives.
   void unpin(slot_id slot) noexcept {
     value(slot);
     candidates_.push(slot);
   }
 
-  /// As `erase`, and all else ages by what the victim was worth.
+  /// As `erase`, but all other entries age by the victim's worth.
   void evict(slot_id slot) noexcept {
     if (is_candidate(slot)) age_ = std::max(age_, candidates_.rank(slot).value);
     erase(slot);

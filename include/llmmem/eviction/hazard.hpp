@@ -1,5 +1,5 @@
 /// @file
-/// Eviction by learned hazard of reuse: drop what is least likely to be wanted next.
+/// Eviction by learned hazard of reuse: drops the entry whose next use is least likely.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
@@ -15,30 +15,30 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the entry whose next use is least to be expected at this moment, as learned from the traffic.
+/// Evicts the entry whose next use is least likely at this moment, as learned from the traffic.
 ///
-/// Entries fall into few classes: by how often they were used; when once, by the length of the chain they
-/// came in with; and apart from these, those that ended their chain, for most ends of prompts are never seen
-/// again. What is learned is one curve, how the rate of reuse falls with the time an entry has been idle, and
-/// one factor for each class (`detail::reuse_model`). An entry's rate is their product: the proportional
-/// hazards of survival analysis. Idle times are counted in entries that went idle; no clock is read.
+/// Entries fall into few classes: by number of uses; if used once, by the length of the chain they came in
+/// with. Entries that ended their chain have classes of their own, because most ends of prompts are never
+/// used again. The policy learns one curve, how the rate of reuse falls with the time an entry has been idle,
+/// and one factor for each class (`detail::reuse_model`). An entry's rate is their product: the proportional
+/// hazards of survival analysis. Idle time is counted in entries that became idle; the policy reads no clock.
 ///
-/// It learns from evicted entries too: the last `history()` idle periods are remembered by
-/// `access_hint::content`, evicted or not, so that a class is not thought dead because it is always evicted,
-/// and an entry that returns keeps its count of uses. Without contents it learns from what stays.
+/// It learns from evicted entries too. It remembers the last `history()` idle periods by
+/// `access_hint::content`, evicted or not, so a class that is always evicted still shows its reuses, and an
+/// entry that returns keeps its count of uses. Without contents it learns from the entries that stay.
 ///
 /// Prefix chains lose their tails first: factors never fall with the number of uses, ends of chains have the
-/// smallest, and an entry let go of passes its uses on to its parent. So as long as every access to an entry
-/// is one to its parent too, and parents are let go of after their children, none leaves before its children.
+/// smallest, and an unpinned entry passes its uses on to its parent. So if every access to an entry also
+/// accesses its parent, and parents are unpinned after their children, no entry leaves before its children.
 ///
-/// Right for chat and agent traffic, where prefixes are shared and most prompts are seen once. Nothing is
-/// configured. On traffic that only recency tells anything about it comes close to LRU and costs more; where
-/// the access pattern is known, `min_eviction` is better.
+/// Right for chat and agent traffic, where prefixes are shared and most prompts occur once. It has no
+/// settings. Where only recency predicts reuse, it comes close to LRU and costs more; where the access
+/// pattern is known, `min_eviction` is better.
 ///
-/// @par Complexity   O(1): `unpin` looks at one byte for each doubling of the history, `victim` at the oldest
-///      entry of each of 21 classes; at most every 256th `unpin` fits the model anew, some 1300 additions.
-/// @par Memory   40 bytes a slot and 14 for each idle period remembered, which are 4 to 8 times the slots and
-///      at least 32768; allocated once in the constructor.
+/// @par Complexity   O(1): `unpin` reads one byte for each doubling of the history, `victim` the oldest entry
+///      of each of 21 classes; at most every 256th `unpin` fits the model again, some 1300 additions.
+/// @par Memory   40 bytes a slot and 14 for each idle period remembered, of which there are 4 to 8 times the
+///      slots and at least 32768; allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 /// @par Source   the factors and the common curve: Cox, "Regression models and life-tables", 1972. Ranking by
@@ -104,14 +104,14 @@ class hazard_eviction {
     if (e.idle_since % halve_every_ == 0) model_.halve();
   }
 
-  /// Forgets contents that became worthless: no return of theirs is waited for.
+  /// Forgets contents that became worthless: the policy expects no return of them.
   void erase(slot_id slot) noexcept {
     if (!candidates_.contains(slot)) return;
     history_.end(entries_[to_index(slot)].idle_since);
     unlist(slot);
   }
 
-  /// Lets the entry go for lack of room: should its contents return, that is learned from.
+  /// Evicts the entry for lack of room: if its contents return, the policy learns from it.
   void evict(slot_id slot) noexcept {
     if (candidates_.contains(slot)) unlist(slot);
   }
@@ -138,7 +138,7 @@ class hazard_eviction {
     return candidates_.bytes() + entries_.bytes() + history_.bytes();
   }
 
-  /// How many idle periods are remembered.
+  /// Returns how many idle periods the policy remembers.
   [[nodiscard]] std::uint64_t history() const noexcept { return history_.length(); }
 
  private:
@@ -150,7 +150,7 @@ class hazard_eviction {
     std::uint8_t uses = 0;  // 255: that many or more
     std::uint8_t length = 0;
     std::uint8_t in_class = 0;  // of a candidate
-    bool is_end = false;        // came in as the last of its chain, and nothing was behind it since
+    bool is_end = false;        // came in as the last of its chain, and no entry has followed it since
   };
 
   [[nodiscard]] static std::uint64_t history_for(std::uint64_t slots) noexcept {
@@ -164,7 +164,7 @@ class hazard_eviction {
     return uses == 255 ? uses : static_cast<std::uint8_t>(uses + 1);
   }
 
-  /// A parent counts as used as often as its child, though the history may have lost more of it.
+  /// A parent counts as used as often as its child, even if the history has lost more of it.
   void raise_parent(const entry& child) noexcept {
     if (child.parent == no_slot || candidates_.contains(child.parent)) return;
     entry& parent = entries_[to_index(child.parent)];

@@ -1,5 +1,5 @@
 /// @file
-/// Eviction that drops the ends of prefixes before what they continue.
+/// Eviction that drops the ends of prefixes before the blocks that they continue.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -16,22 +16,22 @@ inline namespace v0 {
 
 /// Evicts what a `Policy` orders first among leaves: entries without cached children.
 ///
-/// An entry's parent is `access_hint::parent` of its insert: the entry that holds the contents before it.
-/// What is cached behind a dropped parent can no longer be hit, so a parent waits until its last child has
-/// gone. An LRU over chains that are freed tail first has leaves first already, and this adds nothing; FIFO,
-/// LFU, S3-FIFO and priorities gain.
+/// An entry's parent is `access_hint::parent` of its insert: the entry that holds the contents before it. A
+/// dropped parent makes all blocks cached after it useless, because no lookup can hit them; so a parent waits
+/// until its last child has left. An LRU over chains that are freed tail first has leaves first already, and
+/// gains nothing; FIFO, LFU, S3-FIFO and priorities gain.
 ///
-/// An entry with children that comes to be the policy's first is set aside: to the policy it is pinned, and
-/// unpinned when it becomes a leaf. A policy that ranks by arrival, uses or worth then has it first again;
-/// one that goes by the moment of the unpin takes it for just used, which with LRU is rare: a child must have
-/// been let go after its parent. When all that is not in use has children, which then are in use, the one set
-/// aside first is evicted; its children count as roots from then on, and so do entries whose parent was not
-/// known at their insert. A parent whose slot had been given other contents before the child's insert is
-/// taken for the parent: that costs order, and nothing else.
+/// When an entry with children becomes the policy's first, it is set aside: the policy sees it as pinned, and
+/// as unpinned when it becomes a leaf. A policy that ranks by arrival, uses or worth then has it first again.
+/// A policy that ranks by the moment of the unpin sees it as just used; with LRU this is rare, because a
+/// child must have been unpinned after its parent. If all candidates have children, which are then in use,
+/// the candidate set aside first is evicted; its children count as roots from then on, and so do entries
+/// whose parent was unknown at their insert. If a parent's slot received other contents before the child's
+/// insert, the new entry counts as the parent: that affects the order, and nothing else.
 ///
 /// @par Complexity   on top of the policy: O(1), and a pin and an unpin of the policy for each entry set
-///      aside: amortised no more than one for each unpin and each eviction, in one operation as many as there
-///      are parents at the front of the order. 24 bytes a slot more than the policy, allocated once in the
+///      aside: amortised at most one for each unpin and each eviction, in one operation as many as there are
+///      parents at the front of the order. 24 bytes a slot in addition to the policy's, allocated once in the
 ///      constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and the policy's; nothing else fails.
@@ -129,7 +129,7 @@ class leaf_only {
 
   [[nodiscard]] static bool is_known(const link& at) noexcept { return at.generation % 2 == 1; }
 
-  /// Sets parents aside until the policy's first is a leaf.
+  /// Sets parents aside until the policy's first candidate is a leaf.
   void settle() noexcept {
     for (auto first = policy_.victim(); first && links_[to_index(*first)].children != 0;
          first = policy_.victim()) {

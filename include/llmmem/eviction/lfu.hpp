@@ -24,10 +24,11 @@ struct frequency {
 
 }  // namespace detail
 
-/// Evicts the entry used least often since it came in; among equals, the one without a user for longest.
+/// Evicts the entry used least often since its insert; among equals, the one that has been without a user for
+/// longest.
 ///
-/// Counts live and die with the entry (in-cache LFU): an entry that returns starts at one. Right where a few
-/// system prompts carry most of the traffic; wrong for conversations, where yesterday's favourites never age.
+/// Counts end with the entry (in-cache LFU): an entry that returns starts at one. Right where a few system
+/// prompts carry most of the traffic; wrong for conversations, where yesterday's favourites never age.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -54,7 +55,7 @@ class lfu_eviction : public detail::ranked_eviction<detail::frequency> {
 
 static_assert(eviction_policy<lfu_eviction>);
 
-/// Takes nothing from hints.
+/// Ignores hints.
 template <>
 inline constexpr bool ignores_hints<lfu_eviction> = true;
 

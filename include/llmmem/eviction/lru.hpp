@@ -13,10 +13,10 @@ inline namespace v0 {
 
 /// Evicts the entry that has been without a user for longest.
 ///
-/// A pinned entry is in use now; its turn in the order is the moment it is unpinned. A pool that frees a
-/// sequence's blocks tail first therefore loses the tail of a shared prefix before its head (the order of
-/// vLLM's free queue). Right for chat traffic; on a loop over more entries than fit it misses every time:
-/// take `min_eviction` with known next uses there.
+/// A pinned entry is in use now; its place in the order dates from its unpin. A pool that frees a sequence's
+/// blocks tail first therefore loses the tail of a shared prefix before its head (the order of vLLM's free
+/// queue). Right for chat traffic. A loop over more entries than fit misses every time: take `min_eviction`
+/// with known next uses there.
 ///
 /// @par Complexity   every operation O(1); 8 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -26,7 +26,7 @@ class lru_eviction {
   explicit lru_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "lru_eviction") {}
 
-  /// Keeps nothing for a pinned slot: its place is decided when it is unpinned.
+  /// Does nothing for a pinned slot, because `unpin` decides its place.
   void insert(slot_id, const access_hint& = {}) noexcept {}
 
   /// Makes a candidate the most recent.
@@ -51,7 +51,7 @@ class lru_eviction {
 
 static_assert(eviction_policy<lru_eviction>);
 
-/// Takes nothing from hints.
+/// Ignores hints.
 template <>
 inline constexpr bool ignores_hints<lru_eviction> = true;
 

@@ -1,5 +1,5 @@
 /// @file
-/// Eviction that sees which entries the waiting requests will use.
+/// Eviction that knows which entries the waiting requests will use.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
@@ -28,24 +28,24 @@ struct expectation {
 
 }  // namespace detail
 
-/// Evicts what none of the next `n` requests is known to use, as `Base` orders it; only when there is nothing
-/// else, what they use, that of the furthest request first.
+/// Evicts entries that none of the next `n` requests is known to use, in the order of `Base`. If there are
+/// none, evicts what these requests use, that of the furthest request first.
 ///
 /// Requests are numbered as they are queued. `expect(slot, r)`, or `access_hint::next_use` of an insert or a
 /// touch, says that request r uses the entry; `advance(r)` says that request r is now at the head of the
-/// queue. A use counts while r is one of the n from the head on: one further off waits until the head comes
-/// near, one that the head has passed has lapsed. An engine that matches its waiting requests against the
-/// cache before it serves them so keeps what they will hit (MIN with a horizon); with an empty queue the
-/// policy is `Base`.
+/// queue. A use counts while r is one of the n requests from the head on: a use further ahead waits until the
+/// head comes near; a use that the head has passed lapses. So an engine that matches its waiting requests
+/// against the cache before it serves them keeps what they will hit (MIN with a horizon); with an empty queue
+/// the policy is `Base`.
 ///
-/// To `Base` an expected entry is in use: it is pinned when it comes to be expected, and unpinned when that
-/// has lapsed. A touch that names no next use ends the expectation: the use has come. `advance` is of this
-/// count and is not passed on to `Base`, whose time may be another; `base()` is there for that.
+/// `Base` sees an expected entry as in use: pinned when the expectation begins, unpinned when it lapses. A
+/// touch without a next use ends the expectation, because the use has come. `advance` counts requests and
+/// does not reach `Base`, whose time may differ; use `base()` for that.
 ///
-/// @tparam n  requests, from the one at the head on; 1 at least.
+/// @tparam n  requests, from the one at the head on; at least 1.
 /// @par Complexity   on top of `Base`: insert, touch, pin, unpin, erase, expect O(log n of slots); advance
-///      the same for each entry that comes to be expected or lapses; victim O(1). 40 bytes a slot more than
-///      `Base`, allocated once in the constructor.
+///      the same for each entry whose expectation begins or lapses; victim O(1). 40 bytes a slot in addition
+///      to `Base`'s, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `Base`'s; nothing else fails.
 template <std::uint64_t n, eviction_policy Base = lru_eviction>
@@ -100,7 +100,7 @@ class queue_lookahead {
     place(slot);
   }
 
-  /// Request `head` is the next to be served. Earlier than before, nothing happens.
+  /// Declares that request `head` is served next. Does nothing for a request before the latest head.
   void advance(std::uint64_t head) noexcept {
     head_ = std::max(head_, head);
     for (auto due = changes_.front(); due && changes_.rank(*due) <= head_; due = changes_.front())
@@ -134,7 +134,7 @@ class queue_lookahead {
     return request != access_hint::never && request >= head_ && request - head_ < n;
   }
 
-  /// Puts a candidate where its next use says, and notes when that changes by itself.
+  /// Puts a candidate where its next use requires, and notes the head at which that changes.
   void place(slot_id slot) noexcept {
     const std::uint64_t request = next_use(slot);
     const bool soon = is_near(request);

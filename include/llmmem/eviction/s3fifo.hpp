@@ -15,28 +15,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts early what was not used twice soon after it came in; keeps the rest by a clock.
+/// Evicts early the entries not used twice soon after their insert; keeps the rest by a clock.
 ///
 /// Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023. New
-/// entries join the *small* queue; an entry that came to its old end is evicted and leaves a ghost, unless it
-/// was used twice or more meanwhile: then it goes on to the *main* queue with its uses forgotten. The main
-/// queue gives an entry that comes to its old end as many more passes as it was used since, three at most.
-/// What returns while its ghost is remembered, by `access_hint::content`, joins the main queue at once. The
-/// small queue gives the victim while it has its tenth of the capacity, the main queue otherwise. Right where
-/// most blocks are used once, as one-shot prompts are.
+/// entries join the *small* queue. An entry that reaches its old end is evicted and leaves a ghost, unless it
+/// was used twice or more meanwhile: then it moves to the *main* queue and its uses are forgotten. An entry
+/// that reaches the old end of the main queue passes again as often as it was used since, at most three
+/// times. An entry that returns while its ghost is remembered, by `access_hint::content`, joins the main
+/// queue at once. The small queue provides the victim while it has its tenth of the capacity, the main queue
+/// otherwise. Right where most blocks are used once, as one-shot prompts are.
 ///
-/// Ghosts are as many as the main queue may have entries, and one: room is made before it is known what comes
-/// in, so the eviction may not cost the newcomer its own ghost.
+/// There is one ghost more than the main queue may have entries: the caller evicts before it names the new
+/// entry, so the eviction must not cost the new entry its own ghost.
 ///
-/// Pinned entries count in their queue's size, keep their place, taken at the first `unpin`, and are passed
-/// over. When the queue whose turn it is has no candidate, the other one gives.
+/// Pinned entries count in their queue's size, keep the place of their first `unpin`, and are passed over.
+/// When the queue whose turn it is has no candidate, the other one provides the victim.
 ///
 /// @par Complexity   insert O(1), expected; victim, touch, pin and erase O(log n), unpin and evict O(log n)
-///      amortised, to base 64: a word operation or few for each of 3 levels up to 131,072 slots, of 6 at
-///      most. An eviction moves only entries whose uses it takes, at most one a use counted. The order has
+///      amortised, to base 64: one or a few word operations for each of 3 levels up to 131,072 slots, of at
+///      most 6. An eviction moves only entries whose uses it takes, at most one a use counted. The order has
 ///      two places for each slot; when first unpins and moves have used them up, one of them renumbers all,
-///      once in `capacity` of them or less often: O(capacity), some nanoseconds a slot (docs/eviction.md). 55
-///      to 69 bytes a slot, ghosts included, allocated once in the constructor.
+///      at most once in `capacity` of them: O(capacity), some nanoseconds a slot (docs/eviction.md). 55 to 69
+///      bytes a slot, ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `length_error` above 2^31 - 1 slots; nothing
 ///      else fails.
@@ -81,8 +81,8 @@ class s3fifo_eviction {
     e.where = place::unknown;
   }
 
-  /// As `erase`; an entry of the small queue leaves a ghost, and of the victim's queue all that was passed
-  /// over on the way to it has moved on.
+  /// As `erase`, but an entry of the small queue leaves a ghost, and the entries that the victim's queue
+  /// passed over on the way have moved.
   void evict(slot_id slot) noexcept {
     if (victim() == slot) make_way_to(slot);
     const bool was_small = entries_[to_index(slot)].where == place::in_small;
@@ -94,7 +94,7 @@ class s3fifo_eviction {
     const auto from_main = main_front();
     if (small_size_ >= small_share_ || !from_main) {
       if (const auto unused = candidates_.first(cold)) return unused;
-      // All that is in the small queue goes on to the main one: behind what stands there, unused.
+      // All of the small queue moves to the main one, unused, after the entries there.
       const auto first = candidates_.first(hot);
       if (first && (!from_main || uses_left(entries_[to_index(*from_main)]) != 0)) return first;
     }
@@ -111,10 +111,11 @@ class s3fifo_eviction {
  private:
   enum class place : std::uint8_t { unknown, in_small, in_main };
   static constexpr std::uint8_t most_uses = 3;
-  static constexpr std::uint8_t enough_uses = 2;  // to go on from the small queue
+  static constexpr std::uint8_t enough_uses = 2;  // to move from the small queue
 
-  // The queues of candidates: the small one by whether they may go on; then the main one by uses left, where
-  // the queue for no uses is the one numbered `turns_`, for one use the next, and so round.
+  // The queues of candidates: the small one by whether entries may move to the main one; then the main one by
+  // uses left, where the queue for no uses has the number `turns_`, the queue for one use the next number,
+  // and so on in a ring.
   static constexpr std::size_t cold = 0;
   static constexpr std::size_t hot = 1;
   static constexpr std::size_t main = 2;
@@ -134,7 +135,7 @@ class s3fifo_eviction {
     return static_cast<std::uint8_t>((e.queue - main + main_queues - turns_) % main_queues);
   }
 
-  /// Of the main queue's candidates, what it would give.
+  /// Returns the candidate that the main queue would provide.
   [[nodiscard]] std::optional<slot_id> main_front() const noexcept {
     std::optional<slot_id> first;
     for (std::size_t uses = 0; uses < main_queues && !first; ++uses)
@@ -166,7 +167,7 @@ class s3fifo_eviction {
     enter(slot);
   }
 
-  /// Moves on what the queues pass before they give the victim.
+  /// Moves the entries that the queues pass before they provide the victim.
   void make_way_to(slot_id slot) noexcept {
     const bool whole_small = !candidates_.first(cold) && (small_size_ >= small_share_ || !main_front());
     const bool is_small = entries_[to_index(slot)].where == place::in_small;
@@ -177,7 +178,7 @@ class s3fifo_eviction {
       }
     }
     if (entries_[to_index(slot)].where != place::in_main) return;
-    // Whole rounds first, which take a use from everyone and change no order; then the part of one.
+    // Whole rounds first: they take a use from every entry and change no order. Then a part of one.
     turns_ += uses_left(entries_[to_index(slot)]);
     while (const auto passed = first_in_use_before(slot))
       go_on(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));

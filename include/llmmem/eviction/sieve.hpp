@@ -25,20 +25,20 @@ struct sieve_turn {
 
 }  // namespace detail
 
-/// Evicts the oldest entry that was not used since it was last passed over.
+/// Evicts the oldest entry that was not used since the hand last passed it.
 ///
 /// Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU: an efficient turn-key eviction
-/// algorithm for web caches", NSDI 2024. A queue in order of arrival and a hand that goes from its old end to
-/// its new end, round and round: it drops the first entry without a mark, and takes the marks of those it
-/// passes on the way. A use sets the mark. New entries join at the new end wherever the hand stands. Right
-/// where most entries are used once; a poor choice for a loop over more than fits.
+/// algorithm for web caches", NSDI 2024. A queue in order of arrival and a hand that circles from its old end
+/// to its new end: it drops the first entry without a mark, and clears the marks of those it passes. A use
+/// sets the mark. New entries join at the new end regardless of the hand. Right where most entries are used
+/// once; a poor choice for a loop over more than fits.
 ///
-/// An entry's place dates from its first `unpin`, so that blocks freed tail first are reached tail first. The
+/// An entry's place dates from its first `unpin`, so the hand reaches blocks freed tail first tail first. The
 /// hand passes pinned entries as it passes others: they keep their place and lose their mark.
 ///
-/// The hand's walk is not carried out: the round in which it will take an entry follows from the entry's
-/// place and mark alone, so a heap by round and place has the victim on top, and no eviction pays for the
-/// marks that many hits have set.
+/// The policy does not move the hand step by step. The round in which the hand takes an entry follows from
+/// the entry's place and mark alone; so a heap by round and place has the victim on top, and no eviction pays
+/// for the marks that many hits have set.
 ///
 /// @par Complexity   insert O(1); touch O(1) for a pinned or marked entry, else O(log n) as the rest; 24
 ///      bytes a slot, allocated once in the constructor.
@@ -70,7 +70,7 @@ class sieve_eviction : public detail::ranked_eviction<detail::sieve_turn> {
     candidates_.push(slot);
   }
 
-  /// As `erase`; the hand comes to stand where the victim stood, and behind all when that was the newest
+  /// As `erase`, but the hand moves to the victim's place, or to the end of the queue if that was the newest
   /// place.
   void evict(slot_id slot) noexcept {
     if (victim() == slot) {
@@ -83,14 +83,14 @@ class sieve_eviction : public detail::ranked_eviction<detail::sieve_turn> {
  private:
   static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
 
-  /// The round in which the hand next comes by.
+  /// Returns the round in which the hand next passes.
   [[nodiscard]] std::uint64_t next_round(std::uint64_t place) const noexcept {
     return place > hand_.place ? hand_.round : hand_.round + 1;
   }
 
-  // A mark adds 1 to the round in which the hand drops an entry. Before it has a place, the mark is all there
-  // is: round 1 or 0.
-  detail::sieve_turn hand_;  // where the latest victim stood; at first before all places
+  // A mark adds 1 to the round in which the hand drops an entry. An entry without a place has the mark only:
+  // round 1 or 0.
+  detail::sieve_turn hand_;  // the place of the latest victim; at first before all places
   std::uint64_t next_ = 1;   // the next place in the queue
 };
 

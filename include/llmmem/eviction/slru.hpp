@@ -13,16 +13,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the least recent entry that was used once; of those used again, only when there is no other.
+/// Evicts the least recent entry that was used once; an entry used again, only if there is no other.
 ///
 /// Two LRU segments (Karedla, Love and Wherry, "Caching strategies to improve disk system performance",
-/// 1994). An entry comes into the *probationary* one; a use moves it to the *protected* one, and when that
-/// has more candidates than its share, its least recent returns to the recent end of the probationary one.
-/// One-shot prompts so pass through the probationary segment alone and push out no shared prefix. Wrong where
-/// nearly all is used twice or nothing is: then it is LRU with more work.
+/// 1994). A new entry joins the *probationary* one; a use moves it to the *protected* one. When that has more
+/// candidates than its share, its least recent entry returns to the recent end of the probationary one. So
+/// one-shot prompts pass through the probationary segment alone and push out no shared prefix. Wrong where
+/// nearly all entries are used twice, or none is: then it is LRU with more work.
 ///
-/// A pinned entry is in neither segment; it keeps the standing it has and takes its place in the order when
-/// it is unpinned, as in `lru_eviction`.
+/// A pinned entry is in neither segment. It keeps its standing and takes its place in the order at its
+/// `unpin`, as in `lru_eviction`.
 ///
 /// @par Complexity   every operation O(1); 9 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -36,7 +36,8 @@ class slru_eviction {
   explicit slru_eviction(slot_count capacity, const metadata_source& source = {})
       : slru_eviction(capacity, usual_protected_percent, source) {}
 
-  /// @param protected_percent  of the capacity, 0 to 100: the most candidates the protected segment holds.
+  /// @param protected_percent  of the capacity, 0 to 100: how many candidates the protected segment holds at
+  ///      most.
   slru_eviction(slot_count capacity, std::uint32_t protected_percent, const metadata_source& source = {})
       : candidates_(capacity, source, "slru_eviction"),
         segments_(to_number(capacity), probationary, source, "slru_eviction"),

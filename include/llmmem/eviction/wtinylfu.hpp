@@ -15,22 +15,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps what was used more often of late, counting uses from before an entry came in too.
+/// Keeps the entries used more often recently; uses from before an entry's insert count too.
 ///
 /// Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", ACM Transactions on
-/// Storage 2017. New entries pass a small LRU *window*, a hundredth of the capacity; those that leave it
-/// compete with the least recent of the *main* region, a segmented LRU as `slru_eviction` with four fifths
-/// protected: the one used less often lately is evicted, and of equals the newcomer. Uses are counted by
-/// `access_hint::content` in a sketch that remembers what has left; contents that are not told count as never
-/// used. Right where popularity lasts longer than stays in the cache; slow to notice a new favourite.
+/// Storage 2017. New entries pass through a small LRU *window*, a hundredth of the capacity. Those that leave
+/// it compete with the least recent entry of the *main* region, a segmented LRU as `slru_eviction` with four
+/// fifths protected: the entry used less often recently is evicted; if they are equal, the newcomer. A sketch
+/// counts uses by `access_hint::content` and remembers entries that have left; contents without a name count
+/// as never used. Right where popularity lasts longer than stays in the cache; slow to notice a new
+/// favourite.
 ///
-/// The paper refuses newcomers; here an entry is in before it can be judged, so those that have left the
-/// window wait in line for their turn, first out first judged. While the cache has fewer entries than the
-/// latest eviction left there is no competition, and more than a quarter of the main region never waits: then
-/// the first in line joins it unjudged. Segments are of candidates: a pinned entry is in none, keeps its
-/// standing and takes its place when it is unpinned.
+/// The paper refuses newcomers. Here an entry is in before it can be judged, so entries that have left the
+/// window wait in line, first out first judged. While the cache has fewer entries than the latest eviction
+/// left there is no competition, and at most a quarter of the main region waits: then the first in line joins
+/// it unjudged. Segments hold candidates: a pinned entry is in none, keeps its standing and takes its place
+/// at its `unpin`.
 ///
-/// @par Complexity   every operation O(1); 25 to 33 bytes a slot and 64 at least, allocated once in the
+/// @par Complexity   every operation O(1); 25 to 33 bytes a slot and at least 64, allocated once in the
 ///      constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
@@ -59,7 +60,7 @@ class wtinylfu_eviction {
     if (candidate) unpin(slot);
   }
 
-  /// What waited in line does so no more: it is in use.
+  /// An entry in use no longer waits in line.
   void pin(slot_id slot) noexcept {
     if (!candidates_.contains(slot)) return;
     std::uint8_t& region = regions_[to_index(slot)];
@@ -82,7 +83,7 @@ class wtinylfu_eviction {
     --known_;
   }
 
-  /// As `erase`; when it was the newcomer that won, it joins the main region.
+  /// As `erase`, but a newcomer that won joins the main region.
   void evict(slot_id slot) noexcept {
     const auto newcomer = candidates_.front(line);
     const bool lost = newcomer && *newcomer != slot && victim() == slot;

@@ -20,7 +20,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Table k takes a byte that k zero bytes follow.
+/// Table k takes a byte followed by k zero bytes.
 inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [] {
   std::array<std::array<std::uint32_t, 256>, 8> tables{};
   for (std::uint32_t i = 0; i < 256; ++i) {
@@ -36,12 +36,12 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [
   return tables;
 }();
 
-/// One byte; `state` is the checksum's complement.
+/// Adds one byte; `state` is the checksum's complement.
 [[nodiscard]] constexpr std::uint32_t crc32c_byte(std::uint32_t state, std::byte byte) noexcept {
   return (state >> 8) ^ crc32c_tables[0][(state ^ static_cast<std::uint32_t>(byte)) & 0xFFU];
 }
 
-/// Eight bytes, the first of them lowest.
+/// Adds eight bytes, the first of them lowest.
 [[nodiscard]] constexpr std::uint32_t crc32c_word_by_table(std::uint32_t state, std::uint64_t word) noexcept {
   word ^= state;
   std::uint32_t next = 0;
@@ -64,8 +64,8 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [
 [[nodiscard]] inline std::uint32_t crc32c_word_by_instruction(std::uint32_t state,
                                                               std::uint64_t word) noexcept {
 #if defined(__x86_64__)
-  // Not the intrinsic: that asks for SSE4.2 in every translation unit, or for a target attribute, of which
-  // nvcc knows nothing.
+  // Not the intrinsic, because it needs SSE4.2 in every translation unit, or a target attribute, which nvcc
+  // does not support.
   std::uint64_t wide = state;
   asm("crc32q %1, %0" : "+r"(wide) : "rm"(word));
   return static_cast<std::uint32_t>(wide);
@@ -95,7 +95,7 @@ template <class TakeWord>
   return state;
 }
 
-/// `a` times `b` as polynomials modulo that of CRC-32C, the coefficient of x^0 in the highest bit.
+/// Returns `a` times `b` as polynomials modulo that of CRC-32C, the coefficient of x^0 in the highest bit.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t crc32c_product(std::uint32_t a, std::uint32_t b) noexcept {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 0x8000'0000U; bit != 0; bit >>= 1) {
@@ -105,8 +105,8 @@ template <class TakeWord>
   return product;
 }
 
-/// What follows a state that as many zero bytes as a lane has come after, by the state's four bytes. A state
-/// is a remainder: that is a product with a power of x, and the sum of those of its bits.
+/// The state after as many zero bytes as a lane has, by the original state's four bytes. A state is a
+/// remainder: the result is its product with a power of x, the sum of the products of its bits.
 inline constexpr std::size_t crc32c_lane = 4096;
 inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_tables = [] {
   std::uint32_t power = 0x4000'0000U;  // x
@@ -128,8 +128,8 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
          crc32c_lane_tables[2][(state >> 16) & 0xFFU] ^ crc32c_lane_tables[3][state >> 24];
 }
 
-/// As `crc32c_run` by instruction, three lanes at a time: an instruction takes three cycles, and one can
-/// begin in each. @pre has_crc32c_instruction().
+/// As `crc32c_run` by instruction, but three lanes at a time, because an instruction takes three cycles, and
+/// one can begin in each. @pre has_crc32c_instruction().
 [[nodiscard]] inline std::uint32_t crc32c_run_in_lanes(std::uint32_t state,
                                                        std::span<const std::byte> bytes) noexcept {
   while (bytes.size() >= 3 * crc32c_lane) {
@@ -151,14 +151,14 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
 
 }  // namespace detail
 
-/// CRC-32C (Castagnoli) of `bytes` behind others whose checksum is `crc`; 0 at the beginning.
+/// Returns the CRC-32C (Castagnoli) of `bytes` after others whose checksum is `crc`; 0 at the beginning.
 ///
 ///     auto sum = llmmem::crc32c(0, head);
 ///     sum = llmmem::crc32c(sum, rest);        // that of head and rest together
 ///
-/// @par Complexity   by the processor's instruction where there is one (x86-64 with SSE4.2, asked at run
-///      time; Arm where the compiler may use it), eight bytes at a time, of long runs three times eight; else
-///      eight bytes by table.
+/// @par Complexity   by the processor's instruction if it has one (x86-64 with SSE4.2, tested at run time;
+///      Arm if the compiler may use it), eight bytes at a time, in long runs three times eight; else eight
+///      bytes by table.
 /// @par Source   the polynomial of RFC 3720; tables by Kounavis and Berry, "A systematic approach to building
 ///      high performance software-based CRC generators", 2005; lanes by Gopal et al., "Fast CRC Computation
 ///      for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011.
@@ -168,12 +168,12 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
   return ~detail::crc32c_run(~crc, bytes, detail::crc32c_word_by_table);
 }
 
-/// The checksum of bytes whose beginning has `first` and whose last `second_bytes` bytes have `second`: for
-/// parts that are checked apart, or in any order.
+/// Returns the checksum of bytes whose beginning has `first` and whose last `second_bytes` bytes have
+/// `second`: for parts that are checked separately, or in any order.
 ///
 /// @par Complexity   O(log second_bytes), a microsecond or two.
-/// @par Source   Mark Adler's `crc32_combine` in zlib: what zero bytes add is a product with a power of
-///      x, and the second part's checksum is added to it.
+/// @par Source   Mark Adler's `crc32_combine` in zlib: zero bytes add a product with a power of x, and the
+///      second part's checksum is added to it.
 [[nodiscard]] constexpr std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second,
                                                      std::uint64_t second_bytes) noexcept {
   std::uint32_t power = 0x0080'0000U;  // x^8: one byte

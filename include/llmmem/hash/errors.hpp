@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of checksums: the codes, what their three numbers are, and their texts.
+/// Errors of checksums: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,8 +29,8 @@ inline constexpr std::array hash_errors{
 
 namespace errc {
 
-/// Bytes came back damaged: index = the chunk's slot, or the part, wanted = the checksum it left with,
-/// found = the checksum of what came back.
+/// Restored bytes are damaged: index = the chunk's slot, or the part, wanted = the checksum when it left,
+/// found = the checksum of the restored bytes.
 inline constexpr error_code checksum_differs = detail::code_of<62>(detail::hash_errors);
 
 }  // namespace errc

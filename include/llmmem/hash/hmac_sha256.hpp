@@ -1,5 +1,5 @@
 /// @file
-/// HMAC-SHA256, by which two processes prove to each other that they know the same secret.
+/// HMAC-SHA256, with which two processes prove to each other that they know the same secret.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,7 +16,7 @@ namespace detail {
 
 using sha256_words = std::array<std::uint32_t, 8>;
 
-/// SHA-256 of bytes, as they come.
+/// SHA-256 of bytes, added in parts.
 class sha256_bytes {
  public:
   constexpr void absorb(std::span<const std::byte> bytes) noexcept {
@@ -68,7 +68,7 @@ class hmac_sha256 {
     outer_.absorb(block);
   }
 
-  /// Of the parts, one behind the other.
+  /// Returns the HMAC of the concatenated parts.
   template <class... Parts>
   [[nodiscard]] constexpr sha256_words of(const Parts&... parts) const noexcept {
     sha256_bytes inner = inner_;
@@ -83,7 +83,7 @@ class hmac_sha256 {
   sha256_bytes outer_;
 };
 
-/// In the same time wherever they differ.
+/// Takes the same time regardless of where they differ.
 [[nodiscard]] constexpr bool is_equal_in_constant_time(std::span<const std::byte> a,
                                                        std::span<const std::byte> b) noexcept {
   if (a.size() != b.size()) return false;

@@ -1,5 +1,5 @@
 /// @file
-/// SHA-256 as the hash of the prefix chain, for engines whose rules ask for a standard digest.
+/// SHA-256 as the hash of the prefix chain, for engines that require a standard digest.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// SHA-256 of (seed, parent, tokens), cut to 128 bits. Portable code, about ten times SipHash's cost.
+/// SHA-256 of (seed, parent, tokens), truncated to 128 bits. Portable code, about ten times SipHash's cost.
 ///
 /// @par Thread safety   const throughout.
 class sha256_128 {

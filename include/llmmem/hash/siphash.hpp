@@ -75,18 +75,18 @@ class siphash_state {
 
 }  // namespace detail
 
-/// The prefix chain by SipHash-c-d-128: keyed, so that without the seed nobody can construct two prompts with
-/// one key, and fast on the short messages that blocks are.
+/// The prefix chain by SipHash-c-d-128: keyed, so without the seed no attacker can construct two prompts with
+/// one key, and fast on messages as short as blocks.
 ///
-/// @par Complexity   c rounds for every two tokens, 3c + 2d for a block on top; a round is a chain of some
-///      four cycles.
+/// @par Complexity   c rounds for every two tokens, and 3c + 2d for a block; a round is a chain of some four
+///      cycles.
 /// @par Thread safety   const throughout.
 template <int Compression, int Finalization>
 class basic_siphash {
  public:
   constexpr explicit basic_siphash(hash_seed seed = {}) noexcept : start_(seed), chain_start_(seed) {
-    // The first word of a message says what it is, so that no context reads as a block or the other way
-    // round.
+    // The first word of a message gives its kind, so that a context never reads as a block or a block as a
+    // context.
     start_.absorb(0);
     chain_start_.absorb(1);
   }
@@ -119,12 +119,12 @@ class basic_siphash {
     return static_cast<std::uint32_t>(token);
   }
 
-  state_type start_;        // behind the seed and the first word of a root
+  state_type start_;        // after the seed and the first word of a root
   state_type chain_start_;  // and of a block
 };
 
-/// The default: fewer rounds, as in the hash tables of Rust and Python. Where hits are verified by tokens a
-/// key that somebody managed to make twice would cost a hit, no more.
+/// The default: fewer rounds, as in the hash tables of Rust and Python. If hits are verified by tokens, two
+/// prompts constructed with one key would cost only a hit.
 using siphash13_128 = basic_siphash<1, 3>;
 
 /// The authors' own choice of rounds, for keys that are trusted without verification.

@@ -22,7 +22,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// For long blocks: several times faster than SipHash, but built against accidents, not attackers. With exact
+/// For long blocks: several times faster than SipHash, but resistant to accidents, not attackers. With exact
 /// token verification a collision costs a hit, never a leak; without it, keep `siphash_128`.
 ///
 /// @par Thread safety   const throughout.

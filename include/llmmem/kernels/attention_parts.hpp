@@ -1,6 +1,6 @@
 /// @file
-/// Parts of attention: what some of a row's tokens come to, in a form that merges with what the others come
-/// to.
+/// Parts of attention: the result over some of a row's tokens, in a form that merges with the results over
+/// the others.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,20 +19,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Parts that one call merges: their places travel with the launch. More of them are merged in rounds, each
-/// to a part.
+/// The most parts that one call merges, because their places travel with the launch. More parts are merged in
+/// rounds, each to a part.
 inline constexpr std::size_t most_merged_parts = 32;
 
-/// What the weights of a part are told by: its largest product, and the sum of its exponentials beside that.
-/// Products are those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of
-/// them are the weights.
+/// The weights of a part: its largest product, and the sum of its exponentials relative to that. Products are
+/// those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of them are the
+/// weights.
 ///
-/// Two numbers, and not their logarithm of sum of exponentials: beyond 16 half a unit in the last place of
+/// Two numbers instead of their logarithm of sum of exponentials: above 16 half a unit in the last place of
 /// one float is 1e-6, at 512 it is 3e-5, and becomes an error of the weights.
 ///
-/// A part is empty where `total` is 0 or less, or where `most` is -infinity and `total` a number: its sums
-/// are not read. A NaN in `total` is a product that was none, and stays visible in all that it is merged
-/// with.
+/// A part is empty if `total` is 0 or less, or if `most` is -infinity and `total` a number: its sums are not
+/// read. A NaN in `total` comes from a product that was a NaN, and stays visible in every merge with it.
 struct attention_state {
   float most = -std::numeric_limits<float>::infinity();
   float total = 0;
@@ -41,7 +40,7 @@ struct attention_state {
 };
 static_assert(sizeof(attention_state) == 8 && std::is_trivially_copyable_v<attention_state>);
 
-/// How many vectors a part has, and how long they are.
+/// The number and length of a part's vectors.
 struct attention_part_shape {
   std::uint64_t rows = 0;
   std::uint32_t query_heads = 0;
@@ -51,8 +50,8 @@ struct attention_part_shape {
                                    const attention_part_shape&) noexcept = default;
 };
 
-/// One part of each row's attention, in memory that its reader and writer see. Distances are in bytes, and
-/// each part has its own.
+/// One part of each row's attention, in memory that its reader and writer can access. Distances are in bytes,
+/// and each part has its own.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct basic_attention_part {
@@ -62,7 +61,7 @@ struct basic_attention_part {
   /// [rows][query_heads] `attention_state`. Addresses and distances are multiples of 8.
   token_vectors<Byte> states{};
 
-  /// A part that was written is one to read.
+  /// A part that was written converts to one to read.
   template <class Read>
     requires(std::same_as<Read, const std::byte> && !std::is_const_v<Byte>)
   [[nodiscard]] constexpr operator basic_attention_part<Read>() const noexcept {
@@ -73,12 +72,12 @@ struct basic_attention_part {
 using attention_part = basic_attention_part<const std::byte>;   ///< to be merged
 using attention_part_output = basic_attention_part<std::byte>;  ///< to be written
 
-/// Bytes of a part that lies side by side, as `attention_part_in` has it: for each row and query head 4 for
-/// each element and 8 for the state. It is what travels of a part. 2^64 - 1 where they are more than that.
+/// Returns the bytes of a contiguous part, as `attention_part_in` lays it out: for each row and query head 4
+/// for each element and 8 for the state. A part travels in this form. 2^64 - 1 if the bytes exceed that.
 [[nodiscard]] constexpr std::uint64_t attention_part_bytes(const attention_part_shape& shape) noexcept {
   constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
   const std::uint64_t each = std::uint64_t{shape.value_dim} * sizeof(float) + sizeof(attention_state);
-  const std::uint64_t a_row = each * shape.query_heads;  // below 2^67: looked at before
+  const std::uint64_t a_row = each * shape.query_heads;  // below 2^67: checked before
   if (shape.query_heads != 0 && each > all / shape.query_heads) return all;
   return a_row != 0 && shape.rows > all / a_row ? all : shape.rows * a_row;
 }
@@ -104,27 +103,26 @@ template <class Byte>
 
 }  // namespace detail
 
-/// A part that is to lie side by side in `memory`, aligned to 16: the sums of all rows, and their states
-/// behind them.
+/// Lays out a contiguous part in `memory`, aligned to 16: the sums of all rows, then their states.
 ///
 /// @return `errc::too_short` for less than `attention_part_bytes`, `errc::bad_granularity` for memory that is
-///      not aligned to 16 or vectors of another length than a multiple of 8.
+///      not aligned to 16 or a vector length that is no multiple of 8.
 [[nodiscard]] inline result<attention_part_output> attention_part_in(
     std::span<std::byte> memory, const attention_part_shape& shape) noexcept {
   return detail::part_side_by_side(memory, shape);
 }
-/// The same of a part that came, to be merged.
+/// The same for a received part, to merge it.
 [[nodiscard]] inline result<attention_part> attention_part_of(std::span<const std::byte> memory,
                                                               const attention_part_shape& shape) noexcept {
   return detail::part_side_by_side(memory, shape);
 }
 
-/// What a logarithm is to.
+/// The base of logarithms.
 enum class log_base : std::uint8_t { e, two };
 
-/// Logarithms of sums of exponentials, [rows][query_heads] floats, to a base that their type says: engines
-/// have both (FlashInfer and FlashMLA count to 2, FlashAttention and vLLM to e), and the one read as the
-/// other is wrong by a tenth, silently. Distances are in bytes. Null: not told.
+/// Logarithms of sums of exponentials, [rows][query_heads] floats, to the base in their type: engines use
+/// both (FlashInfer and FlashMLA use 2, FlashAttention and vLLM e), and the wrong base gives silent errors of
+/// a tenth. Distances are in bytes. Null: not given.
 template <log_base Base, class Float = float>
   requires std::same_as<std::remove_const_t<Float>, float>
 struct log_sums {

@@ -24,10 +24,10 @@ namespace detail {
 /// Bytes of a tile of a copy.
 inline constexpr std::uint32_t copy_tile_bytes = 16 * 1024;
 
-/// From here on tiles are more than 31 bits count.
+/// From this size on 31 bits cannot count the tiles.
 inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
 
-/// What of a list can be told without reading it.
+/// Checks what is known of a list without reading it.
 [[nodiscard]] inline result<void> check_batch(std::span<const copy_task> tasks, std::uint64_t longest,
                                               row_alignment aligned) noexcept {
   if (tasks.empty()) return {};
@@ -40,7 +40,7 @@ inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
   return {};
 }
 
-/// Tile `number` of a task; nothing past its end.
+/// Returns tile `number` of a task; nothing past its end.
 [[nodiscard]] LLMMEM_HD inline row_move tile_of(const copy_task& task, std::uint64_t number) noexcept {
   const std::uint64_t first = number * copy_tile_bytes;
   if (first >= task.bytes) return {};
@@ -49,14 +49,14 @@ inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
           static_cast<std::uint32_t>(left < copy_tile_bytes ? left : copy_tile_bytes)};
 }
 
-/// Tiles of the longest task, at least one.
+/// Returns the tiles of the longest task, at least one.
 [[nodiscard]] inline divider tiles_of(std::uint64_t longest) noexcept {
   return divider(std::max(static_cast<std::uint32_t>((longest + copy_tile_bytes - 1) / copy_tile_bytes), 1U));
 }
 
 }  // namespace detail
 
-/// Tasks in the memory of whoever runs them.
+/// Tasks in the executor's memory.
 class listed_copies {
  public:
   /// @param longest  bytes of the longest task.
@@ -76,10 +76,10 @@ class listed_copies {
   row_alignment aligned_;
 };
 
-/// A few tasks that travel with the launch: nothing is uploaded for them.
+/// A few tasks that travel with the launch, so no upload is needed.
 class few_copies {
  public:
-  /// As many as an argument of 4 KiB takes beside what a launch needs itself.
+  /// As many as an argument of 4 KiB holds in addition to what a launch itself needs.
   static constexpr std::uint32_t most = 128;
 
   /// @pre at most `most` tasks
@@ -133,16 +133,16 @@ class copy_map {
 static_assert(row_map<copy_map<listed_copies>> && row_map<copy_map<few_copies>>);
 static_assert(sizeof(copy_map<few_copies>) <= 4096 - 64);
 
-/// Runs copies whose list lies in the memory of whoever runs them: a graph may change it between replays.
+/// Runs copies whose list is in the executor's memory: a graph may change it between replays.
 ///
-/// Every task gets as many threads as the longest: with lengths far apart sort them into batches. Tasks of 0
-/// bytes are skipped.
+/// Every task gets as many threads as the longest: sort very different lengths into separate batches. Tasks
+/// of 0 bytes are skipped.
 ///
 /// @param run      `host_executor` or `device_executor`.
-/// @param longest  bytes of the longest task: more is not copied. Below 2^45.
-/// @param aligned  what all addresses are multiples of, up to 16, powers of two: the caller's word.
+/// @param longest  bytes of the longest task; bytes beyond it are not copied. Below 2^45.
+/// @param aligned  what all addresses are multiples of, powers of two up to 16: the caller guarantees it.
 /// @pre no byte is written twice, or both read and written
-/// @return where there are tasks, `errc::past_the_bytes` for a larger `longest`, `errc::bad_alignment` for
+/// @return if there are tasks: `errc::past_the_bytes` for a larger `longest`, `errc::bad_alignment` for
 ///      another alignment, `errc::too_short` for a null list. Then nothing has begun. Else what `run`
 ///      returns.
 /// @par Complexity   the tasks' bytes, read and written once; a lookup for each 16 KiB of tasks x longest.
@@ -154,8 +154,9 @@ result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::u
       copy_map(listed_copies(tasks, longest, aligned)), copy_op{});
 }
 
-/// Runs copies whose list the caller holds: it travels with the launches, 128 tasks each, and may change when
-/// this returns. In a graph it stays as it is. Else as `copy_batch`; lengths and alignment it finds itself.
+/// Runs copies whose list the caller holds. The list travels with the launches, 128 tasks each, and may
+/// change when this returns; in a graph it stays fixed. Otherwise as `copy_batch`, but it finds lengths and
+/// alignment itself.
 /// @return `errc::past_the_bytes` for a task of 2^45 bytes and more: index = its place. Then nothing has
 ///      begun. Else what `run` returns.
 template <class Run>

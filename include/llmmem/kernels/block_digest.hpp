@@ -18,14 +18,14 @@ namespace detail {
 inline constexpr std::uint64_t digest_position = 0x9E37'79B9'7F4A'7C15U;  // 2^64 / the golden ratio, odd
 inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
 
-/// The square's halves joined: each bit of `x` comes into many, in a way that depends on the others.
+/// Returns the square's halves joined: each bit of `x` affects many, in a way that depends on the others.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t digest_square(std::uint32_t x) noexcept {
   const std::uint64_t square = std::uint64_t{x} * x;
   return static_cast<std::uint32_t>(square >> 32) ^ static_cast<std::uint32_t>(square);
 }
 
-/// What word number `i` adds, `key` being `digest_key(i)`: three rounds of a Feistel network over its halves.
-/// So it is one to one for each position.
+/// Returns what word number `i` adds, with `key` equal to `digest_key(i)`: three rounds of a Feistel network
+/// over its halves. So it is one to one for each position.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_word(std::uint32_t low, std::uint32_t high,
                                                             std::uint64_t key) noexcept {
   const auto first = static_cast<std::uint32_t>(key);
@@ -40,7 +40,7 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
   return (word + 1) * digest_position;
 }
 
-/// What a length adds: one to one, as for words.
+/// Returns what a length adds: one to one, as for words.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_start(std::uint64_t bytes) noexcept {
   return digest_word(static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(bytes >> 32),
                      digest_length);
@@ -48,33 +48,34 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
 
 }  // namespace detail
 
-/// A digest of `bytes`, of so few operations that the kernels of <llmmem/kernels/block_checksum.hpp> should
-/// wait for memory alone (not yet measured): to notice what devices, links and mistakes do to data. It is no
-/// cryptographic hash: who wants to can make other bytes of the same digest.
+/// Returns a digest of `bytes`, with so few operations that the kernels of
+/// <llmmem/kernels/block_checksum.hpp> should wait for memory alone (not yet measured): it detects what
+/// devices, links and mistakes do to data. It is no cryptographic hash: an attacker can construct other bytes
+/// with the same digest.
 ///
-/// **Definition.** The bytes, and zeros behind them up to a multiple of 16, are little-endian words of 64
-/// bits, numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)`
-/// over all of them, and of `f(length, 0xD1B54A32D192ED03)`, the length in bytes. In `f(word, key)` `low` and
+/// **Definition.** The bytes, padded with zeros to a multiple of 16, are little-endian words of 64 bits,
+/// numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)` over
+/// all of them, and of `f(length, 0xD1B54A32D192ED03)`, the length in bytes. In `f(word, key)` `low` and
 /// `high` are the word's halves, `a` and `b` the key's, lower and upper; `q(x)` is the upper half of the
 /// 64-bit square of the 32-bit `x`, xor the lower; then
 ///
 ///     high ^= q(low + a);  low ^= q(high + b);  high ^= q(low + (a ^ b));  // sums modulo 2^32
 ///
-/// and the halves together are what is added.
+/// and the halves together are the result.
 ///
 /// **Promised.** `f` is one to one for each key, and so is what a length adds. Of two sequences
-/// - of the same length that differ within one word, the digests differ, for certain;
-/// - that differ by zeros at the end within the same 16 bytes, the digests differ, for certain;
-/// - that differ otherwise, by chance and not by intent, the digests are the same about once in 2^64. That is
-///   not proved but tried: of 2^31 pairs of flipped bits, signs among them, and as many exchanged words, in
+/// - of the same length that differ within one word, the digests always differ;
+/// - that differ by zeros at the end within the same 16 bytes, the digests always differ;
+/// - that differ otherwise, by chance and not by intent, the digests are equal about once in 2^64. That is
+///   not proved but tested: of 2^31 pairs of flipped bits, signs among them, and as many exchanged words, in
 ///   random and in poor data, neither half of the digest stayed the same more often than by chance.
 ///
-/// The order of summation does not matter: parts may be added by anybody at any time.
+/// The order of summation has no effect: any thread may add a part at any time.
 ///
 /// @par Complexity      O(bytes): three multiplications for 8 bytes.
 /// @par Thread safety   any number at once.
 /// @par Errors          none.
-/// @par Source   ours. Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom
+/// @par Source   our own. Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom
 ///      functions", 1988, for the rounds; sums of functions of words and places are as old as Carter and
 ///      Wegman, "Universal classes of hash functions", 1979.
 [[nodiscard]] constexpr std::uint64_t block_digest(std::span<const std::byte> bytes) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// Lists of blocks for kernels that go block by block: side by side, or by number out of a pool.
+/// Lists of blocks for kernels that work block by block: all blocks of a pool, or blocks by number.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,10 +18,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Blocks by their place in a list: where each is, where it goes if it is copied, and its length. Trivially
-/// copyable; the pointers in it are those of whoever runs it. `longest()` is the most bytes of any: more of
-/// one is not looked at. `alignment()` is what all addresses are multiples of, those where nothing goes
-/// being left out.
+/// Blocks by their place in a list: each one's address, its destination if it is copied, and its length.
+/// Trivially copyable; the pointers in it belong to the executor's memory. `longest()` is the most bytes of
+/// any block; a kernel reads at most that much of one. `alignment()` is what all addresses are multiples of,
+/// except destinations that do not exist.
 template <class L>
 concept block_list = std::is_trivially_copyable_v<L> && requires(const L& list, std::uint64_t i) {
   { list.size() } noexcept -> std::same_as<std::uint64_t>;
@@ -35,7 +35,7 @@ static_assert(block_list<few_copies> && block_list<listed_copies>);
 struct block_pool_view {
   const std::byte* data = nullptr;
   std::uint64_t stride = 0;  ///< bytes from one block to the next
-  std::uint64_t blocks = 0;  ///< there are
+  std::uint64_t blocks = 0;  ///< number of blocks
 };
 
 /// A pool that blocks are written to.
@@ -47,12 +47,12 @@ struct block_pool_output {
 
 using block_pool_room [[deprecated("its name is block_pool_output")]] = block_pool_output;
 
-/// All blocks of a pool, in their order. With a destination, block i goes to its block i, as long as both
-/// have one.
+/// All blocks of a pool, in order. With a destination, block i goes to the destination's block i, while both
+/// exist.
 class strided_blocks {
  public:
-  /// @param bytes  of each block, from its beginning: below 2^45, and no more than the stride where several
-  ///               blocks are copied.
+  /// @param bytes  of each block, from its beginning: below 2^45, and at most the stride if several blocks
+  ///               are copied.
   strided_blocks(const block_pool_view& from, std::uint64_t bytes, const block_pool_output& to = {}) noexcept
       : from_(from), to_(to), bytes_(bytes) {
     if (to.data != nullptr) from_.blocks = std::min(from.blocks, to.blocks);
@@ -67,7 +67,7 @@ class strided_blocks {
     return {alignment_of(reinterpret_cast<std::uintptr_t>(from_.data), from_.stride),
             alignment_of(reinterpret_cast<std::uintptr_t>(to_.data), to_.stride)};
   }
-  /// Whether there are bytes, and nothing that they are to be read from, or copied to.
+  /// Whether there are bytes, but no memory to read them from or copy them to.
   [[nodiscard]] bool lacks_source() const noexcept { return bytes_ != 0 && from_.data == nullptr; }
   [[nodiscard]] bool lacks_target() const noexcept { return bytes_ != 0 && to_.data == nullptr; }
 
@@ -78,16 +78,16 @@ class strided_blocks {
 };
 static_assert(block_list<strided_blocks>);
 
-/// Blocks of a pool by number, as an engine's block table names them; with a destination, each goes to a
-/// block of another pool, or of the same: what is gathered for another tier, or scattered out of one.
+/// Blocks of a pool by number, as in an engine's block table. With a destination, each goes to a block of
+/// another pool, or of the same: a gather for another tier, or a scatter from one.
 ///
-/// A pair is padding where a number is negative; where there is no destination, `to` is not looked at. A
-/// number beyond a pool's blocks raises the flag. Either one is a block of no bytes.
+/// A pair with a negative number is padding; without a destination, `to` is not read. A number beyond a
+/// pool's blocks raises the flag. Both count as a block of no bytes.
 class numbered_blocks {
  public:
   /// @param bytes         of each block, from its beginning: below 2^45.
-  /// @param numbers       where the kernel runs; read when it does.
-  /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
+  /// @param numbers       in the executor's memory; read when the kernel runs.
+  /// @param out_of_range  set to 1 if a pair names a block that does not exist; not cleared. May be null.
   numbered_blocks(const block_pool_view& from, std::uint64_t bytes, std::span<const block_pair> numbers,
                   const block_pool_output& to = {}, std::uint32_t* out_of_range = nullptr) noexcept
       : of_({from.data, from.stride, from.blocks}, bytes),

@@ -1,5 +1,6 @@
 /// @file
-/// Moving blocks inside one memory where some go to places that others come from: compaction, permutation.
+/// Moves of blocks inside one memory where destinations may be sources of other moves: compaction,
+/// permutation.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,14 +15,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Copies in an order that makes moves of them: waves, one behind the other, in each of which no block is
-/// both read and written.
+/// Copies in an order that makes moves of them: consecutive waves, in each of which no block is both read and
+/// written.
 struct block_move_plan {
   std::vector<block_pair> pairs{};
-  std::vector<std::uint64_t> wave_ends{};  ///< of each wave, in `pairs`
+  std::vector<std::uint64_t> wave_ends{};  ///< the end of each wave, in `pairs`
 
   [[nodiscard]] std::uint64_t waves() const noexcept { return wave_ends.size(); }
-  /// Wave `i`, of `there`: the pairs, or their copy where kernels read them.
+  /// Returns wave `i` of `there`: the pairs, or their copy that kernels read.
   [[nodiscard]] std::span<const block_pair> wave(std::span<const block_pair> there,
                                                  std::uint64_t i) const noexcept {
     const std::uint64_t first = i == 0 ? 0 : wave_ends[i - 1];
@@ -29,33 +30,32 @@ struct block_move_plan {
   }
 };
 
-/// Plans moves as if all happened at once: what is in block `from` before is in block `to` afterwards, though
-/// another goes to `from`. One block may go to several places. Moves with a negative number are padding, and
-/// a block that goes to itself stays.
+/// Plans moves as if all happened at once: the contents of block `from` are in block `to` afterwards, even if
+/// another move overwrites `from`. One block may go to several destinations. Moves with a negative number are
+/// padding, and a block that moves to itself stays.
 ///
-/// Moves whose place nobody has to read any more go first, and so on: as many waves as the longest chain.
-/// Cycles are opened by a scratch block each. Where all that is left after the first wave fits into the
-/// scratch blocks, it goes there in one wave and to its places in the next: three in all.
+/// The first wave contains the moves to blocks that no other move reads, and so on: as many waves as the
+/// longest chain. A scratch block opens each cycle. If all moves left after the first wave fit into the
+/// scratch blocks, they go there in one wave and to their destinations in the next: three in all.
 ///
 /// @param blocks   of the memory.
-/// @param scratch  blocks that hold nothing and that no move names: their contents are lost. One is enough
-///                 for any moves, more make fewer waves. None will do where there are no cycles.
+/// @param scratch  empty blocks that no move names; their contents are lost. One is enough for any moves,
+///      more make fewer waves. None is needed without cycles.
 /// @throws argument_error  for a number that is no block, two moves to one block, a scratch block that is
-/// named
-///      elsewhere, and cycles without scratch.
+/// named elsewhere, and cycles without scratch.
 /// @par Complexity      O(blocks + moves) in time and memory.
 /// @par Thread safety   any number at once.
 /// @par Source   Kahn, "Topological sorting of large networks", CACM 1962, wave by wave.
 [[nodiscard]] inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::uint64_t blocks,
                                                       std::span<const std::int64_t> scratch = {});
 
-/// Carries a plan out in one memory, all layers or some.
+/// Executes a plan in one memory, for all layers or some.
 ///
-/// @param run    `host_executor` or `device_executor`, whose launches follow each other.
-/// @param there  the plan's pairs in the memory of whoever runs it: uploaded once, for all waves.
-/// @return `errc::size_mismatch` when these are not as many; else as `copy_kv_blocks`.
+/// @param run    `host_executor` or `device_executor`, whose launches run in order.
+/// @param there  the plan's pairs in the executor's memory: uploaded once, for all waves.
+/// @return `errc::size_mismatch` if their number differs; else as `copy_kv_blocks`.
 /// @par Complexity   a launch for each wave; each moved block read and written once, or twice through
-/// scratch.
+///      scratch.
 template <class Run>
 result<void> move_kv_blocks(const Run& run, const kv_memory& memory, const block_move_plan& plan,
                             std::span<const block_pair> there, const block_copy_options& options = {}) {

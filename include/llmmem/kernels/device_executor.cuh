@@ -20,7 +20,7 @@
 
 #include <cstdint>
 
-// Kernels are hidden also where what they run has no linkage of its own, as in a namespace without a name.
+// Kernels are hidden, also if what they run has no linkage of its own, as in an unnamed namespace.
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1407
 
@@ -42,10 +42,10 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_lau
   run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
 }
 
-/// All lanes of a warp: a constant, so that nothing has to find out who takes part.
+/// All lanes of a warp: a constant, so that no code has to determine the participants.
 inline constexpr unsigned whole_warp = 0xFFFF'FFFFU;
 
-/// What the lane knows whose number differs by `step`. All of the warp ask.
+/// Returns the value of the lane whose number differs by `step`. All lanes of the warp call it.
 template <class Partial>
 [[nodiscard]] __device__ inline Partial of_other_lane(const Partial& known, std::uint32_t step) noexcept {
   constexpr unsigned words = sizeof(Partial) / 4;
@@ -111,7 +111,7 @@ class warp_lanes {
   group_lane lane_;
 };
 
-/// sum += left x right, by tensor cores. Of compute capability 8.0 and newer.
+/// sum += left x right, by tensor cores. For compute capability 8.0 and newer.
 template <dtype E>
   requires tensor_element<E>
 __device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::held<tensor_sum>& sum,
@@ -156,13 +156,13 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::th
 
 }  // namespace detail
 
-/// Runs rows and items on the device that is current, in the order of a stream. May be captured in a graph:
-/// it allocates nothing, waits for nothing, and a replay reads tables and scales as they are then.
+/// Runs rows and items on the current device, in the order of a stream. May be captured in a graph: it
+/// neither allocates nor waits, and a replay reads the tables and scales of that moment.
 ///
 /// @par Thread safety   any number at once.
-/// @par Errors          `errc::device_failed` when a launch was refused, index its `cudaError_t`;
-///      `errc::no_device_code` for work that needs a newer compute capability than it was compiled for. What
-///      goes wrong while it runs, the stream tells.
+/// @par Errors          `errc::device_failed` if a launch was refused, index its `cudaError_t`;
+///      `errc::no_device_code` for work that needs a newer compute capability than it was compiled for. The
+///      stream reports errors of the run itself.
 class device_executor {
  public:
   /// @param limits  `launch_limits{.multiprocessors = ...}` of the device.
@@ -189,8 +189,7 @@ class device_executor {
   template <lane_work Work>
   result<void> each(const Work& work) const noexcept {
     if constexpr (requires { Work::compute_capability; }) {
-      // A program without code for this device is compiled anew by the driver, from what it has for older
-      // ones.
+      // The driver compiles a program without code for this device again, from its code for older ones.
       cudaFuncAttributes compiled{};
       if (auto known = told(cudaFuncGetAttributes(&compiled, detail::run_lanes_kernel<Work>)); !known)
         return known;
@@ -220,7 +219,7 @@ class device_executor {
     return told(cudaLaunchKernelEx(&how, kernel, work, launch));
   }
 
-  /// One kernel for each width that an access may have.
+  /// One kernel for each possible width of an access.
   template <unsigned N, cache_hint Read, cache_hint Write, row_map Map, row_op Op>
   cudaError_t start(const Map& map, const Op& op, const row_launch& launch,
                     unsigned elements) const noexcept {

@@ -10,7 +10,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Divides by one number, many times: a multiplication and a shift, where a device would take a hundred
+/// Divides by one number, many times: a multiplication and a shift, instead of a device's hundred
 /// instructions for 64 bits. Trivially copyable.
 ///
 /// @par Source   Granlund and Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994:
@@ -34,7 +34,7 @@ class divider {
 
   /// @pre dividend < 2^63
   [[nodiscard]] LLMMEM_HD std::uint64_t quotient(std::uint64_t dividend) const noexcept {
-    // Twice the dividend, so that the upper half of the product is what remains of 2^63 and more.
+    // Twice the dividend, so that the upper half of the product holds the part from 2^63 on.
     return high(2 * dividend, multiplier_) >> shift_;
   }
   /// @pre dividend < 2^63

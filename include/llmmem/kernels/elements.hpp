@@ -1,5 +1,5 @@
 /// @file
-/// Elements of keys and values as kernels convert them: the same bits on host and device.
+/// Conversions of keys and values in kernels: the same bits on host and device.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,7 +22,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What kernels convert: a small set, so that binaries stay small.
+/// The types that kernels convert: a small set, so that binaries stay small.
 template <dtype E>
 concept kernel_element = E == dtype::f32 || E == dtype::bf16 || E == dtype::f16 || E == dtype::fp8_e4m3;
 
@@ -41,7 +41,7 @@ struct element_word<dtype::fp8_e4m3> {
   using type = std::uint8_t;
 };
 
-/// `std::bit_cast`, which nvcc takes in device code by an experimental flag only.
+/// As `std::bit_cast`, which nvcc accepts in device code only with an experimental flag.
 [[nodiscard]] LLMMEM_HD inline float float_of_bits(std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
   return __uint_as_float(bits);
@@ -57,8 +57,8 @@ struct element_word<dtype::fp8_e4m3> {
 #endif
 }
 
-/// The product, rounded once, and no part of a sum that a compiler makes of it. A NaN is the one that devices
-/// make, whose bits hosts take from an operand.
+/// Returns the product, rounded once; the compiler cannot fuse it into a sum. A NaN has the bits that devices
+/// produce, because hosts take them from an operand.
 [[nodiscard]] LLMMEM_HD inline float product_of(float a, float b) noexcept {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -75,7 +75,7 @@ template <dtype E>
   requires kernel_element<E>
 using element_bits = typename detail::element_word<E>::type;
 
-/// The float that equals the element.
+/// Returns the float that equals the element.
 template <dtype E>
   requires kernel_element<E>
 [[nodiscard]] LLMMEM_HD inline float float_of(element_bits<E> bits) noexcept {
@@ -100,8 +100,8 @@ template <dtype E>
   }
 }
 
-/// The element nearest to a float; of two equally near, the even one. e4m3 saturates. A NaN becomes the one
-/// that devices make: 0x7FFF, and 0x7F of e4m3; a float stays as it is.
+/// Returns the element nearest to a float; if two are equally near, the even one. e4m3 saturates. A NaN
+/// becomes the one that devices produce: 0x7FFF, and 0x7F of e4m3; a float is unchanged.
 template <dtype E>
   requires kernel_element<E>
 [[nodiscard]] LLMMEM_HD inline element_bits<E> nearest_of(float value) noexcept {
@@ -131,7 +131,7 @@ template <dtype E>
 
 namespace detail {
 
-/// Two elements, the first in the lower bits: what a device converts in one instruction.
+/// Returns two elements, the first in the lower bits: a device converts them in one instruction.
 template <dtype E>
   requires(E == dtype::bf16 || E == dtype::f16 || E == dtype::fp8_e4m3)
 using pair_bits = std::conditional_t<E == dtype::fp8_e4m3, std::uint16_t, std::uint32_t>;
@@ -159,7 +159,7 @@ template <dtype E>
   }
 }
 
-/// The halves that equal two elements of e4m3, which halves hold all of.
+/// Returns the halves that equal two elements of e4m3; halves can hold all of its values.
 [[nodiscard]] LLMMEM_HD inline std::uint32_t halves_of_pair(std::uint16_t codes) noexcept {
 #if defined(__CUDA_ARCH__)
   return halves_of_e4m3(codes);
@@ -194,7 +194,7 @@ template <dtype E>
 
 namespace detail {
 
-/// Elements 2 i and 2 i + 1 of a packet.
+/// Returns elements 2 i and 2 i + 1 of a packet.
 template <dtype E, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD inline float_pair pair_of(const packet<Bytes>& in, unsigned i) noexcept {
   if constexpr (E == dtype::f32) {

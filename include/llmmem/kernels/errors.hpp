@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of kernels: the codes, what their three numbers are, and their texts.
+/// Errors of kernels: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,12 +15,12 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What stands for a name in braces, beyond the three numbers: formats.
+/// Returns the text for a name in braces other than the three numbers: formats.
 [[nodiscard]] LLMMEM_COLD inline std::string kernels_term(const failure& why, std::string_view name) {
   return std::string(name_of(static_cast<dtype>(name == "wanted type" ? why.wanted : why.found)));
 }
 
-/// What of a layout a kernel does not take.
+/// Returns which part of a layout a kernel does not support.
 [[nodiscard]] LLMMEM_COLD constexpr const char* unsupported_layout_sentence(const failure& why) noexcept {
   switch (why.index) {
     case 0:
@@ -81,19 +81,18 @@ inline constexpr std::array kernels_errors{
 
 namespace errc {
 
-/// No kernel makes that conversion: wanted = the `dtype` that was to come out, found = the `dtype` that
-/// comes.
+/// No kernel makes that conversion: wanted = the `dtype` of the result, found = the `dtype` of the input.
 inline constexpr error_code no_conversion = detail::code_of<87>(detail::kernels_errors);
-/// A map promises more alignment than there is: index = part of a kernel's map, wanted = the alignment it
-/// promises, found = row without it.
+/// A map promises more alignment than there is: index = part of a kernel's map, wanted = the alignment that
+/// it promises, found = row without it.
 inline constexpr error_code misaligned = detail::code_of<88>(detail::kernels_errors);
-/// A lane came to another result than lane 0: index = lane of a group, found = item.
+/// A lane got another result than lane 0: index = lane of a group, found = item.
 inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_errors);
-/// A kernel was not compiled for such a device: wanted = the compute capability that the kernel needs, 80
-/// for 8.0, found = the one that it was compiled for.
+/// A kernel was not compiled for such a device: wanted = the compute capability that the kernel needs, 80 for
+/// 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
-/// A kernel does not take caches of that layout: index = what of it, 0 its planes, 1 `value_element`, 2
-/// `rotary_dim`, 3 `part.cp_size`; wanted = what the kernel takes, found = what the layout says.
+/// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
+/// 2 `rotary_dim`, 3 `part.cp_size`; wanted = what the kernel supports, found = what the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc

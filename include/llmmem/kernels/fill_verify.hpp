@@ -1,6 +1,6 @@
 /// @file
-/// Memory filled with a pattern that tells every byte from others, poisoned, and verified: for tests and for
-/// those who look for a stray write.
+/// Memory filled with a pattern that distinguishes every byte from others, poisoned, and verified: for tests
+/// and for the search for a stray write.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,25 +19,25 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What is in each byte of some memory, by its position. `at(position)` are 16 bytes from there on, the
-/// first lowest; any position will do.
+/// The contents of each byte of some memory, by its position. `at(position)` are the 16 bytes from there on,
+/// the first lowest; any position is valid.
 template <class P>
 concept memory_pattern =
     std::is_trivially_copyable_v<P> && requires(const P& pattern, std::uint64_t position) {
       { pattern.at(position) } noexcept -> std::same_as<packet<16>>;
     };
 
-/// Random bytes that depend on a position and a seed: what is moved elsewhere, swapped or left out shows.
+/// Random bytes that depend on a position and a seed: they reveal moved, swapped and missing bytes.
 ///
 /// @par Source   the output function of SplitMix64, of a counter: Steele, Lea and Flood, "Fast Splittable
 ///      Pseudorandom Number Generators", OOPSLA 2014.
 struct seeded_pattern {
   std::uint64_t seed = 0;
-  /// Of the first byte of the memory, where that is a piece of something: of a block that was copied, its
-  /// source's.
+  /// The position of the memory's first byte, if the memory is a piece of something: for a copied block, the
+  /// position of its source.
   std::uint64_t first_position = 0;
 
-  /// Bytes 8 x `number` and following.
+  /// Returns bytes 8 x `number` and following.
   [[nodiscard]] LLMMEM_HD constexpr std::uint64_t word(std::uint64_t number) const noexcept {
     std::uint64_t bits = seed + (number + 1) * 0x9E37'79B9'7F4A'7C15U;
     bits = (bits ^ bits >> 30U) * 0xBF58'476D'1CE4'E5B9U;
@@ -60,8 +60,8 @@ struct seeded_pattern {
 };
 static_assert(memory_pattern<seeded_pattern>);
 
-/// The same byte everywhere. The default is a NaN in every floating-point format and -1 in every integer:
-/// what reads memory that nobody has written shows at once.
+/// The same byte everywhere. The default is a NaN in every floating-point format and -1 in every integer, so
+/// a read of unwritten memory shows at once.
 struct poison_pattern {
   std::byte value{0xFF};
 
@@ -72,8 +72,8 @@ struct poison_pattern {
 };
 static_assert(memory_pattern<poison_pattern>);
 
-/// What differs from a pattern, in the memory of whoever runs `verify_memory`. Initialise it so before;
-/// several verifications may share one.
+/// What differs from a pattern, in the memory of `verify_memory`'s executor. Initialise it with these values
+/// first; several verifications may share one.
 struct mismatch_report {
   std::uint64_t first =
       std::numeric_limits<std::uint64_t>::max();  ///< position of the first byte that differs
@@ -95,7 +95,7 @@ class memory_pieces {
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return bytes_ - 15 * packets_; }
   [[nodiscard]] LLMMEM_HD std::uint64_t packets() const noexcept { return packets_; }
   [[nodiscard]] LLMMEM_HD bool is_packet(std::uint64_t item) const noexcept { return item < packets_; }
-  /// Where an item begins.
+  /// Returns where an item begins.
   [[nodiscard]] LLMMEM_HD std::uint64_t position(std::uint64_t item) const noexcept {
     if (item < packets_) return head_ + 16 * item;
     const std::uint64_t single = item - packets_;
@@ -132,14 +132,14 @@ class fill_work {
 };
 
 /// Compares memory with a pattern: an item is for a warp, four packets for each of its lanes, or all single
-/// bytes at both ends. The lanes add up what differs first, so that memory that is all wrong costs two atomic
-/// operations for an item, not for a packet: all of them go to one address, one after another.
+/// bytes at both ends. The lanes first add up what differs, so memory with all bytes wrong costs two atomic
+/// operations for each item, not for each packet: they all use one address, one after another.
 template <memory_pattern Pattern>
 class verify_work {
  public:
   static constexpr std::uint32_t item_packets = 128;
 
-  /// What a lane found to differ.
+  /// The differences that a lane found.
   struct held {
     std::uint64_t first = std::numeric_limits<std::uint64_t>::max();
     std::uint64_t count = 0;
@@ -213,9 +213,9 @@ static_assert(group_work<verify_work<poison_pattern>>);
 ///
 /// @param run     `host_executor` or `device_executor`; the memory is its own.
 /// @param memory  of any alignment and length.
-/// @return `errc::too_short` where `memory` is null and not empty. Then nothing has begun. Else what `run`
+/// @return `errc::too_short` if `memory` is null and not empty. Then nothing has begun. Else what `run`
 ///      returns.
-/// @par Complexity   the bytes written once, 16 at a time but for fewer than 16 at either end.
+/// @par Complexity   the bytes written once, 16 at a time except for fewer than 16 at either end.
 /// @par Thread safety   any number at once, on different bytes.
 template <class Run, memory_pattern Pattern>
 result<void> fill_memory(const Run& run, std::span<std::byte> memory, const Pattern& pattern) {
@@ -224,11 +224,11 @@ result<void> fill_memory(const Run& run, std::span<std::byte> memory, const Patt
   return run.each(detail::fill_work<Pattern>(memory, pattern));
 }
 
-/// Compares memory with what `fill_memory` would have written, and adds what differs to `report`: without
-/// regard to order, so that a device and a host say the same.
+/// Compares memory with what `fill_memory` would have written, and adds the differences to `report`. Order
+/// has no effect, so a device and a host report the same.
 ///
-/// @param report  in the memory of whoever runs it, aligned to 8 bytes; read it when `run` is done.
-/// @return as of `fill_memory`; `errc::too_short` for a null `report`, too.
+/// @param report  in the executor's memory, aligned to 8 bytes; read it when `run` is done.
+/// @return as `fill_memory`; `errc::too_short` for a null `report` too.
 /// @par Complexity   the bytes read once; at most two atomic operations for each 2 KiB.
 template <class Run, memory_pattern Pattern>
 result<void> verify_memory(const Run& run, std::span<const std::byte> memory, const Pattern& pattern,

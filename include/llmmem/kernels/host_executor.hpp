@@ -14,7 +14,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What other lanes know, where there are none.
+/// The values of other lanes, for a host without any.
 struct no_other_lane {
   template <class Partial>
   [[nodiscard]] LLMMEM_HD constexpr Partial operator()(const Partial& known,
@@ -25,17 +25,17 @@ struct no_other_lane {
 
 }  // namespace detail
 
-/// Runs rows and items on the host, in the calling thread: what all else is held to. Where a kernel asks for
-/// something that runs it, this is it, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
+/// Runs rows and items on the host, in the calling thread: the reference for all other executors. A kernel
+/// takes this executor, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
 ///
 /// @par Complexity      O(bytes).
 /// @par Thread safety   any number at once, on different bytes.
 struct host_executor {
-  /// Moves each row's elements. @tparam Read, Write  what becomes of lines that a device reads and writes
+  /// Moves each row's elements. @tparam Read, Write  what happens to the lines that a device reads and writes
   template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
-    // Unaligned ends are no matter to a host: it moves packets by memcpy.
+    // Alignment does not matter on a host: it moves packets by memcpy.
     move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
     return {};
   }
@@ -46,7 +46,7 @@ struct host_executor {
     return {};
   }
 
-  /// One lane for each item: there is nobody to ask.
+  /// One lane for each item: there is no other lane to ask.
   template <group_work Work>
   result<void> each(const Work& work) const noexcept {
     run_groups(work, item_share{}, detail::no_other_lane{});

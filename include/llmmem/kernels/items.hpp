@@ -1,7 +1,6 @@
 /// @file
-/// Items: the loop of kernels that are no copies of rows, on the host and on a device. An item is for one
-/// thread, for a group of lanes that come to one result, or for one whose lanes speak to each other all
-/// along.
+/// Items: the loop of kernels other than copies of rows, on the host and on a device. An item is for one
+/// thread, for a group of lanes with one common result, or for a group whose lanes communicate throughout.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,9 +17,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Work whose items have nothing to do with each other: `run(item)` does one of `items()`. Trivially
-/// copyable; the pointers in it are those of whoever runs it. Neighbours in number should be neighbours in
-/// memory, 16 bytes apart: threads take them side by side. Its members are `LLMMEM_HD`, as a `row_map`'s.
+/// Work with independent items: `run(item)` does one of `items()`. Trivially copyable; the pointers in it
+/// belong to the executor's memory. Consecutive items should be neighbours in memory, 16 bytes apart, because
+/// neighbouring threads take them. Its members are `LLMMEM_HD`, as a `row_map`'s.
 template <class W>
 concept item_work = std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item) {
   { work.items() } noexcept -> std::same_as<std::uint64_t>;
@@ -33,18 +32,18 @@ struct group_lane {
   std::uint32_t lanes = 1;
 };
 
-/// Work whose items are each for a group of lanes, which have one thing to find out together: a maximum, a
-/// sum, whether anything differs.
+/// Work with an item for each group of lanes, which determine one thing together: a maximum, a sum, whether
+/// anything differs.
 ///
 /// - Its members are `LLMMEM_HD`, as a `row_map`'s.
-/// - `lanes()` is how many: a power of two up to 32. A host takes one for all, so that whatever it is the
-///   outcome is the same.
-/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it. What
-///   needs no other lane's knowledge it may write at once, and need not hold. `measure` is also asked of a
-///   `held{}`, by lanes that have no item in a turn in which others of their warp have one.
-/// - `combine(a, b)` joins what two know. In any order and grouping it must come to the same bits: maxima,
-///   integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
-/// - `give(item, lane, held, total)` writes, with what all know.
+/// - `lanes()` is their number: a power of two up to 32. A host uses one lane for all, so the result must not
+///   depend on the number.
+/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows from it.
+///   What needs no other lane's knowledge it may write at once, and need not hold. `measure` is also called
+///   for a `held{}`, by lanes without an item in a turn in which other lanes of their warp have one.
+/// - `combine(a, b)` joins the knowledge of two lanes. It must give the same bits in any order and grouping:
+///   maxima, integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
+/// - `give(item, lane, held, total)` writes, with the knowledge of all lanes.
 template <class W>
 concept group_work =
     std::is_trivially_copyable_v<W> && std::is_trivially_copyable_v<typename W::held> &&
@@ -60,14 +59,14 @@ concept group_work =
       { work.give(item, lane, held, known) } noexcept -> std::same_as<void>;
     };
 
-/// Which items somebody takes, and as which lane of their groups.
+/// The items that a thread takes, and its lane in their groups.
 struct item_share {
   std::uint64_t first = 0;
   std::uint64_t stride = 1;  ///< to its next one
   group_lane lane{};
-  std::uint32_t ahead = 0;  ///< groups of the same warp that take lower items: they turn together
+  std::uint32_t ahead = 0;  ///< groups of the same warp that take lower items: they take turns together
 
-  /// Whether anybody of the warp has an item in the turn in which this one's is `item`: the same for all.
+  /// Whether any lane of the warp has an item in the turn in which this one's is `item`: the same for all.
   [[nodiscard]] LLMMEM_HD constexpr bool turns(std::uint64_t item, std::uint64_t items) const noexcept {
     return item - ahead < items;
   }
@@ -78,7 +77,7 @@ inline constexpr std::uint32_t warp_threads = 32;
 
 /// Threads of a launch over items.
 struct item_launch {
-  std::uint32_t blocks = 0;  ///< 0: there is nothing to do
+  std::uint32_t blocks = 0;  ///< 0: there is no work
   std::uint32_t lane_bits = 0;
   std::uint32_t threads = usual_threads;  ///< of a block
 
@@ -99,7 +98,7 @@ struct item_launch {
   return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits, threads};
 }
 
-/// What a thread of a launch takes.
+/// Returns what a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr item_share share_of(const item_launch& launch, std::uint32_t block,
                                                       std::uint32_t thread) noexcept {
   const std::uint32_t items_a_block = launch.threads >> launch.lane_bits;
@@ -116,9 +115,9 @@ LLMMEM_HD inline void run_items(const Work& work, const item_share& share) noexc
     work.run(item);
 }
 
-/// The loop of one lane over items. `other(known, step)` is what the lane knows whose number differs by the
-/// bit `step`. All lanes of a warp ask at once, also those whose group has no item left: were each group to
-/// wait for its own lanes alone, a device would look up at every question who takes part in it.
+/// The loop of one lane over items. `other(known, step)` is the value of the lane whose number differs by the
+/// bit `step`. All lanes of a warp ask at once, including those whose group has no item left: if each group
+/// waited for its own lanes alone, a device would determine the participants at every question.
 template <group_work Work, class Other>
 LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, const Other& other) noexcept {
   const std::uint64_t items = work.items();
@@ -132,15 +131,15 @@ LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, cons
   }
 }
 
-/// The loop of one lane, or of a host for all of a group, over items, and over what is none in turns in which
-/// others of the warp have one.
+/// The loop of one lane, or of a host for all of a group, over items, and over empty items in turns in which
+/// other lanes of the warp have one.
 template <lane_work Work, class Group>
 LLMMEM_HD inline void run_lanes(const Work& work, const item_share& share, const Group& group) noexcept {
   for (std::uint64_t item = share.first; share.turns(item, work.items()); item += share.stride)
     work.run(item, group);
 }
 
-/// Joins bits to a word's, whoever else does so at the same time.
+/// Joins bits to a word's, safe against other threads that do so at the same time.
 LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicOr(&word, bits);
@@ -149,7 +148,7 @@ LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcep
 #endif
 }
 
-/// Adds to a number modulo 2^64, whoever else does so at the same time.
+/// Adds to a number modulo 2^64, safe against other threads that do so at the same time.
 LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicAdd(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(more));
@@ -158,7 +157,7 @@ LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept
 #endif
 }
 
-/// Lowers a number to `most` where it is above, whoever else does so at the same time.
+/// Lowers a number to at most `most`, safe against other threads that do so at the same time.
 LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicMin(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(most));
@@ -170,7 +169,7 @@ LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexce
 #endif
 }
 
-/// Adds to a word's bits without carry, whoever else does so at the same time.
+/// Adds to a word's bits without carry, safe against other threads that do so at the same time.
 LLMMEM_HD inline void join_xor(std::uint32_t& word, std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicXor(&word, bits);

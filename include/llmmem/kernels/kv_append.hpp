@@ -1,5 +1,5 @@
 /// @file
-/// Appending new keys and values to a paged cache: where each goes, and in what form.
+/// Appends new keys and values to a paged cache: the place of each token, and its form.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,11 +15,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// By a slot mapping, as vLLM has it: slot = block x block_tokens + token; a negative one is padding.
+/// Places by a slot mapping, as in vLLM: slot = block x block_tokens + token; a negative one is padding.
 class slot_front {
  public:
-  /// @param slots   [tokens], in the memory of whoever runs it. Their number is the batch's: keys and values
-  ///      may have more rows, which are not read.
+  /// @param slots   [tokens], in the executor's memory. Their number is the batch's: keys and values may have
+  ///      more rows, which are not read.
   /// @param blocks  of the cache.
   slot_front(std::span<const std::int64_t> slots, std::uint32_t block_tokens, std::uint64_t blocks) noexcept
       : slots_(slots.data()), tokens_(slots.size()), blocks_(blocks), by_(block_tokens) {}
@@ -27,7 +27,7 @@ class slot_front {
   [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
-  /// What of it is null though it is needed; null where nothing is.
+  /// Returns the name of what is null though it is needed; null if nothing is.
   [[nodiscard]] const char* missing() const noexcept {
     return tokens_ != 0 && slots_ == nullptr ? "slots" : nullptr;
   }
@@ -49,15 +49,15 @@ class slot_front {
 };
 static_assert(token_front<slot_front>);
 
-/// By block tables, as FlashInfer has it: token `i` is at `positions[i]` of sequence `batch_indices[i]`; a
+/// Places by block tables, as in FlashInfer: token `i` is at `positions[i]` of sequence `batch_indices[i]`; a
 /// negative sequence is padding. The tables are those after the append.
 template <class Tables>
   requires bounded_table<Tables>
 class position_front {
  public:
-  /// @param batch_indices, positions  [tokens], in the memory of whoever runs it, as the tables.
+  /// @param batch_indices, positions  [tokens], in the executor's memory, as the tables.
   /// @param blocks                    of the cache.
-  /// @pre as many of the one as of the other
+  /// @pre both have the same length
   position_front(const Tables& tables, std::span<const std::int32_t> batch_indices,
                  std::span<const std::int32_t> positions, std::uint64_t blocks) noexcept
       : tables_(tables),
@@ -71,7 +71,7 @@ class position_front {
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
 
-  /// What of it is null though it is needed; null where nothing is.
+  /// Returns the name of what is null though it is needed; null if nothing is.
   [[nodiscard]] const char* missing() const noexcept {
     if (tokens_ == 0) return nullptr;
     if (batch_indices_ == nullptr) return "batch_indices";
@@ -95,35 +95,37 @@ class position_front {
 static_assert(token_front<position_front<csr_table_view>> && token_front<position_front<padded_table_view>>);
 
 /// Appends keys and values of a batch to one layer of a cache (vLLM's `reshape_and_cache_flash`, FlashInfer's
-/// `append_paged_kv_cache`). Tokens of which the front says so are skipped; what else is in the cache stays.
+/// `append_paged_kv_cache`). Skips the tokens that the front marks as padding; the rest of the cache is
+/// unchanged.
 ///
-/// Of tokens that go to one place any is there afterwards, whole or in pieces: name each place once.
+/// If several tokens go to one place, it holds any of them afterwards, or pieces of several: name each place
+/// once.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
-/// @param values  `data` null where the layout has no values.
+/// @param values  `data` null if the layout has no values.
 /// @pre the batch, the cache and the front's tables share no byte
-/// @return `errc::out_of_range` for a layer that the cache has not; `errc::no_such_block` for a front of more
-///      blocks than it has; `errc::block_tokens_differ`, also for none; `errc::no_conversion` where the cache
-///      holds other elements than these can become; `errc::unsupported_layout` where its layout has scales of
-///      keys or values, a rotary part or a `value_element` of its own; `errc::past_the_bytes` for a token of
-///      2 GiB and more in one plane; where there are tokens, `errc::too_short` for null `data` of the batch
-///      or the cache or a null table, and for a token's or head's stride shorter than a vector though there
-///      are several, `errc::bad_granularity` for addresses and strides that are no multiple of an element
-///      that is converted, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
-///      nothing has begun. Else what `run` returns.
+/// @return `errc::out_of_range` for a layer outside the cache; `errc::no_such_block` for a front of more
+///      blocks than it has; `errc::block_tokens_differ`, also for none; `errc::no_conversion` if these
+///      elements cannot become the cache's; `errc::unsupported_layout` if its layout has scales of keys or
+///      values, a rotary part or a `value_element` of its own; `errc::past_the_bytes` for a token of 2 GiB
+///      and more in one plane; if there are tokens, `errc::too_short` for null `data` of the batch or the
+///      cache or a null table, and for a token's or head's stride shorter than a vector though there are
+///      several, `errc::bad_granularity` for addresses and strides that are no multiple of a converted
+///      element, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing has
+///      begun. Else what `run` returns.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,
                        const batch_vectors& values, const kv_memory& cache, std::uint32_t layer,
                        const token_options& options = {});
 
-/// Appends the latent vectors and rotary keys of MLA, which a cache of one plane and one head holds side by
-/// side (vLLM's `concat_and_cache_mla`). Else as `append_kv`; one scale is for both.
+/// Appends the latent vectors and rotary keys of MLA, which a cache of one plane and one head holds next to
+/// each other (vLLM's `concat_and_cache_mla`). Otherwise as `append_kv`; one scale is for both.
 ///
 /// @param latent_elements  of the first; the rest of the cache's vector is the other's.
-/// @return besides, `errc::size_mismatch` for a layout of several heads or with values, or of vectors no
+/// @return in addition, `errc::size_mismatch` for a layout of several heads or with values, or of vectors not
 ///      longer than the latent: wanted = `latent_elements`, found = those of a vector; and for elements of
-///      four bits that would be cut inside of a byte.
+///      four bits that would be cut inside a byte.
 template <class Run, token_front Front>
 result<void> append_mla(const Run& run, const Front& front, const batch_vectors& latent,
                         const batch_vectors& rotary, std::uint32_t latent_elements, const kv_memory& cache,

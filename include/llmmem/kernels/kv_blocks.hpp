@@ -1,6 +1,6 @@
 /// @file
-/// Copying whole blocks between paged memories, laid out alike or not: forks, compaction, and the way to and
-/// from other tiers.
+/// Copies whole blocks between paged memories with equal or different layouts: forks, compaction, and moves
+/// to and from other tiers.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,19 +22,20 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A block's number in the one memory and in the other: two int64 side by side, as vLLM's block mappings are.
-/// A negative one is padding.
+/// A block's number in the one memory and in the other: two adjacent int64, as in vLLM's block mappings. A
+/// negative one is padding.
 struct block_pair {
   std::int64_t from = -1;
   std::int64_t to = -1;
 };
 
-/// The pair of a copy on write, as `paged_allocator` asks for it: padding where there is nothing to copy.
+/// Returns the pair of a copy on write, as `paged_allocator` asks for it: padding if there is nothing to
+/// copy.
 [[nodiscard]] constexpr block_pair pair_of(const block_copy& copy) noexcept {
   if (!copy) return {};
   return {to_index(copy.source), to_index(copy.destination)};
 }
-/// The pair of a compaction's move.
+/// Returns the pair of a compaction's move.
 [[nodiscard]] constexpr block_pair pair_of(const block_move& move) noexcept {
   return {to_index(move.source), to_index(move.destination)};
 }
@@ -46,7 +47,7 @@ concept block_pairs = std::is_trivially_copyable_v<P> && requires(const P& pairs
   { pairs[i] } noexcept -> std::convertible_to<block_pair>;
 };
 
-/// Pairs in the memory of whoever runs them.
+/// Pairs in the executor's memory.
 class listed_pairs {
  public:
   listed_pairs(std::span<const block_pair> pairs) noexcept : pair_(pairs.data()), pairs_(pairs.size()) {}
@@ -60,10 +61,10 @@ class listed_pairs {
 };
 static_assert(block_pairs<listed_pairs>);
 
-/// A few pairs that travel with the launch: nothing is uploaded for them.
+/// A few pairs that travel with the launch, so no upload is needed.
 class few_pairs {
  public:
-  /// As many as an argument of 4 KiB takes easily beside what a launch needs itself.
+  /// As many as an argument of 4 KiB easily holds in addition to what a launch itself needs.
   static constexpr std::uint32_t most = 128;
 
   /// @pre at most `most` pairs
@@ -88,20 +89,20 @@ struct layer_range {
   std::uint32_t count = 0;
 };
 
-/// The rows of blocks on their way: tiles of what is one run at both ends, where that is a layer's plane at
-/// least; else the longest runs of a plane's vectors that the two have in common.
+/// The rows of blocks to copy: tiles of a run common to both ends, if that is at least a layer's plane; else
+/// the longest runs of a plane's vectors that both ends have in common.
 template <block_pairs Pairs>
 class block_pair_map {
  public:
   /// Bytes of a tile: enough for a block of threads, and few enough that some blocks of KV make many.
   static constexpr std::uint32_t tile_bytes = 16 * 1024;
 
-  /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
+  /// @param out_of_range  set to 1 if a pair names a block that does not exist; not cleared. May be null.
   /// @pre layouts of equal content fingerprints, of keys and values alone, and layers that they have
   block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs, const layer_range& layers,
                  std::uint32_t* out_of_range) noexcept;
 
-  /// Of some planes.
+  /// For some planes.
   /// @param parts  one or two, of `detail::copy_parts_of`; two of the same tokens and heads.
   block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs, const layer_range& layers,
                  std::uint32_t* out_of_range, std::span<const detail::kv_copy_part> parts) noexcept;
@@ -142,7 +143,7 @@ class block_pair_map {
   [[nodiscard]] row_alignment alignment() const noexcept;
 
  private:
-  /// What of a layer lies in one run at both ends, or is made of such.
+  /// The part of a layer that is one run at both ends, or consists of such runs.
   struct plane {
     kv_plane from{};
     kv_plane to{};
@@ -165,27 +166,27 @@ class block_pair_map {
   bool is_alike_ = true;
   std::uint32_t* out_of_range_;
 };
-/// The map of blocks whose pairs a list in memory names.
+/// The map of blocks for pairs from a list in memory.
 using kv_block_map = block_pair_map<listed_pairs>;
 static_assert(row_map<kv_block_map> && row_map<block_pair_map<few_pairs>>);
 static_assert(sizeof(block_pair_map<few_pairs>) <= 4096 - 64, "an argument of a kernel");
 
-/// How blocks are copied.
+/// Options of a copy of blocks.
 struct block_copy_options {
   layer_range layers{};                   ///< count 0: all
-  std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a pair names a block that is none; not cleared
+  std::uint32_t* out_of_range = nullptr;  ///< set to 1 if a pair names a block that is none; not cleared
 };
 
-/// Copies blocks between two memories, or inside one, through the description of their layouts: as they are
-/// where that is the same (vLLM's `copy_blocks`, `swap_blocks`), and else rearranged (page first to layer
-/// first, heads or tokens outermost). Scales and whatever else a layout has in its blocks go along, a launch
-/// for each plane. Pairs with a negative number are skipped.
+/// Copies blocks between two memories, or inside one, by the description of their layouts: unchanged if the
+/// layouts are equal (vLLM's `copy_blocks`, `swap_blocks`), else rearranged (page first to layer first, heads
+/// or tokens outermost). Copies scales and all else that a layout has in its blocks too, with a launch for
+/// each plane. Skips pairs with a negative number.
 ///
-/// @param run    `host_executor` or `device_executor`; all pointers are of memory that it sees.
-/// @param pairs  [n], in the memory of whoever runs it.
+/// @param run    `host_executor` or `device_executor`; all pointers are of memory that it can access.
+/// @param pairs  [n], in the executor's memory.
 /// @pre no block is written twice, or both read and written
-/// @return `errc::layout_mismatch` when the layouts hold other values, `errc::out_of_range` for layers that
-///      there are none of; where there are pairs, `errc::too_short` for null `data` or `pairs`, and
+/// @return `errc::layout_mismatch` if the layouts hold other values, `errc::out_of_range` for layers that do
+///      not exist; if there are pairs, `errc::too_short` for null `data` or `pairs`, and
 ///      `errc::bad_alignment` for a `plane_alignment` that is no power of two; then nothing has begun. Else
 ///      what `run` returns.
 /// @par Complexity   the blocks' bytes of those layers, read and written once.
@@ -193,18 +194,19 @@ template <class Run>
 result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                             std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// Copies a few blocks whose list the caller holds: it travels with the launch, so that a copy on write waits
-/// for no upload, and may change when this returns. In a graph it stays as it is. Else as `copy_kv_blocks`.
+/// Copies a few blocks whose list the caller holds. The list travels with the launch, so a copy on write
+/// waits for no upload, and may change when this returns; in a graph it stays fixed. Otherwise as
+/// `copy_kv_blocks`.
 ///
 /// @param pairs  at most `few_pairs::most`, in host memory.
-/// @return besides, `errc::out_of_range` for more pairs, and `errc::no_such_block` for one that names a block
-///      that is none: index = its place in the list.
+/// @return in addition, `errc::out_of_range` for more pairs, and `errc::no_such_block` for one that names a
+///      block that does not exist: index = its place in the list.
 template <class Run>
 result<void> copy_few_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                 std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// The same inside one memory, for what `paged_allocator` asks to be copied when a shared block is to be
-/// written. Blocks go whole, whatever their `tokens`; none without tokens.
+/// The same inside one memory, for the copies that `paged_allocator` requests before a write to a shared
+/// block. Copies whole blocks regardless of their `tokens`; none without tokens.
 template <class Run>
 result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_copy> copies,
                                 const block_copy_options& options = {});

@@ -1,5 +1,5 @@
 /// @file
-/// Digests of blocks of a paged cache, whatever order it lies in.
+/// Digests of blocks of a paged cache, independent of its memory layout.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,27 +12,27 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The digest of each of some blocks: the `block_digest` of its bytes as `layout.packed()` has them. So it is
-/// the same wherever the block lies, layers or blocks outermost, tokens or heads, in one allocation or
-/// several; and the same as `digest_blocks` makes of it where it is packed, on the way to a disk or a
-/// network. A CRC-32C has no such form: copy a block into packed memory for one, and take `crc32c_blocks`
-/// there.
+/// Computes the digest of each of some blocks: the `block_digest` of its bytes as `layout.packed()` orders
+/// them. So it is the same for every layout, with layers or blocks outermost, tokens or heads, in one
+/// allocation or several; and the same that `digest_blocks` computes of the packed block, on the way to a
+/// disk or a network. A CRC-32C has no such form: copy a block into packed memory for one, and take
+/// `crc32c_blocks` there.
 ///
 /// A number that is negative, or beyond the memory's blocks, is a block of no bytes; the latter raises the
-/// flag. Sums are overwritten; nothing is allocated or waited for, so that a graph may hold it.
+/// flag. Sums are overwritten; nothing allocates or waits, so a graph may contain it.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param blocks  numbers, as block tables hold them; read when it runs.
-/// @param sums    as many, or more: those beyond are not touched.
-/// @param out_of_range  set to 1 when a number is no block; not cleared. May be null.
+/// @param sums    at least as many; further ones are not touched.
+/// @param out_of_range  set to 1 if a number is no block; not cleared. May be null.
 /// @return `errc::too_short`: wanted = blocks, found = sums given; the same for null `blocks`, `sums` or
 ///      memory; `errc::bad_alignment` for a `plane_alignment` that is no power of two;
 ///      `errc::bad_granularity` for vectors that are no multiple of 8 bytes: wanted = those, found = 8;
-///      `errc::unsupported_layout` for a layout of more than keys and values;
-///      `errc::past_the_bytes` for a layer's plane of a block of 2^31 bytes or more, and for planes of 2^31
-///      tiles of 8 KiB together. Then nothing has begun. Else what `run` returns.
+///      `errc::unsupported_layout` for a layout of more than keys and values; `errc::past_the_bytes` for a
+///      layer's plane of a block of 2^31 bytes or more, and for planes of 2^31 tiles of 8 KiB together. Then
+///      nothing has begun. Else what `run` returns.
 /// @par Complexity   each byte read once; three multiplications for 8 bytes, and three divisions, which are
-///      multiplications, for 16 where heads are outermost. One atomic operation for 8 KiB.
+///      multiplications, for 16 if heads are outermost. One atomic operation for 8 KiB.
 template <class Run>
 result<void> digest_kv_blocks(const Run& run, const kv_memory& memory, std::span<const std::int32_t> blocks,
                               std::span<std::uint64_t> sums, std::uint32_t* out_of_range = nullptr);

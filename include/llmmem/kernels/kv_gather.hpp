@@ -1,5 +1,5 @@
 /// @file
-/// Gathering keys and values out of a paged cache into rows side by side, in the form that is asked for.
+/// Gathers keys and values from a paged cache into contiguous rows, in the requested form.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,19 +15,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which tokens of which sequences come, one sequence behind the other. Pointers are of the memory of whoever
-/// runs it.
+/// The tokens to gather, one sequence after the other. Pointers are of the executor's memory.
 struct gather_rows {
   const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: where each one's rows begin, from 0 on
-  const std::int32_t* token_to_seq = nullptr;  ///< [rows], each row's sequence; null: it is searched for
-  const std::int32_t* seq_starts = nullptr;    ///< [sequences], the first token of each that comes; null: 0
-  /// At least as many as come, so that nobody need ask how many: rows past the last sequence's are not
-  /// touched.
+  const std::int32_t* token_to_seq = nullptr;  ///< [rows], each row's sequence; null: searched
+  const std::int32_t* seq_starts = nullptr;    ///< [sequences], the first token to gather of each; null: 0
+  /// At least the number of tokens, so that the caller need not determine it: rows past the last sequence's
+  /// are not touched.
   std::uint64_t rows = 0;
 };
 
-/// The places of the tokens that come, by block tables. What the tables or starts name beyond them is out of
-/// range, and its row is not touched.
+/// The places of the tokens, by block tables. What the tables or starts name beyond them is out of range, and
+/// its row is not touched.
 template <class Tables>
   requires bounded_table<Tables>
 class table_front {
@@ -40,7 +39,7 @@ class table_front {
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
 
-  /// What of its tables is null though it is needed; null where nothing is.
+  /// Returns the name of a table that is null though it is needed; null if none is.
   [[nodiscard]] const char* missing() const noexcept {
     if (which_.rows == 0 || tables_.num_sequences <= 0) return nullptr;
     return which_.cu_seq_lens == nullptr ? "table_front: cu_seq_lens" : detail::missing_table(tables_);
@@ -67,22 +66,22 @@ class table_front {
 static_assert(token_front<table_front<csr_table_view>> && token_front<table_front<padded_table_view>>);
 
 /// Gathers keys and values of one layer of a cache into rows (vLLM's `gather_and_maybe_dequant_cache` and
-/// `cp_gather_cache`). A `slot_front` or `position_front` will do as well as a `table_front`.
+/// `cp_gather_cache`). Takes a `slot_front` or `position_front` as well as a `table_front`.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
-/// @param values  `data` null where the layout has no values.
+/// @param values  `data` null if the layout has no values.
 /// @pre the outputs share no byte with each other, the cache or the front's tables
 /// @return as `append_kv`; and `errc::too_short` for outputs whose vectors share bytes: a stride below a
 ///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
-/// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and
-///      log2(sequences) more without `token_to_seq`.
+/// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and in
+///      addition log2(sequences) without `token_to_seq`.
 template <class Run, token_front Front>
 result<void> gather_kv(const Run& run, const Front& front, const batch_output& keys,
                        const batch_output& values, const kv_memory& cache, std::uint32_t layer,
                        const token_options& options = {});
 
-/// Gathers the latent vectors and rotary keys of MLA apart from each other. Else as `gather_kv`, and errors
-/// as of `append_mla`.
+/// Gathers the latent vectors and rotary keys of MLA into separate outputs. Otherwise as `gather_kv`, with
+/// the errors of `append_mla`.
 template <class Run, token_front Front>
 result<void> gather_mla(const Run& run, const Front& front, const batch_output& latent,
                         const batch_output& rotary, std::uint32_t latent_elements, const kv_memory& cache,

@@ -1,6 +1,6 @@
 /// @file
-/// What kernels on paged caches read, made where they run: sequences and positions of a batch's tokens,
-/// slots, and pages of planes. Nothing waits for the host.
+/// The input of kernels on paged caches, computed where they run: sequences and positions of a batch's
+/// tokens, slots, and pages of planes. Nothing waits for the host.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,10 +19,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The tokens of a batch, one sequence's behind the other's. Pointers are of the memory of whoever runs it.
+/// The tokens of a batch, one sequence after the other. Pointers are of the executor's memory.
 struct batch_tokens {
   const std::int32_t* indptr = nullptr;  ///< [sequences + 1]: where each one's begin (`cu_seq_lens`)
-  /// [sequences], tokens of each with these, which are its last; null: these are all.
+  /// [sequences], tokens of each including these, which are its last; null: these are all.
   const std::int32_t* seq_lens = nullptr;
   std::int32_t sequences = 0;
 };
@@ -30,20 +30,20 @@ struct batch_tokens {
 /// How the blocks of a table become pages of the planes of one pool, as attention kernels of TensorRT-LLM
 /// read them: page = block x pages_a_block + plane x plane_offset.
 struct page_expansion {
-  const std::int32_t* block_table = nullptr;  ///< [rows][row_stride], in the memory of whoever runs it
+  const std::int32_t* block_table = nullptr;  ///< [rows][row_stride], in the executor's memory
   std::uint64_t rows = 0;
   std::uint32_t columns = 0;
   std::uint64_t row_stride = 0;  ///< entries, at least `columns`
   std::uint64_t blocks = 0;      ///< of the cache
   std::uint32_t pages_a_block =
-      1;  ///< from a block's to the next one's: planes x layers, where these are inside
+      1;                           ///< from a block's to the next one's: planes x layers, if these are inside
   std::uint32_t plane_offset = 1;  ///< from keys to values
   std::uint32_t planes = 2;
 };
 
 namespace detail {
 
-/// Writes a number, not a generic store.
+/// Writes a number by an instruction for global memory, not a generic store.
 LLMMEM_HD inline void store_number(std::int32_t* to, std::int32_t value) noexcept {
   store_packet<4>(reinterpret_cast<std::byte*>(to), {{static_cast<std::uint32_t>(value)}});
 }
@@ -53,7 +53,7 @@ LLMMEM_HD inline void store_number(std::int64_t* to, std::int64_t value) noexcep
                   {{static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32U)}});
 }
 
-/// A token an item: its sequence and, where it is asked for, its position.
+/// One item for each token: its sequence and, if requested, its position.
 class batch_token_work {
  public:
   batch_token_work(const batch_tokens& of, std::span<std::int32_t> batch_indices, std::int32_t* positions,
@@ -100,7 +100,7 @@ class batch_token_work {
 };
 static_assert(item_work<batch_token_work>);
 
-/// A token an item: its slot.
+/// One item for each token: its slot.
 template <token_front Front>
 class slot_work {
  public:
@@ -132,7 +132,7 @@ class slot_work {
   std::uint32_t* out_of_range_;
 };
 
-/// An entry of the table an item.
+/// One item for each entry of the table.
 class page_work {
  public:
   page_work(const page_expansion& of, std::int32_t* pages, std::uint32_t* out_of_range) noexcept
@@ -171,13 +171,13 @@ static_assert(item_work<page_work>);
 
 }  // namespace detail
 
-/// Writes each token's sequence: what `gather_rows::token_to_seq` and a `position_front` read. Tokens of no
-/// sequence, those past the last one's, are padding: -1. So a batch may be filled up to the size of a graph.
+/// Writes each token's sequence: the input of `gather_rows::token_to_seq` and of a `position_front`. Tokens
+/// past the last sequence's are padding: -1. So a batch may be filled up to the size of a graph.
 ///
 /// @param run            `host_executor` or `device_executor`; all pointers are of its memory.
-/// @param batch_indices  [tokens], written all.
-/// @return `errc::too_short` where there are sequences and no `indptr`. Then nothing has begun. Else what
-///      `run` returns.
+/// @param batch_indices  [tokens], all written.
+/// @return `errc::too_short` if there are sequences and no `indptr`. Then nothing has begun. Else what `run`
+///      returns.
 /// @par Complexity   O(tokens x log(sequences)).
 /// @par Thread safety   any number at once, on different results.
 template <class Run>
@@ -189,12 +189,12 @@ result<void> token_sequences(const Run& run, const batch_tokens& of, std::span<s
 }
 
 /// Writes each token's sequence and its position there, as a `position_front` reads them (FlashInfer's
-/// `get_batch_indices_positions`). Padding has -1 for both. A token before its sequence's beginning, since
-/// `seq_lens` says less than `indptr`, has no position: -1, which is out of range to a front, and the flag
-/// tells. Else as `token_sequences`.
+/// `get_batch_indices_positions`). Padding has -1 for both. A token before its sequence's beginning, because
+/// `seq_lens` says less than `indptr`, has no position: -1, which is out of range to a front, and raises the
+/// flag. Otherwise as `token_sequences`.
 ///
 /// @param out_of_range  set to 1 for such a sequence; not cleared. May be null.
-/// @return besides, `errc::size_mismatch` for more or fewer `positions` than `batch_indices`.
+/// @return in addition, `errc::size_mismatch` if `positions` and `batch_indices` differ in length.
 template <class Run>
 result<void> token_positions(const Run& run, const batch_tokens& of, std::span<std::int32_t> batch_indices,
                              std::span<std::int32_t> positions, std::uint32_t* out_of_range = nullptr) {
@@ -206,14 +206,14 @@ result<void> token_positions(const Run& run, const batch_tokens& of, std::span<s
   return run.each(detail::batch_token_work(of, batch_indices, positions.data(), out_of_range));
 }
 
-/// Writes a slot for each token that a front has a place for (vLLM's slot mapping): what a `slot_front`
-/// reads, for all layers of a cache, so that tables are looked up once and not in each. -1 for padding, for
-/// tokens whose place is out of range, and for slots past the front's tokens.
+/// Writes a slot for each token that has a place by a front (vLLM's slot mapping): the input of a
+/// `slot_front`, for all layers of a cache, so that tables are read once instead of in each layer. -1 for
+/// padding, for tokens whose place is out of range, and for slots past the front's tokens.
 ///
 /// @param run           `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param front         `position_front` or `table_front`, or another.
-/// @param slots         at least the front's tokens; written all.
-/// @param out_of_range  set to 1 when a token's place is none; not cleared. May be null.
+/// @param slots         at least the front's tokens; all written.
+/// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
 /// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for none or
 ///      fewer tokens a block. Then nothing has begun. Else what `run` returns.
 /// @par Complexity   O(slots), and what the front takes for each.
@@ -233,11 +233,11 @@ result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int
 }
 
 /// Writes the pages of the planes of each block of a padded table: all keys' of a row, then all values'
-/// (TensorRT-LLM's `copyBatchBlockOffsetsToDevice`). A negative block is none and stays as it is; one that
-/// the cache has not, or whose page is above 2^31 - 1, becomes -1, and the flag tells.
+/// (TensorRT-LLM's `copyBatchBlockOffsetsToDevice`). A negative block is none and stays negative; one outside
+/// the cache, or whose page is above 2^31 - 1, becomes -1 and raises the flag.
 ///
 /// @param run           `host_executor` or `device_executor`; all pointers are of its memory.
-/// @param pages         [rows][planes][columns], at least; what is behind stays.
+/// @param pages         [rows][planes][columns], at least; the rest is unchanged.
 /// @param out_of_range  set to 1 for a block without pages; not cleared. May be null.
 /// @return `errc::too_short` for fewer `pages`, a shorter `row_stride` than a row, or no table. Then nothing
 ///      has begun. Else what `run` returns.

@@ -1,5 +1,5 @@
 /// @file
-/// Tokens of a batch and their places in a paged cache: what appending and gathering share.
+/// Tokens of a batch and their places in a paged cache: the common part of appending and gathering.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,20 +21,20 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Where a token goes.
+/// The place of a token.
 struct token_place {
   enum class kind : std::uint8_t {
     there,
-    padding,      ///< nowhere, as it should: the batch was filled up
-    out_of_range  ///< nowhere, since what the tables say is no place of the cache
+    padding,      ///< none, as intended: the batch was filled up
+    out_of_range  ///< none, because the tables name no place of the cache
   };
   kind what = kind::padding;
   std::uint64_t block = 0;
   std::uint64_t token = 0;  ///< in the block
 };
 
-/// Tells each token of a batch its place in a cache of `blocks()` blocks, none beyond. Reads tables;
-/// trivially copyable.
+/// Returns the place of each token of a batch in a cache of `blocks()` blocks, never one beyond it. Reads
+/// tables; trivially copyable.
 template <class F>
 concept token_front = std::is_trivially_copyable_v<F> && requires(const F& front, std::uint64_t token) {
   { front.tokens() } noexcept -> std::same_as<std::uint64_t>;
@@ -43,14 +43,14 @@ concept token_front = std::is_trivially_copyable_v<F> && requires(const F& front
   { front.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
 };
 
-/// A front that tells what it lacks: the name of a table that is null though it is needed, or null.
+/// A front that reports what it lacks: the name of a table that is null though it is needed, or null.
 template <class F>
 concept telling_front = requires(const F& front) {
   { front.missing() } noexcept -> std::same_as<const char*>;
 };
 
-/// Divides by tokens a block. None at all, or fewer, are no number to divide by: a front remembers them as 0,
-/// and whoever uses it refuses it.
+/// Divides by tokens a block. A front stores a number below 1 as 0, because it is no divisor, and its user
+/// refuses it.
 class block_divider {
  public:
   template <std::integral N>
@@ -66,8 +66,8 @@ class block_divider {
   divider by_;
 };
 
-/// Block tables that a place can be looked up in without going past an end: block `index` of a sequence's, or
-/// something negative, and how many there are.
+/// Block tables that can be read by place without passing an end: block `index` of a sequence's, or a
+/// negative number, and how many there are.
 template <class V>
 concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& view, std::int32_t n) {
   { view.num_sequences } -> std::convertible_to<std::int32_t>;
@@ -76,8 +76,7 @@ concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& vie
   { blocks_in(view, n) } noexcept -> std::same_as<std::uint64_t>;
 };
 
-/// Tables that tell each token's place by themselves, one after the other: no two positions need follow each
-/// other in memory.
+/// Tables that give each token's place by itself: consecutive positions need not be adjacent in memory.
 template <class V>
 concept token_tables = bounded_table<V> && requires(const V& view, const divider& by, std::uint64_t blocks,
                                                     std::int32_t sequence, std::uint32_t position) {
@@ -86,7 +85,7 @@ concept token_tables = bounded_table<V> && requires(const V& view, const divider
 
 namespace detail {
 
-/// What tables lack in which blocks are looked up; null where they lack nothing, or cannot be asked.
+/// Returns what tables lack for a lookup of blocks; null if nothing, or if they cannot be asked.
 template <class Tables>
 [[nodiscard]] const char* missing_table(const Tables& tables) noexcept {
   if (tables.num_sequences <= 0) return nullptr;
@@ -100,7 +99,7 @@ template <class Tables>
     return nullptr;
   }
 }
-/// The same, and those in which sequences' lengths are.
+/// The same, including the sequences' lengths.
 template <class Tables>
 [[nodiscard]] const char* missing_counted_table(const Tables& tables) noexcept {
   if (tables.num_sequences <= 0) return nullptr;
@@ -114,27 +113,28 @@ template <class Tables>
 
 }  // namespace detail
 
-/// Blocks of sequence `i`'s table, none where it has no beginning or no end. @pre 0 <= i < num_sequences
+/// Returns the blocks of sequence `i`'s table, none if it has no beginning or no end. @pre 0 <= i <
+/// num_sequences
 [[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const csr_table_view& view, std::int32_t i) noexcept {
   const std::int32_t first = view.indptr[i];
-  // One that is damaged may name an end behind that of all.
+  // A damaged table may name an end beyond the common end.
   const std::int32_t all = view.indptr[view.num_sequences];
   const std::int32_t end = view.indptr[i + 1] < all ? view.indptr[i + 1] : all;
   return first < 0 || end < first ? 0 : static_cast<std::uint64_t>(end - first);
 }
-/// The same, of a padded table.
+/// The same for a padded table.
 [[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const padded_table_view& view,
                                                        std::int32_t /*i*/) noexcept {
   return view.max_blocks < 0 ? 0 : static_cast<std::uint64_t>(view.max_blocks);
 }
 
-/// Block `index` of sequence `i`'s table, or -1 past its end. @pre 0 <= i < num_sequences
+/// Returns block `index` of sequence `i`'s table, or -1 past its end. @pre 0 <= i < num_sequences
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const csr_table_view& view, std::int32_t i,
                                                      std::uint64_t index) noexcept {
   if (index >= blocks_in(view, i)) return -1;
   return view.indices[static_cast<std::uint64_t>(view.indptr[i]) + index];
 }
-/// The same, of a padded table.
+/// The same for a padded table.
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const padded_table_view& view, std::int32_t i,
                                                      std::uint64_t index) noexcept {
   const std::uint64_t columns = blocks_in(view, i);
@@ -142,8 +142,8 @@ template <class Tables>
   return view.block_table[static_cast<std::uint64_t>(i) * columns + index];
 }
 
-/// The last of `sequences` that begins at or before `token`, or the first: those without tokens are passed
-/// over. Whatever is in `indptr` it is one of them. O(log sequences). @pre there is one
+/// Returns the last of `sequences` that begins at or before `token`, or the first; passes over those without
+/// tokens. The result is in range for any contents of `indptr`. O(log sequences). @pre there is one
 [[nodiscard]] LLMMEM_HD inline std::int32_t sequence_at(const std::int32_t* indptr, std::int32_t sequences,
                                                         std::uint64_t token) noexcept {
   std::int32_t low = 0;
@@ -159,7 +159,7 @@ template <class Tables>
   return low;
 }
 
-/// The place of a position of a sequence.
+/// Returns the place of a position of a sequence.
 template <class Tables>
   requires bounded_table<Tables>
 [[nodiscard]] LLMMEM_HD inline token_place place_in(const Tables& tables, const divider& by,
@@ -176,8 +176,8 @@ template <class Tables>
 
 namespace detail {
 
-/// Block `index` of a sequence that is there. @pre index < blocks_in(tables, i), where the tables are of this
-/// library: others are asked as ever
+/// Returns block `index` of an existing sequence. @pre index < blocks_in(tables, i), for tables of this
+/// library: others are asked as usual
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_within(const Tables& tables, std::int32_t i,
                                                          std::uint64_t index) noexcept {
@@ -191,8 +191,8 @@ template <class Tables>
   }
 }
 
-/// As `place_in`, of a position that the table has room for, in a sequence that is there: what has been
-/// looked at once is not looked at again for each tile.
+/// As `place_in`, for a position that the table has room for, in an existing sequence: what was checked once
+/// is not checked again for each tile.
 template <class Tables>
   requires bounded_table<Tables>
 [[nodiscard]] LLMMEM_HD inline token_place place_within(const Tables& tables, const divider& by,
@@ -207,14 +207,14 @@ template <class Tables>
 
 }  // namespace detail
 
-/// Which way tokens go.
+/// The direction in which tokens move.
 enum class kv_direction : std::uint8_t { append, gather };
 
-/// What each token has of one plane, or a part of that: where it lies in the batch and in the cache.
-/// Distances in bytes.
+/// What each token has of one plane, or of a part of it: its place in the batch and in the cache. Distances
+/// in bytes.
 ///
-/// Where there is a `cache_entry`, the cache's end begins `cache_first` bytes behind what that points to,
-/// read when it runs; `from` of what is gathered, or `to` of what is appended, is not looked at then.
+/// If there is a `cache_entry`, the cache's end begins `cache_first` bytes after the address that it holds
+/// when the kernel runs; then `from` of a gather, or `to` of an append, is not read.
 struct token_segment {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -229,16 +229,16 @@ struct token_segment {
   std::uint64_t cache_first = 0;
 };
 
-/// The rows of tokens on their way to or from a cache: for each segment a token's heads, in one row where
-/// they lie side by side at both ends, or each in its own.
+/// The rows of tokens moved to or from a cache: for each segment a token's heads, in one row if they are
+/// contiguous at both ends, or each in its own.
 template <token_front Front, kv_direction Direction>
 class kv_token_map {
  public:
   static constexpr std::uint32_t most_segments = 2;
 
   /// @param by_head       each head in its own row.
-  /// @param out_of_range  set to 1 when a token's place was none; not cleared. May be null.
-  /// @pre at most two segments; without `by_head` heads lie side by side
+  /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
+  /// @pre at most two segments; without `by_head` heads are contiguous
   kv_token_map(const Front& front, std::span<const token_segment> segments, std::uint32_t heads, bool by_head,
                std::uint32_t* out_of_range) noexcept
       : front_(front),
@@ -307,25 +307,25 @@ class kv_token_map {
   std::uint32_t* out_of_range_;
 };
 
-/// By what stored values are to be multiplied when they are read: stored is `nearest(x * (1 / scale))`, the
-/// reciprocal rounded once to a float (a division of each would differ by a code near ties), and read is
-/// `nearest(stored * scale)`. In the memory of whoever runs it; null: 1. A scale of 0 makes saturated values
-/// and NaNs, which a reader sees; it is not tested for.
+/// The factors of stored values when they are read: stored is `nearest(x * (1 / scale))`, the reciprocal
+/// rounded once to a float (a division of each would differ by a code near ties), and read is `nearest(stored
+/// * scale)`. In the executor's memory; null: 1. A scale of 0 makes saturated values and NaNs, which a reader
+/// sees; it is not tested for.
 struct kv_scales {
   const float* keys = nullptr;    ///< [1], or [heads]
   const float* values = nullptr;  ///< as many
   bool is_by_head = false;
 };
 
-/// How tokens are moved between a batch and a cache.
+/// Options of moves of tokens between a batch and a cache.
 struct token_options {
   dtype element = dtype::bf16;            ///< of the batch
-  kv_scales scales{};                     ///< read where the cache holds other elements
+  kv_scales scales{};                     ///< read if the cache holds other elements
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };
 
-/// Vectors of a batch: [token][head][element]. Distances are in bytes, not in elements: of `heads` heads of
-/// `dim` floats side by side they are `heads * dim * sizeof(float)` and `dim * sizeof(float)`.
+/// Vectors of a batch: [token][head][element]. Distances are in bytes, not in elements: for `heads`
+/// contiguous heads of `dim` floats they are `heads * dim * sizeof(float)` and `dim * sizeof(float)`.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct token_vectors {
@@ -333,11 +333,11 @@ struct token_vectors {
   std::uint64_t token_stride = 0;
   std::uint64_t head_stride = 0;
 };
-using batch_vectors = token_vectors<const std::byte>;  ///< new ones, as a projection leaves them
-using batch_output = token_vectors<std::byte>;         ///< rows for those that are gathered
+using batch_vectors = token_vectors<const std::byte>;  ///< new ones, as a projection writes them
+using batch_output = token_vectors<std::byte>;         ///< rows for the gathered vectors
 using batch_room [[deprecated("its name is batch_output")]] = batch_output;
 
-/// Converts elements on their way, by scales that are read when it runs.
+/// Converts elements on their way, by scales read when it runs.
 template <dtype From, dtype To, kv_direction Direction>
   requires kernel_element<From> && kernel_element<To>
 class kv_scale_op {
@@ -345,7 +345,7 @@ class kv_scale_op {
   static constexpr unsigned from_bytes = sizeof(element_bits<From>);
   static constexpr unsigned to_bytes = sizeof(element_bits<To>);
 
-  /// @param rows_a_token  of the map: the heads, where they go each in its own row.
+  /// @param rows_a_token  of the map: the heads, if each has its own row.
   kv_scale_op(const kv_scales& scales, std::uint32_t rows_a_token) noexcept
       : scales_(scales), rows_a_token_(rows_a_token) {}
 

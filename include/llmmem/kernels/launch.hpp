@@ -1,5 +1,5 @@
 /// @file
-/// How many threads run over rows, and which of them takes what. Plain arithmetic, for hosts to test.
+/// How many threads run over rows, and which of them takes what. Plain arithmetic that hosts can test.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,14 +12,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The largest power of two, up to 16, that divides all of these addresses and distances.
+/// Returns the largest power of two, up to 16, that divides all of these addresses and distances.
 template <std::convertible_to<std::uint64_t>... Numbers>
 [[nodiscard]] constexpr std::uint32_t alignment_of(Numbers... numbers) noexcept {
   const std::uint64_t all = (std::uint64_t{16} | ... | static_cast<std::uint64_t>(numbers));
   return std::uint32_t{1} << std::countr_zero(all);
 }
 
-/// Elements that one access can move: as many as both ends' alignments allow.
+/// Returns how many elements one access can move: as many as both ends' alignments allow.
 template <row_op Op>
 [[nodiscard]] constexpr unsigned packet_elements(const row_alignment& aligned) noexcept {
   unsigned elements = widest_packet<Op>;
@@ -28,7 +28,7 @@ template <row_op Op>
   return elements;
 }
 
-/// What is to run.
+/// The work to run.
 struct row_work {
   std::uint64_t rows = 0;
   std::uint32_t parts = 0;
@@ -41,15 +41,15 @@ struct row_work {
   }
 };
 
-/// What a launch may take of a device.
+/// Limits of what a launch takes of a device.
 struct launch_limits {
   std::uint32_t multiprocessors = 132;
-  std::uint32_t blocks = 0;  ///< at most so many at once, so that others find room; 0: as many as serve
+  std::uint32_t blocks = 0;  ///< at most so many at once, to leave room for others; 0: as many as are useful
 };
 
 /// Threads of a launch: blocks by rows and by parts, and in a block lanes that share a row.
 struct row_launch {
-  std::uint32_t row_blocks = 0;  ///< 0: there is nothing to do
+  std::uint32_t row_blocks = 0;  ///< 0: there is no work
   std::uint32_t part_blocks = 0;
   std::uint32_t lane_bits = 0;  ///< 2^lane_bits lanes share a row
 
@@ -58,8 +58,8 @@ struct row_launch {
   friend constexpr bool operator==(const row_launch&, const row_launch&) noexcept = default;
 };
 
-/// Few rows: each packet gets a lane, since what counts then is how long one access takes. Many: a lane moves
-/// up to four packets, whose reads are on their way together.
+/// Few rows: each packet gets a lane, because then the time of one access dominates. Many: a lane moves up to
+/// four packets, whose reads are in flight together.
 [[nodiscard]] constexpr row_launch plan_launch(const row_work& work, const launch_limits& limits) noexcept {
   row_launch out;
   if (work.rows == 0 || work.parts == 0 || work.packets == 0) return out;
@@ -69,8 +69,8 @@ struct row_launch {
   const std::uint32_t wanted = is_little ? work.packets : (work.packets + 3) / 4;
   out.lane_bits = static_cast<std::uint32_t>(std::bit_width(std::min(wanted, row_launch::threads) - 1));
   const std::uint32_t rows_a_block = row_launch::threads >> out.lane_bits;
-  // A grid's x, whose blocks follow each other, is parts: heads of the same tokens lie side by side. Its y is
-  // rows, and has no more.
+  // A grid's x, whose blocks are consecutive, is parts: heads of the same tokens are adjacent. Its y is rows,
+  // and its limit is lower.
   constexpr std::uint32_t most_part_blocks = 0x7FFF'FFFF;
   constexpr std::uint64_t most_row_blocks = 0xFFFF;
   out.part_blocks = std::min(work.parts, most_part_blocks);
@@ -82,7 +82,7 @@ struct row_launch {
   return out;
 }
 
-/// What a thread of a launch takes.
+/// Returns what a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr row_share share_of(const row_launch& launch, std::uint32_t row_block,
                                                      std::uint32_t part_block,
                                                      std::uint32_t thread) noexcept {

@@ -30,7 +30,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A stream and two events, whichever of them were made.
+/// A stream and two events, as far as they were created.
 struct timed_stream {
   cudaStream_t stream = nullptr;
   cudaEvent_t began = nullptr;
@@ -47,7 +47,7 @@ struct timed_stream {
   }
 };
 
-/// Memory, a stream and two events, for one measurement after the other.
+/// Memory, a stream and two events, for consecutive measurements.
 class copy_stopwatch {
  public:
   copy_stopwatch(device_id device, std::uint64_t bytes)
@@ -64,7 +64,7 @@ class copy_stopwatch {
     check(cudaStreamCreateWithFlags(&on_.stream, cudaStreamNonBlocking));
     check(cudaEventCreate(&on_.began));
     check(cudaEventCreate(&on_.ended));
-    // Copies of what nobody wrote are what tools for memory complain of.
+    // Memory tools complain about copies of bytes that were never written.
     check(cudaMemsetAsync(there_.data, 0, bytes, on_.stream));
     check(cudaMemsetAsync(there_too_.data, 0, 2 * bytes, on_.stream));
     std::memset(here_.data, 0, 2 * bytes);
@@ -72,7 +72,7 @@ class copy_stopwatch {
   copy_stopwatch(const copy_stopwatch&) = delete;
   copy_stopwatch& operator=(const copy_stopwatch&) = delete;
 
-  /// The least of three, in nanoseconds.
+  /// Returns the least of three times, in nanoseconds.
   [[nodiscard]] std::optional<double> time(copy_way way, const copy_shape& shape) {
     if (sees_host_ == 0 && follows_host_addresses(way, shape.direction)) return std::nullopt;
     const std::vector<copy_task> pieces = pieces_of(way, shape);
@@ -96,8 +96,8 @@ class copy_stopwatch {
     throw system_error(std::string("measured_copy_plan: ") + cudaGetErrorString(status));
   }
 
-  /// In an order in which none follows another at both ends; for the strided call evenly, with gaps where
-  /// they go.
+  /// Returns pieces in an order without neighbours at both ends; for the strided call evenly spaced, with
+  /// gaps at the destination.
   [[nodiscard]] std::vector<copy_task> pieces_of(copy_way way, const copy_shape& shape) const {
     const bool is_up = shape.direction == copy_direction::up;
     const std::byte* const from = is_up ? here_.data : there_.data;
@@ -109,7 +109,7 @@ class copy_stopwatch {
     }
     return pieces;
   }
-  /// Whether the driver takes it.
+  /// Whether the driver accepts it.
   [[nodiscard]] bool run(copy_way way, const std::vector<copy_task>& pieces) {
     const cuda_runtime runtime;
     switch (way) {
@@ -119,7 +119,7 @@ class copy_stopwatch {
         return runtime.copy_evenly(pieces[0].to, 2 * pieces[0].bytes, pieces[0].from, pieces[0].bytes,
                                    pieces[0].bytes, pieces.size(), on_.stream) == 0;
       case copy_way::batch: {
-        // As the copier: in lists that are there.
+        // As the copier does: in existing lists.
         to_.clear();
         from_.clear();
         bytes_.clear();
@@ -153,15 +153,15 @@ class copy_stopwatch {
 
 }  // namespace detail
 
-/// Measures all ways to copy between pinned memory and a device, and inside it: once when an engine starts,
-/// or once a machine, its `text()` kept. On an idle device: what else runs there is measured along. Where the
-/// device does not see pinned memory at the host's addresses (WSL2), a batch or kernel up or down would fault
-/// by them, and is not measured: see `batch_copier`.
+/// Measures all ways to copy between pinned memory and a device, and inside the device: once when an engine
+/// starts, or once a machine, with its `text()` kept. On an idle device, because other work there would be
+/// measured too. If the device does not see pinned memory at the host's addresses (WSL2), a batch or kernel
+/// up or down would fault with them, and is not measured: see `batch_copier`.
 ///
-/// @param grid  its `most_bytes` are taken three times on the device and twice in pinned memory.
+/// @param grid  takes its `most_bytes` three times on the device and twice in pinned memory.
 /// @throws system_error, out_of_memory  without a device, or without that memory.
 /// @par Complexity   four times the grid's bytes, for each way and direction.
-/// @par Thread safety   makes its device current, and the one before again.
+/// @par Thread safety   makes its device current, and restores the one before.
 [[nodiscard]] inline copy_plan measured_copy_plan(device_id device,
                                                   copy_grid grid = {.most_bytes = std::uint64_t{64} << 20}) {
   detail::copy_stopwatch watch(device, grid.most_bytes);

@@ -1,5 +1,5 @@
 /// @file
-/// Attention where the bytes are: query rows go to those that hold blocks, and parts come back to be merged.
+/// Attention where the bytes are: query rows go to the holders of blocks, and parts return to be merged.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,10 +18,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What travels to a holder of blocks: the queries of one layer's rows, and which tokens they attend to.
+/// The message to a holder of blocks: the queries of one layer's rows, and which tokens they attend to.
 ///
-/// Sequences are numbered alike at all holders. Lengths are of the whole sequences, whatever a holder has of
-/// them, so that windows end at the right token.
+/// All holders number sequences in the same way. Lengths are of the whole sequences, regardless of a holder's
+/// share of them, so that windows end at the right token.
 struct near_query {
   std::uint64_t rows = 0;
   std::uint32_t layer = 0;
@@ -35,7 +35,7 @@ struct near_query {
   const std::int32_t* lengths = nullptr;    ///< [rows]
   const std::byte* queries = nullptr;       ///< [rows][query_heads][head_dim], side by side, aligned to 16
 
-  /// Of the parts that come back.
+  /// Returns the shape of the parts that return.
   [[nodiscard]] constexpr attention_part_shape shape() const noexcept {
     return {rows, query_heads, value_dim};
   }
@@ -44,7 +44,7 @@ struct near_query {
   }
 };
 
-/// Bytes on the link between the asker and the holder.
+/// Bytes on the link between the requesting rank and the holder.
 struct near_traffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
@@ -57,16 +57,15 @@ struct near_traffic {
   friend constexpr bool operator==(const near_traffic&, const near_traffic&) noexcept = default;
 };
 
-/// Someone that holds some of the rows' tokens, and attends to them: blocks in this memory, another rank, a
-/// device near its storage.
+/// A holder of some of the rows' tokens, which attends to them: blocks in this memory, another rank, a device
+/// near its storage.
 ///
-/// - `parts()` is how many parts it gives, the same at every call.
-/// - `begin(query, memory)` begins, and may return before anything is done. `memory` is `near_part_stride`
-/// bytes
-///   for each part, aligned to 16, and each part is to lie at its beginning as `attention_part_in` has it.
-///   The query and what it points to stay until `finish`.
-/// - `finish()` returns once all parts are there, with the bytes that went over a link for them; it is called
-///   exactly once for each `begin` that succeeded.
+/// - `parts()` is how many parts it returns, the same at every call.
+/// - `begin(query, memory)` begins, and may return before any work is done. `memory` is `near_part_stride`
+///   bytes for each part, aligned to 16; the holder writes each part to its beginning in the layout of
+///   `attention_part_in`. The query and what it points to stay valid until `finish`.
+/// - `finish()` returns once all parts are complete, with the bytes that went over a link for them; it is
+///   called exactly once for each `begin` that succeeded.
 template <class H>
 concept attention_holder =
     requires(H& holder, const H& seen, const near_query& query, std::span<std::byte> memory) {
@@ -75,13 +74,13 @@ concept attention_holder =
       { holder.finish() } -> std::same_as<result<near_traffic>>;
     };
 
-/// Bytes from one part to the next: `attention_part_bytes`, to the next multiple of 16.
+/// Returns the bytes from one part to the next: `attention_part_bytes`, rounded up to a multiple of 16.
 [[nodiscard]] constexpr std::uint64_t near_part_stride(const attention_part_shape& shape) noexcept {
   const std::uint64_t bytes = attention_part_bytes(shape);
   return bytes > ~std::uint64_t{15} ? bytes : (bytes + 15) / 16 * 16;
 }
 
-/// Bytes that `attend_near` needs for so many parts.
+/// Returns the bytes that `attend_near` needs for so many parts.
 [[nodiscard]] constexpr std::uint64_t near_workspace_bytes(const attention_part_shape& shape,
                                                            std::uint64_t parts) noexcept {
   const std::uint64_t each = near_part_stride(shape);
@@ -89,26 +88,26 @@ concept attention_holder =
   return parts != 0 && each > all / parts ? all : each * parts;
 }
 
-/// Blocks in memory that `Run` reaches, attended to by the thread that calls `finish`. Nothing goes over a
-/// link.
+/// A holder of blocks in memory that `Run` can access. The thread that calls `finish` attends to them.
+/// Nothing goes over a link.
 ///
 /// @par Thread safety   one call at a time.
-/// @par Errors          those of `paged_attention_part`; `errc::size_mismatch` for a query whose vectors are
-///      of other lengths than the cache's.
+/// @par Errors          those of `paged_attention_part`; `errc::size_mismatch` for a query whose vector
+///      lengths differ from the cache's.
 template <class Run, class Tables>
 class table_holder {
  public:
-  /// How this holder attends; scale, window and what is told of the query are the query's.
+  /// How this holder attends; scale, window and the other data of a query come from the query.
   struct options {
     attention_split split{};
     attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
     kv_scales scales{};
     std::uint32_t* out_of_range = nullptr;
-    /// `attention_workspace_bytes` of the largest query, where there is more than one share.
+    /// `attention_workspace_bytes` of the largest query, if there is more than one share.
     std::span<std::byte> workspace{};
   };
 
-  /// The cache and what the tables point to outlive it. Under context parallelism (`cache.layout.part`) these
+  /// The cache and what the tables point to outlive it. With context parallelism (`cache.layout.part`) these
   /// are the rank's own.
   table_holder(const Run& run, const Tables& tables, const kv_memory& cache, const options& how = {})
       : run_(run), tables_(tables), cache_(cache), how_(how) {}
@@ -117,7 +116,7 @@ class table_holder {
   result<void> begin(const near_query& query, std::span<std::byte> memory);
   result<near_traffic> finish();
 
-  /// After an append: what the tables say now.
+  /// After an append: sets the new tables.
   void set_tables(const Tables& tables) noexcept { tables_ = tables; }
 
  private:
@@ -128,27 +127,29 @@ class table_holder {
   near_query query_{};
   attention_part_output part_{};
 };
-/// Of what it is made of.
+/// Deduces the holder from its arguments.
 template <class Run, class Tables>
 table_holder(Run, Tables, kv_memory) -> table_holder<Run, Tables>;
 
-/// out[row][head] = the attention to all tokens that the holders have: every holder gets the rows, all begin
-/// before the first is waited for, and their parts are merged in the order of the holders, and of each
-/// holder's parts. So the bits do not depend on which part comes first. Where each token of a row is held
-/// once, it is what `paged_attention` over all of them makes, within what `paged_attention_part` promises.
+/// out[row][head] = the attention to all tokens of the holders. Every holder gets the rows; all begin before
+/// the first wait; their parts are merged in the order of the holders, and of each holder's parts. So the
+/// bits do not depend on the order of arrival. If each token of a row is held once, the result is that of
+/// `paged_attention` over all of them, within the bounds of `paged_attention_part`.
 ///
-/// What it saves: of a row `query_heads` x (head_dim x element bytes + value_dim x 4 + 8) bytes go over a
-/// link, whatever it attends to; its keys and values are 2 x heads x head_dim x element bytes for each token.
+/// The saving: for each row `query_heads` x (head_dim x element bytes + value_dim x 4 + 8) bytes go over a
+/// link, regardless of the tokens that it attends to; its keys and values are 2 x heads x head_dim x element
+/// bytes for each token.
 ///
 /// @param run        merges; the workspace and what the holders write are of its memory.
 /// @param workspace  `near_workspace_bytes(query.shape(), parts of all holders)`, aligned to 16.
-/// @return what went over links. Where a holder fails, its failure, once all others that began are through;
-///      `errc::too_short` for the workspace and for null pointers of the query, `errc::bad_granularity` where
-///      one is not aligned, and what `merge_attention` refuses. `out` is then as it was.
+/// @return the bytes that went over links. If a holder fails, its failure, after all others that began have
+///      finished; `errc::too_short` for the workspace and for null pointers of the query,
+///      `errc::bad_granularity` if one is not aligned, and the errors of `merge_attention`. `out` is then
+///      unchanged.
 /// @par Complexity   as the slowest holder, and a merge.
 /// @par Thread safety   one call at a time for each holder.
-/// @par Source   context parallelism at decode as vLLM and FlashInfer have it, which merge by the logarithm;
-///      He and Zhai, "FastDecode", arXiv 2403.11421, for host memory near its processors.
+/// @par Source   context parallelism at decode as in vLLM and FlashInfer, which merge by the logarithm; He
+///      and Zhai, "FastDecode", arXiv 2403.11421, for host memory near its processors.
 template <class Run, log_base Base, attention_holder... Holders>
 result<near_traffic> attend_near(const Run& run, const near_query& query, std::span<std::byte> workspace,
                                  const merged_attention<Base>& out, Holders&... holders);

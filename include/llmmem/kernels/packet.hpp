@@ -1,5 +1,5 @@
 /// @file
-/// Packets: what one access to memory moves. The same on host and device.
+/// Packets: the bytes that one access to memory moves. The same on host and device.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,7 +18,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A word of so many bytes, and how many of them a packet has.
+/// A word of so many bytes, and the number of words in a packet.
 template <unsigned Bytes>
 struct packet_words {
   using word = std::uint32_t;
@@ -37,8 +37,8 @@ struct packet_words<1> {
 
 }  // namespace detail
 
-/// Bytes that are read or written at once, aligned to their number: 16 of them are what one thread of a
-/// device can ask of memory in one instruction, and what bandwidth needs it to.
+/// Bytes that are read or written at once, aligned to their number: 16 of them are the most that one
+/// instruction of a device's thread moves, and full bandwidth requires it.
 template <unsigned Bytes>
   requires(Bytes == 16 || Bytes == 8 || Bytes == 4 || Bytes == 2 || Bytes == 1)
 struct alignas(Bytes) packet {
@@ -46,11 +46,11 @@ struct alignas(Bytes) packet {
   word words[detail::packet_words<Bytes>::count];
 };
 
-/// What becomes of the lines that an access leaves in the caches. Either way it is one to device memory, or
-/// to host memory that the device sees: no address is looked up to be shared or local.
+/// What happens to the lines that an access leaves in the caches. Either way it accesses device memory, or
+/// host memory that the device sees: the device need not check whether an address is shared or local.
 enum class cache_hint : std::uint8_t {
-  kept,    ///< something reads them soon: tokens that attention is about to read
-  passing  ///< nothing does: `ld.cs`, `st.cs` on a device, so that they leave first
+  kept,    ///< they are read soon: tokens that attention is about to read
+  passing  ///< they are not read soon: `ld.cs`, `st.cs` on a device, so that they leave first
 };
 
 /// Reads a packet. @pre `from` is aligned to it
@@ -105,19 +105,19 @@ LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexc
 #endif
 }
 
-/// How many `Element`s a word of a packet holds.
+/// Returns how many `Element`s a word of a packet holds.
 template <std::unsigned_integral Element, unsigned Bytes>
   requires(sizeof(Element) <= Bytes / detail::packet_words<Bytes>::count)
 inline constexpr unsigned elements_a_word = Bytes / detail::packet_words<Bytes>::count / sizeof(Element);
 
-/// The value of element `i` of a packet of `Element`s.
+/// Returns the value of element `i` of a packet of `Element`s.
 template <std::unsigned_integral Element, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD constexpr Element element_of(const packet<Bytes>& in, unsigned i) noexcept {
   constexpr unsigned per_word = elements_a_word<Element, Bytes>;
   return static_cast<Element>(in.words[i / per_word] >> (i % per_word * std::size_t{8} * sizeof(Element)));
 }
 
-/// Sets element `i` of a packet whose bits there are zero so far.
+/// Sets element `i` of a packet whose bits there are still zero.
 template <std::unsigned_integral Element, unsigned Bytes>
 LLMMEM_HD constexpr void set_element(packet<Bytes>& out, unsigned i, Element value) noexcept {
   using word = typename packet<Bytes>::word;

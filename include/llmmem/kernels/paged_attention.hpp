@@ -1,6 +1,6 @@
 /// @file
-/// Attention of single queries over a paged cache: what a decode step runs, and what the cost of reading
-/// through block tables is measured by.
+/// Attention of single queries over a paged cache: the kernel of a decode step, and the measure of the cost
+/// of reads through block tables.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,28 +21,28 @@ inline namespace v0 {
 
 /// Which tokens each query attends to. A row is the queries of one token: one for each sequence of a decode
 /// step; several of one sequence, each with its own length, for draft tokens or a prompt. Pointers are of the
-/// memory of whoever runs it.
+/// executor's memory.
 struct attention_rows {
   std::uint64_t rows = 0;
   /// [rows], each row's sequence; a negative one is padding, whose outputs are not touched. Null: row i is
   /// sequence i.
   const std::int32_t* sequences = nullptr;
-  /// [rows], how many tokens each attends to: the first of its sequence, itself among them. Null: all that
-  /// the sequence has.
+  /// [rows], how many tokens each attends to: the first ones of its sequence, including itself. Null: all
+  /// tokens of the sequence.
   const std::int32_t* lengths = nullptr;
-  /// [rows], the first token of a row's range, and the one behind its last: of the tokens that a row attends
+  /// [rows], the first token of a row's range, and the one after its last: of the tokens that a row attends
   /// to by its length and its window, only those in the range are read. Null: from the first, to the last.
   const std::int32_t* begins = nullptr;
   const std::int32_t* ends = nullptr;
-  /// How many rows after each other attend to the same tokens, which are read once for all of them: those of
-  /// the first of them, whose numbers above are theirs too. So a prefix that a batch shares is read once
-  /// (cascade): a part of it with `shared` rows, a part of each row's own tokens, and a merge. Divides
+  /// How many consecutive rows attend to the same tokens, which are read once for all of them: those of the
+  /// first of these rows, whose numbers above apply to all of them. So a prefix that a batch shares is read
+  /// once (cascade): a part of it with `shared` rows, a part of each row's own tokens, and a merge. Divides
   /// `rows`.
   std::uint32_t shared = 1;
 };
 
-/// How the tokens of a row are shared out, so that few rows keep a whole device busy: the first `tokens` of
-/// those that it attends to are one share, the next the second; the last takes what is left.
+/// How the tokens of a row are split, so that few rows occupy a whole device: the first `tokens` of those
+/// that it attends to are one share, the next the second; the last takes the rest.
 struct attention_split {
   std::uint32_t tokens = 0;  ///< a multiple of 8; unread where `count` is 1
   std::uint32_t count = 1;
@@ -50,61 +50,62 @@ struct attention_split {
   friend constexpr bool operator==(const attention_split&, const attention_split&) noexcept = default;
 };
 
-/// Who multiplies.
+/// The units that multiply.
 enum class attention_arithmetic : std::uint8_t {
-  /// Plain cores: sums of floats in one order, so that hosts and devices come to the same bits. A query head
-  /// costs a device instructions for each key: with more than four for each of the cache's, or fp8 in the
-  /// cache, these take longer than memory does.
+  /// Plain cores: sums of floats in one order, so hosts and devices produce the same bits. A query head costs
+  /// a device instructions for each key: with more than four query heads for each of the cache's, or fp8 in
+  /// the cache, these take longer than memory does.
   same_everywhere,
-  /// Tensor cores, of devices of compute capability 8.0 and newer, in code that was compiled for these: up to
-  /// eight query heads for the instructions of one.
-  /// Weights are rounded to the cache's type, of fp8 to halves, and so are queries where they are of another
-  /// one (after they were brought between 1 and 2 by a power of two). The bits are those of a kind of device;
-  /// a host has its own. The scale comes behind the products, which keys of 2^120 and more make none. Of
-  /// caches of bf16, half or fp8 whose keys and values have 64 elements, or 128.
+  /// Tensor cores, of devices of compute capability 8.0 and newer, in code compiled for these: up to eight
+  /// query heads for the instructions of one. Weights are rounded to the cache's type, with fp8 to halves,
+  /// and so are queries of another type (after scaling between 1 and 2 by a power of two). The bits are those
+  /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
+  /// more make them infinite or NaN. For caches of bf16, half or fp8 whose keys and values have 64 elements,
+  /// or 128.
   tensor_cores
 };
 
-/// What is attended to, and how.
+/// What a call attends to, and how.
 struct attention_options {
-  std::uint32_t query_heads = 0;  ///< a multiple of the cache's, to be given: MHA has as many, GQA more
-  /// Of queries and outputs: the cache's or f32, of an fp8 cache f32, bf16 or f16.
+  std::uint32_t query_heads = 0;  ///< a required multiple of the cache's: MHA has as many, GQA more
+  /// Of queries and outputs: the cache's or f32; with an fp8 cache f32, bf16 or f16.
   dtype element = dtype::bf16;
   float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;  ///< attends to the last so many tokens of each row; 0: to all
+  std::uint32_t window = 0;  ///< attends to that many last tokens of each row; 0: to all
   kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
-  /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row, NaN
-  /// where a product is none. Null: not told.
+  /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN
+  /// if a product is a NaN. Null: not written.
   float* log_sum_exp = nullptr;
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };
 
-/// Shares for rows of up to `most_tokens`, enough for `limits.multiprocessors` to be busy. It depends on
-/// nothing else, so that a graph keeps it; the outputs' bits depend on it. So devices of different sizes, and
-/// a host, come to the same bits where all are given the same limits, and not each its own.
+/// Returns shares for rows of up to `most_tokens`, enough to occupy `limits.multiprocessors`. It depends on
+/// nothing else, so a graph can keep it; the outputs' bits depend on it. So devices of different sizes, and a
+/// host, produce the same bits if all use the same limits instead of their own.
 [[nodiscard]] attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads,
                                              const kv_layout& layout, std::uint64_t most_tokens,
                                              const launch_limits& limits = {},
                                              attention_arithmetic arithmetic = {}) noexcept;
 
-/// Bytes that `paged_attention` needs beside: none for one share; 2^64 - 1 where they are more than that.
+/// Returns the bytes that `paged_attention` needs as workspace: none for one share; 2^64 - 1 if they exceed
+/// that.
 [[nodiscard]] std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
                                                       const attention_options& options) noexcept;
 
-/// Tables that tell how many tokens each sequence has.
+/// Tables that contain each sequence's number of tokens.
 template <class V>
 concept counted_tables = requires(const V& view, std::int32_t sequence) {
   { view.tokens(sequence) } noexcept -> std::convertible_to<std::int64_t>;
 };
 
 /// out[row][head] = the values of a row's tokens in one layer, weighted by the softmax of its query's
-/// products with their keys. Query heads share the cache's heads in groups that lie side by side (GQA, MQA).
-/// Two launches, one for one share; may be captured in a graph.
+/// products with their keys. Query heads share the cache's heads in contiguous groups (GQA, MQA). Two
+/// launches, one for one share; may be captured in a graph.
 ///
 /// All sums are of floats, in one order that depends on the split alone: hosts and devices, launches of any
-/// size and any permutation of the cache's blocks come to the same bits (by tensor cores all devices of a
+/// size and any permutation of the cache's blocks produce the same bits (with tensor cores all devices of a
 /// kind). A row without tokens gives zeros. What a table names beyond the cache is left out, and flagged; so
 /// is what a length names beyond the table.
 ///
@@ -114,26 +115,23 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
 /// @pre what is written (`out`, `workspace`, `log_sum_exp`, `out_of_range`) shares no byte with anything else
-/// @return `errc::no_conversion` for an element that does not go with the cache's, or a cache's that tensor
-///      cores do not multiply; `errc::out_of_range` for a
-///      layer that the cache has not, and for vectors of none or more than 256 elements;
-///      `errc::bad_granularity` for vectors of another number of elements than a multiple of 8, and for
-///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
-///      `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its own,
-///      and for one of a part of the tokens (`part.cp_size`), of which `paged_attention_part` makes a part;
-///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, `shared`
-///      rows that do not divide the rows, shares of
-///      another number of tokens than a multiple of 8, vectors of other lengths than `tensor_cores` takes,
-///      and a cache without values;
-///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
-///      for distances shorter than a vector or, of `out`, that share bytes. Then nothing has begun. Else what
-///      `run` returns.
+/// @return `errc::no_conversion` for an element that does not match the cache's, or a cache's that tensor
+///      cores do not multiply; `errc::out_of_range` for a layer outside the cache, and for vectors of none or
+///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is no multiple
+///      of 8, and for addresses and strides that are no multiple of 16 bytes, or of 8 elements if these are
+///      fewer; `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its
+///      own, and for one of a part of the tokens (`part.cp_size`), of which `paged_attention_part` makes a
+///      part; `errc::size_mismatch` for query heads that are not given or that the cache's do not divide,
+///      `shared` rows that do not divide the rows, shares whose number of tokens is no multiple of 8, vectors
+///      of other lengths than `tensor_cores` takes, and a cache without values; `errc::block_tokens_differ`;
+///      `errc::too_short` for the workspace, for null pointers and tables, and for distances shorter than a
+///      vector or, of `out`, that share bytes. Then nothing has begun. Else what `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
-///      them, those of `shared` rows among them, of eight by tensor cores (from a cache of the device but for
-///      the first); 2 x tokens x
-///      query_heads x (head_dim + value_dim) multiplications and additions.
-/// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums whose
-///      maximum is not known; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.
+///      them, those of `shared` rows among them, or of eight with tensor cores (from a cache of the device
+///      except for the first); 2 x tokens x query_heads x (head_dim + value_dim) multiplications and
+///      additions.
+/// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums with an
+///      unknown maximum; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
@@ -141,26 +139,25 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options);
 
-/// `paged_attention` of some of each row's tokens, to be merged with what the others come to: those of a
-/// range
-/// (`attention_rows::begins`, `ends`), or those that a rank holds. `merge_attention` makes of all parts what
-/// one call over all tokens makes.
+/// `paged_attention` of some of each row's tokens, to be merged with the results for the others: those of a
+/// range (`attention_rows::begins`, `ends`), or those that a rank holds. `merge_attention` makes of all parts
+/// what one call over all tokens makes.
 ///
-/// However rows are cut, what is merged is within 1e-6 of the largest value of what exact sums of the same
-/// weights come to, where no share (`options.split`) is longer than 1,024 tokens. A longer one adds up its
-/// roundings, in one part as in many: 2e-6 after 10,000 tokens, 7e-5 after 100,000. By tensor cores it is
-/// what weights are rounded to that bounds this.
+/// For any cut of the rows, the merged result is within 1e-6 of the largest value from exact sums with the
+/// same weights, if no share (`options.split`) is longer than 1,024 tokens. A longer share adds up its
+/// roundings, in one part as in many: 2e-6 after 10,000 tokens, 7e-5 after 100,000. With tensor cores the
+/// rounding of the weights is the bound.
 ///
-/// Under context parallelism (`cache.layout.part.cp_size`) the tables are this rank's, and `lengths`,
-/// `begins` and `ends` are positions of the whole sequence: the kernel finds which of them the rank holds.
+/// With context parallelism (`cache.layout.part.cp_size`) the tables are this rank's, and `lengths`, `begins`
+/// and `ends` are positions of the whole sequence: the kernel determines which of them the rank holds.
 /// `window` counts positions of the whole sequence too.
 ///
-/// A row of padding, or of a sequence that is none, comes to an empty part, like a row without tokens.
+/// A row of padding, or of a sequence that does not exist, gives an empty part, like a row without tokens.
 ///
 /// @param part  where it is written; `options.element` is that of the queries alone.
 /// @return as above, where the names of what is written are `part.sums` and `part.states`; a layout of a part
-/// of
-///      the tokens is taken, and `errc::too_short` for `rows.lengths` that such a one needs.
+///      of the tokens is accepted, and `errc::too_short` for missing `rows.lengths`, which such a layout
+///      needs.
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention_part(const Run& run, const Tables& tables, const attention_rows& rows,

@@ -1,5 +1,5 @@
 /// @file
-/// Exponents of bfloat16 apart from their signs and mantissas, and back: what comes before lossless
+/// Splits exponents of bfloat16 from their signs and mantissas, and merges them: the step before lossless
 /// compression.
 #pragma once
 
@@ -18,7 +18,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The two planes of bf16 elements, a byte an element in each. The same bytes as of
+/// The two planes of bf16 elements, a byte an element in each. The same bytes as with
 /// `byte_plane<dtype::bf16>`: an element's bits rotated left by one, upper and lower byte.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
@@ -27,7 +27,7 @@ struct bf16_planes {
   Byte* mantissas_and_signs = nullptr;  ///< [elements], mantissa x 2 + sign
 };
 
-/// Which way planes go.
+/// The direction of a conversion of planes.
 enum class plane_direction : std::uint8_t { split, merge };
 
 namespace detail {
@@ -61,8 +61,8 @@ namespace detail {
 #endif
 }
 
-/// Elements an item, 16 bytes of them at the widest, so that threads side by side read and write side by
-/// side; behind the last whole item single elements. Of one element an item, all addresses will do.
+/// Elements an item, at most 16 bytes of them, so that neighbouring threads read and write neighbouring
+/// bytes; after the last whole item single elements. With one element an item any address is valid.
 template <plane_direction Direction, unsigned Elements>
   requires(Elements == 8 || Elements == 4 || Elements == 1)
 class plane_work {
@@ -140,7 +140,7 @@ class plane_work {
 };
 static_assert(item_work<plane_work<plane_direction::split, 8>>);
 
-/// With as many elements an item as all addresses are aligned for.
+/// Runs with as many elements an item as all alignments allow.
 template <plane_direction Direction, class Run, class ElementByte, class PlaneByte>
 result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes<PlaneByte>& planes,
                         std::uint64_t count, const char* who) {
@@ -157,17 +157,16 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
 
 }  // namespace detail
 
-/// Splits bf16 elements into two planes, exactly: exponents, of which a trained weight's has some 2.6 bits of
-/// information in its 8, and what hardly compresses. `merge_planes` puts the same bits together again,
-/// whatever they are.
+/// Splits bf16 elements into two planes, exactly: exponents, 8 bits each with some 2.6 bits of information in
+/// trained weights, and the rest, which hardly compresses. `merge_planes` restores the same bits, for any
+/// bits.
 ///
 /// @param run       `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param elements  [count], 2 bytes each, lowest first.
 /// @pre nothing that is written overlaps anything else
 /// @return `errc::too_short` for a null pointer. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   2 bytes an element read and as many written, 16 at once where elements are at a multiple
-/// of
-///      that and planes at multiples of 8; 4 or 1 of a plane at once elsewhere.
+/// @par Complexity   2 bytes an element read and as many written, 16 at once if elements are at a multiple of
+///      that and planes at multiples of 8; else 4 or 1 of a plane at once.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Hershcovitch et al., "ZipNN: Lossless Compression for AI Models", 2024 (arXiv 2411.05239);
 ///      Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression via Dynamic-Length Float", 2025
@@ -178,7 +177,7 @@ result<void> split_planes(const Run& run, const std::byte* elements, std::uint64
   return detail::run_planes<plane_direction::split>(run, elements, planes, count, "split_planes");
 }
 
-/// Merges what `split_planes` made into the elements it was made of. Else as that.
+/// Merges the planes of `split_planes` into the original elements. Otherwise as `split_planes`.
 template <class Run>
 result<void> merge_planes(const Run& run, const bf16_planes<const std::byte>& planes, std::uint64_t count,
                           std::byte* elements) {

@@ -1,5 +1,5 @@
 /// @file
-/// Quantising groups of elements to int8, fp8 or int4, each group with a scale of its own, and back.
+/// Quantises groups of elements to int8, fp8 or int4, each group with its own scale, and converts them back.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,14 +14,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How many groups there are: rows of as many groups each.
+/// The number of groups: rows of equally many groups.
 struct group_shape {
   std::uint64_t rows = 0;
   std::uint32_t groups = 1;      ///< of a row, side by side
   std::uint32_t elements = 128;  ///< of a group: 32, 64 or 128
 };
 
-/// Rows of elements: values, or the codes that they become.
+/// Rows of elements: values, or their codes.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct group_rows {
@@ -32,8 +32,8 @@ struct group_rows {
   std::uint64_t row_stride = 0;  ///< bytes from one row to the next
 };
 
-/// The scales of a row's groups, side by side: in an array of their own (`row_stride` 4 x groups), or behind
-/// the codes of each row (`data` = the codes' + a row's bytes of them, `row_stride` the codes').
+/// The contiguous scales of a row's groups: in their own array (`row_stride` 4 x groups), or after the codes
+/// of each row (`data` = the codes' + a row's bytes of them, `row_stride` the codes').
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct group_scales {
@@ -49,16 +49,16 @@ struct group_scales {
 ///     scale = max(amax / qmax, 2^-126), or 0 where amax is 0
 ///     code  = nearest(x * (1 / scale)), of two equally near the even one
 ///
-/// Each operation is rounded once to a float, the reciprocal too, so that host and device have the same bits
-/// (a device whose code is compiled with `-use_fast_math` takes the least floats for zeros).
-/// What comes back, code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by
-/// at most half of the distance between neighbouring codes of e4m3; besides, by 2^-21 of amax for the
-/// roundings. A scale below 2^-126, the least whose reciprocal is a float, is that: the bound holds.
+/// Each operation is rounded once to a float, the reciprocal too, so host and device have the same bits (a
+/// device whose code is compiled with `-use_fast_math` takes the least floats for zeros). The restored value,
+/// code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by at most half of
+/// the distance between neighbouring codes of e4m3; in addition by 2^-21 of amax for the roundings. A scale
+/// below 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.
 ///
-/// A group of zeros alone has the scale 0 and codes of 0. A group with an element that is infinite or NaN has
-/// a NaN for its scale, so that all of it comes back as NaNs: a value that is broken is not made a plausible
-/// one, and its neighbours' groups stay as they are. (Its codes are 0 in int8 and int4; in e4m3 they are
-/// zeros, and NaNs where the elements were not finite.)
+/// A group of zeros has the scale 0 and codes of 0. A group with an infinite or NaN element has a NaN for its
+/// scale, so all of it is restored as NaNs: a broken value does not become a plausible one, and the
+/// neighbouring groups are unaffected. (Its codes are 0 in int8 and int4; in e4m3 they are zeros, and NaNs
+/// where the elements were not finite.)
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
 /// @pre nothing that is written overlaps anything else
@@ -67,7 +67,7 @@ struct group_scales {
 ///      values or scales at addresses or strides that are no multiples of an element. Then nothing has begun.
 ///      Else what `run` returns.
 /// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
-///      values and as many elements of codes where addresses and strides allow it, else narrower.
+///      values and as many elements of codes if addresses and strides allow it, else narrower.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861);
 ///      Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
@@ -77,11 +77,11 @@ result<void> quantize_groups(const Run& run, const group_shape& shape,
                              const group_rows<const std::byte>& values, const group_rows<std::byte>& codes,
                              const group_scales<std::byte>& scales);
 
-/// Makes values of codes: nearest(code x scale). Else as `quantize_groups`, whose codes and scales these need
-/// not be: a scale may be any float.
+/// Converts codes to values: nearest(code x scale). Otherwise as `quantize_groups`; codes and scales from
+/// elsewhere are accepted: a scale may be any float.
 ///
-/// @par Complexity   each code is read once, each value written once, 16 bytes at the widest; a scale is read
-///      for each 16 bytes of values.
+/// @par Complexity   each code is read once, each value written once, at most 16 bytes an access; a scale is
+///      read for each 16 bytes of values.
 template <class Run>
 result<void> dequantize_groups(const Run& run, const group_shape& shape,
                                const group_rows<const std::byte>& codes,

@@ -1,5 +1,5 @@
 /// @file
-/// Holders of blocks that are ranks: one rank asks the others, or all ask each other.
+/// Ranks as holders of blocks: one rank asks the others, or all ask each other.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Ranks that pass messages of known lengths: a `transport` of <llmmem/comm/transport.hpp>, such as a
+/// Ranks that exchange messages of known lengths: a `transport` of <llmmem/comm/transport.hpp>, such as a
 /// `communicator`, whose ranks may be threads of this process or processes anywhere.
 template <class R>
 concept message_ranks = requires(R& ranks, const R& seen, std::span<const std::byte> out,
@@ -29,14 +29,14 @@ concept message_ranks = requires(R& ranks, const R& seen, std::span<const std::b
   { ranks.exchange(out, seen.rank(), into, seen.rank(), tag, seen.after(ns)) } -> std::same_as<result<void>>;
 };
 
-/// How ranks talk.
+/// Options of the messages between ranks.
 struct rank_attention_options {
-  std::uint32_t tag = 0x6E656172;              ///< of queries; answers have the next one
+  std::uint32_t tag = 0x6E656172;              ///< of queries; answers have the next higher one
   std::uint64_t patience_ns = 30'000'000'000;  ///< of each message
 };
 
-/// Bytes of the messages of a query: a header of `near_header_bytes`, and behind it in one message the rows'
-/// sequences and lengths, to the next multiple of 16, and their queries.
+/// Bytes of the messages of a query: a header of `near_header_bytes`, then in one message the rows' sequences
+/// and lengths, padded to a multiple of 16, and their queries.
 inline constexpr std::uint64_t near_header_bytes = 64;
 [[nodiscard]] constexpr std::uint64_t near_body_bytes(const near_query& query) noexcept {
   return (query.rows * 8 + 15) / 16 * 16 + query.query_bytes();
@@ -44,7 +44,7 @@ inline constexpr std::uint64_t near_header_bytes = 64;
 [[nodiscard]] constexpr std::uint64_t near_query_bytes(const near_query& query) noexcept {
   return near_header_bytes + near_body_bytes(query);
 }
-/// Bytes that a rank needs to serve a query: what comes of it, and the part.
+/// Returns the bytes that a rank needs to serve a query: the received query, and the part.
 [[nodiscard]] constexpr std::uint64_t near_serving_bytes(const near_query& query) noexcept {
   return near_body_bytes(query) + near_part_stride(query.shape());
 }
@@ -57,16 +57,14 @@ inline constexpr std::uint64_t near_answer_bytes = 128;
 /// Other ranks that hold blocks and serve this one (`serve_attention`). Parts are in the order of the ranks.
 ///
 /// @par Thread safety   as the ranks'.
-/// @par Errors          what the ranks' messages end with; what a rank refused, in its words, with `index`
-///      the rank.
+/// @par Errors          those of the ranks' messages; a rank's refusal, in its words, with `index` the rank.
 template <message_ranks Ranks>
 class asked_ranks {
  public:
   using rank_type = decltype(std::declval<const Ranks&>().rank());
 
-  /// @param others  those that hold blocks, each once, this rank not among them. They, the ranks and the
-  /// memory
-  ///     outlive it.
+  /// @param others  the ranks that hold blocks, each once, without this rank. They, the ranks and the memory
+  ///      outlive it.
   /// @param memory  for the message of a query: `near_body_bytes` of the largest.
   asked_ranks(Ranks& ranks, std::span<const rank_type> others, std::span<std::byte> memory,
               const rank_attention_options& how = {})
@@ -88,25 +86,25 @@ class asked_ranks {
   near_traffic traffic_{};
 };
 
-/// Serves one query of rank `from` by what `holder` has, of which it takes one part. Waits for the query.
+/// Serves one query of rank `from` with the blocks of `holder`, of which it takes one part. Waits for the
+/// query.
 ///
 /// @param memory  `near_serving_bytes` of the largest query that is served, aligned to 16.
-/// @return what went over the link. A query that this rank refuses (its vectors do not fit the cache, it is
-/// larger
-///      than `most_bytes`, it is no query) is told to the rank that asked, and returned here too. A message
-///      that fails is returned here alone.
+/// @return the bytes that went over the link. If this rank refuses a query (its vectors do not fit the cache,
+///      it is larger than `most_bytes`, it is no query), it reports that to the rank that asked, and returns
+///      it too. It only returns the failure of a message.
 template <message_ranks Ranks, attention_holder Holder>
 result<near_traffic> serve_attention(Ranks& ranks, decltype(std::declval<const Ranks&>().rank()) from,
                                      Holder& holder, std::span<std::byte> memory,
                                      const rank_attention_options& how = {});
 
-/// All ranks have the same rows and ask each other, as at a decode step under context parallelism: each
+/// All ranks have the same rows and ask each other, as at a decode step with context parallelism: each
 /// attends by its own holder, and gets all parts, in the order of the ranks. So all of them merge the same
 /// bits. Every rank must call `attend_near` with the same query. Each sends its part to all others.
 template <message_ranks Ranks, attention_holder Holder>
 class sharing_ranks {
  public:
-  /// Both outlive it. @pre `own` gives one part
+  /// Both outlive it. @pre `own` returns one part
   sharing_ranks(Ranks& ranks, Holder& own, const rank_attention_options& how = {})
       : ranks_(&ranks), own_(&own), how_(how) {}
 

@@ -1,5 +1,5 @@
 /// @file
-/// Rows: the one loop that all kernels without cooperation run, on the host and on a device.
+/// Rows: the common loop of all kernels without cooperation, on the host and on a device.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,29 +14,29 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Elements that lie side by side at both ends.
+/// Elements that are contiguous at both ends.
 struct row_move {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
-  std::uint32_t elements = 0;  ///< 0: there is nothing to do
+  std::uint32_t elements = 0;  ///< 0: there is nothing to move
 };
 
-/// Bytes that every end of every row is a multiple of: powers of two.
+/// Powers of two that divide every end of every row, in bytes.
 struct row_alignment {
   std::uint32_t from = 1;
   std::uint32_t to = 1;
 };
 
-/// Where each row comes from and goes to: all indexing of a kernel, by slot mappings, tables, strides, and
-/// what is skipped. Trivially copyable; the pointers in it are those of whoever runs it. Its members are
-/// `LLMMEM_HD`: without, nvcc warns and a device runs nothing of them, unless told `-Werror
+/// The source and destination of each row: all indexing of a kernel, by slot mappings, tables, strides, and
+/// what is skipped. Trivially copyable; the pointers in it belong to the executor's memory. Its members are
+/// `LLMMEM_HD`: without it nvcc warns and a device runs none of them, except under `-Werror
 /// cross-execution-space-call`.
 ///
-/// - `rows()` times `parts()` rows there are; a part is what does not change from row to row: a layer, K or
+/// - There are `rows()` times `parts()` rows; a part is what does not change from row to row: a layer, K or
 ///   V, a head. `longest_row()` is the most elements of any, below 2^31.
 /// - `alignment()` is what all ends of all rows are multiples of.
-/// - `at(row, part)` is asked once for each by each thread that takes a share of it, before its bytes move.
-///   Whatever is in the tables, it names no byte outside of what the map was made of.
+/// - `at(row, part)` is called once for each row by each thread that takes a share of it, before its bytes
+///   move. For any contents of the tables, it names no byte outside the memory that the map was made of.
 template <class M>
 concept row_map =
     std::is_trivially_copyable_v<M> && requires(const M& map, std::uint64_t row, std::uint32_t part) {
@@ -47,11 +47,11 @@ concept row_map =
       { map.at(row, part) } noexcept -> std::same_as<row_move>;
     };
 
-/// What becomes of the elements on their way. Trivially copyable.
+/// What happens to the elements on their way. Trivially copyable.
 ///
 /// - `from_bytes` and `to_bytes` are those of an element at either end.
-/// - `at(part)` is a step: what it reads of scales and the like it reads there, once for all of a part.
-///   `step.template apply<N>(packet<N x from_bytes>)` is a `packet<N x to_bytes>`: N elements.
+/// - `at(part)` is a step: it reads scales and the like once for all of a part. `step.template
+///   apply<N>(packet<N x from_bytes>)` is a `packet<N x to_bytes>`: N elements.
 /// - Its members are `LLMMEM_HD`, as a map's.
 template <class O>
 concept row_op = std::is_trivially_copyable_v<O> && requires(const O& op, std::uint32_t part) {
@@ -60,7 +60,7 @@ concept row_op = std::is_trivially_copyable_v<O> && requires(const O& op, std::u
   { op.at(part).template apply<1>(packet<O::from_bytes>{}) } noexcept -> std::same_as<packet<O::to_bytes>>;
 };
 
-/// Elements that go as they are: bytes.
+/// Moves elements unchanged: bytes.
 struct copy_op {
   static constexpr unsigned from_bytes = 1;
   static constexpr unsigned to_bytes = 1;
@@ -74,13 +74,13 @@ struct copy_op {
 };
 static_assert(row_op<copy_op>);
 
-/// The most elements that one access at each end can move, 16 bytes at the wider: the widest packets.
+/// The most elements that one access at each end can move, 16 bytes at the wider end: the widest packets.
 template <row_op Op>
 inline constexpr unsigned widest_packet =
     16 /
     (unsigned{Op::from_bytes} > unsigned{Op::to_bytes} ? unsigned{Op::from_bytes} : unsigned{Op::to_bytes});
 
-/// Sets a flag, whoever else does so at the same time: all write the same.
+/// Sets a flag, safe against other threads that do so at the same time: all write the same value.
 LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
 #if defined(__CUDA_ARCH__)
   *static_cast<volatile std::uint32_t*>(&flag) = 1;
@@ -89,7 +89,7 @@ LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
 #endif
 }
 
-/// Which share of the rows somebody takes: a thread, or a host that takes all.
+/// The share of the rows of one thread, or of a host that takes all.
 struct row_share {
   std::uint64_t first = 0;   ///< row
   std::uint64_t stride = 1;  ///< to its next one
@@ -101,8 +101,8 @@ struct row_share {
 
 namespace detail {
 
-/// A lane's share of one row: every `lanes`-th packet, four at a time so that as many reads are on their way,
-/// and behind the last packet single elements.
+/// A lane's share of one row: every `lanes`-th packet, four at a time so that as many reads are in flight,
+/// then single elements after the last packet.
 template <unsigned N, cache_hint Read, cache_hint Write, class Op, class Step>
 LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint32_t lane,
                                std::uint32_t lanes) noexcept {
@@ -111,7 +111,7 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
   constexpr unsigned at_once = 4;
   const std::uint32_t packets = row.elements / N;
   std::uint32_t p = lane;
-  // Four packets are there as long as the last of them is: below 2^31 elements nothing overflows.
+  // If the last of four packets exists, all do: below 2^31 elements nothing overflows.
   for (; p + (at_once - 1) * lanes < packets; p += at_once * lanes) {
     packet<from_bytes> in[at_once];
     LLMMEM_UNROLL
@@ -136,7 +136,7 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
 
 }  // namespace detail
 
-/// The loop. A row is looked up once, then its bytes move: a lookup in the address of every access costs a
+/// The loop. It looks a row up once, then moves its bytes: a lookup in the address of every access costs a
 /// third of the bandwidth or more.
 ///
 /// @tparam N  elements an access. @pre every row's ends are aligned to N elements

@@ -13,8 +13,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes that `select_top` needs: none by number where numbers are places; else 4 for each entry that is
-/// written. 2^64 - 1 where they are more than that.
+/// Returns the bytes that `select_top` needs: none by number if numbers are places; else 4 for each entry
+/// that is written. 2^64 - 1 if they exceed that.
 [[nodiscard]] constexpr std::uint64_t select_top_workspace_bytes(const top_scores& of, std::uint32_t k,
                                                                  top_order order) noexcept {
   if ((order == top_order::by_number && of.numbers == nullptr) || k == 0) return 0;
@@ -23,30 +23,27 @@ inline namespace v0 {
   return of.rows > all / a_row ? all : of.rows * a_row;
 }
 
-/// out[row][0 to k] = the numbers of the `k` candidates that stand first when all are sorted by score, the
-/// highest first, and of equal ones by number, the lowest first; where fewer count, -1 behind them. So the
-/// choice depends on the scores alone: hosts and devices, launches of any size and ranks that have the same
-/// scores choose the same set in the same order.
+/// out[row][0 to k] = the numbers of the first `k` candidates in the order of scores, the highest first, and
+/// among equals the lowest number first; if fewer count, -1 after them. So the choice depends on the scores
+/// alone: hosts and devices, launches of any size and ranks with the same scores choose the same set in the
+/// same order.
 ///
-/// A score of -infinity, which masks have, and a NaN do not count; 0 and -0 are equal.
+/// A score of -infinity, as masks have, and a NaN do not count; 0 and -0 are equal.
 ///
-/// Ranks among which candidates are dealt each choose their own `k`, pass on scores and numbers, and choose
-/// among all of these by `numbers`: that is the choice among all candidates.
+/// If candidates are distributed over ranks, each rank chooses its own `k`, passes on scores and numbers, and
+/// chooses among all of these by `numbers`: that is the choice among all candidates.
 ///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param out        [rows][k], `out_stride` entries from one row to the next.
 /// @param workspace  `select_top_workspace_bytes`, aligned to 4.
 /// @return `errc::out_of_range` for more than 2^20 candidates; `errc::size_mismatch` for more candidates than
-/// a
-///      stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the workspace;
-///      `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else what `run`
-///      returns.
-/// @par Complexity   a row's scores are read 9 times, and 8 times more where some of equal ones are left out.
-/// One
-///      launch, and where there is a workspace one more, of k^2 steps for a row.
+///      a stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the
+///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else
+///      what `run` returns.
+/// @par Complexity   a row's scores are read 9 times, and another 8 times if some of equal ones are left out.
+///      One launch, and with a workspace another one, of k^2 steps for a row.
 /// @par Source   Alabi et al., "Fast k-selection algorithms for graphics processing units", 2012, for the
-/// choice
-///      digit by digit.
+///      choice digit by digit.
 template <class Run>
 result<void> select_top(const Run& run, const top_scores& of, std::uint32_t k, std::int32_t* out,
                         std::uint64_t out_stride, top_order order = top_order::by_number,

@@ -1,5 +1,5 @@
 /// @file
-/// Lists of tokens as tables: attention to some tokens of each row, wherever they are.
+/// Lists of tokens as tables: attention to selected tokens of each row, at any positions.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -11,9 +11,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The tokens that each row attends to, as numbers of tokens in its sequence: what a selection left (Quest,
-/// DeepSeek sparse attention, H2O). Where `paged_attention` takes tables it takes these, whose sequences are
-/// rows:
+/// The tokens that each row attends to, as numbers of tokens in its sequence: the result of a selection
+/// (Quest, DeepSeek sparse attention, H2O). `paged_attention` takes these in the place of tables; their
+/// sequences are rows:
 ///
 ///     const token_lists<padded_table_view> lists{.tables = tables, .listed = selected, .stride = k,
 ///                                                .num_sequences = rows, .block_tokens =
@@ -21,12 +21,12 @@ inline namespace v0 {
 ///     paged_attention(run, lists, {.rows = rows}, queries, out, cache, layer, workspace, options);
 ///
 /// The output has the bits of attention to a sequence of these tokens alone, in the order of the list. A
-/// negative number is padding, which stands behind all others. A number that the table has no block for is
-/// left out and flagged; one that is named twice counts twice. Windows and parts of context-parallel ranks
-/// are refused: a place in a list is no position. Ranges (`attention_rows::begins`) are of places in the
+/// negative number is padding, which comes after all others. A number without a block in the table is left
+/// out and flagged; one that is named twice counts twice. Windows and parts of context-parallel ranks are
+/// refused, because a place in a list is no position. Ranges (`attention_rows::begins`) are of places in the
 /// list.
 ///
-/// Trivially copyable; pointers are of memory that `run` sees. O(1) for each token, each of which is
+/// Trivially copyable; pointers are of memory that `run` can access. O(1) for each token, each of which is
 /// looked up by itself.
 template <class Tables>
   requires bounded_table<Tables>
@@ -34,12 +34,12 @@ struct token_lists {
   Tables tables{};                       ///< of the sequences
   const std::int32_t* of_row = nullptr;  ///< [rows], each row's sequence in `tables`; null: row i has i
   const std::int32_t* listed = nullptr;  ///< [rows][stride]
-  const std::int32_t* counts = nullptr;  ///< [rows], how many of a row's are looked at; null: all
+  const std::int32_t* counts = nullptr;  ///< [rows], how many entries of a row are read; null: all
   std::int32_t stride = 0;               ///< entries from one row's list to the next
   std::int32_t num_sequences = 0;        ///< rows
   std::int32_t block_tokens = 0;         ///< those of `tables`
 
-  /// What it lacks; null where it lacks nothing.
+  /// Returns the name of what it lacks; null if nothing.
   [[nodiscard]] const char* missing() const noexcept {
     if (num_sequences <= 0 || stride <= 0) return nullptr;
     return listed == nullptr ? "tables.listed" : detail::missing_table(tables);
@@ -49,7 +49,7 @@ struct token_lists {
     const std::int32_t count = counts[row];
     return count < stride ? count : stride;
   }
-  /// Where the token at a place of a row's list lies. @pre position < tokens(row)
+  /// Returns the place of the token at a place of a row's list. @pre position < tokens(row)
   [[nodiscard]] LLMMEM_HD token_place place(const divider& by, std::uint64_t blocks, std::int32_t row,
                                             std::uint32_t position) const noexcept {
     if (position >= static_cast<std::uint32_t>(stride)) return {.what = token_place::kind::out_of_range};
@@ -61,8 +61,8 @@ struct token_lists {
   }
 };
 
-/// More blocks than a row's list fills, without a division: what a length names beyond the list is looked up
-/// in vain, and is no more than that.
+/// At least the blocks that a row's list fills, without a division: a length beyond the list costs only
+/// lookups without result.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const token_lists<Tables>& lists,
                                                        std::int32_t /*row*/) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// Scores of which the highest are chosen, and the order in which they are listed.
+/// Scores to choose the highest from, and the order in which they are listed.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -9,22 +9,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Scores of candidates, in memory that `run` sees.
+/// Scores of candidates, in memory that `run` can access.
 struct top_scores {
   const float* scores = nullptr;  ///< [rows][stride]
   std::uint64_t rows = 0;
   std::uint64_t stride = 0;              ///< floats from one row to the next
   std::uint32_t candidates = 0;          ///< of a row, up to 2^20; at most `stride`
-  const std::int32_t* counts = nullptr;  ///< [rows], how many of a row's are looked at; null: all
-  /// [rows][stride], each candidate's own number, where it is not its place: of tokens that other ranks
-  /// chose, say. Of a row no two that count are the same; a negative one does not count.
+  const std::int32_t* counts = nullptr;  ///< [rows], how many of a row's are read; null: all
+  /// [rows][stride], each candidate's own number, if it is not its place: for tokens that other ranks chose,
+  /// for example. No two counted candidates of a row have the same number; a negative one does not count.
   const std::int32_t* numbers = nullptr;
 };
 
-/// How what was chosen stands in the list.
+/// The order of the chosen candidates.
 enum class top_order : std::uint8_t {
-  by_number,  ///< rising: as tokens lie, for `token_lists` whose attention is to be that of the sequence
-  by_score,   ///< the highest first; of equal ones the lowest number
+  by_number,  ///< rising: the order of tokens, for `token_lists` whose attention equals that of the sequence
+  by_score,   ///< the highest first; among equals the lowest number
 };
 
 }  // namespace v0

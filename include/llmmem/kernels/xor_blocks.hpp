@@ -1,5 +1,5 @@
 /// @file
-/// Exclusive or of memory that a kernel reaches: parity of shards, and what has changed between two states.
+/// Exclusive or of memory that a kernel can access: parity of shards, and the changes between two states.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,13 +13,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What becomes of the bits that are in a bitmap of dirty pages.
+/// What happens to the bits in a bitmap of dirty pages.
 enum class dirty_mark : std::uint8_t {
-  anew,  ///< they are overwritten: after the call it tells of this comparison alone, whatever was there
-  added  ///< they stay, and those of this comparison join them: what has changed since the caller cleared it
+  anew,  ///< overwritten: after the call the bitmap shows this comparison alone
+  added  ///< kept, and those of this comparison added: all changes since the caller cleared it
 };
 
-/// How pages are told apart.
+/// The page size of dirty bits.
 struct dirty_page_options {
   std::uint32_t page_bytes = 4096;  ///< of a bit: a power of two, 512 or more
   dirty_mark mark = dirty_mark::anew;
@@ -37,51 +37,52 @@ struct dirty_page_options {
   return pages / 32 + (pages % 32 == 0 ? 0 : 1);
 }
 
-// All of these take addresses of any alignment; an access is 16 bytes where all of a call's are multiples of
-// that, 4 or 1 elsewhere: slower, not wrong. Nothing is allocated or waited for, and a graph may hold them.
-// Any number may run at once, on different bytes. A range that is written may be one that is read, from the
-// same byte on; it may not overlap one otherwise.
+// All of these take addresses of any alignment; an access is 16 bytes if all of a call's are multiples of
+// that, else 4 or 1: slower, but correct. Nothing allocates or waits, and a graph may contain them. Any
+// number may run at once, on different bytes. A written range may be one that is read, from the same byte on;
+// it must not overlap one otherwise.
 
-/// `parity` becomes the exclusive or of all shards: a parity of data, or a lost shard from the parity and the
-/// shards that are left. Of no shards it is zeros.
+/// Sets `parity` to the exclusive or of all shards: a parity of data, or a lost shard from the parity and the
+/// remaining shards. Without shards it is zeros.
 ///
 /// @param run     `host_executor` or `device_executor`; the pointers are of its memory.
 /// @param shards  up to `most_parity_shards`, each of `bytes` bytes. The list itself is read before this
 ///                returns.
 /// @return `errc::out_of_range` for more shards: wanted = how many, found = the most; `errc::null_handle` for
-///      a null pointer to bytes, index = the shard, or how many there are for the parity;
-///      `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run` returns.
+///                a null pointer to bytes, index = the shard, or how many there are for the parity;
+///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run`
+///                returns.
 /// @par Complexity   each shard read once, the parity written once; eight 16-byte reads of a thread, of two
-///      shards, are on their way together.
+///                shards, are in flight together.
 /// @par Source   RAID-4: Patterson, Gibson and Katz, SIGMOD 1988.
 template <class Run>
 result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards, std::byte* parity,
                         std::uint64_t bytes);
 
-/// `delta` becomes `new_bytes ^ old_bytes`, of clean pages too (zeros), and a bit tells of each page whether
-/// it is dirty: whether any of its bytes differs.
+/// Sets `delta` to `new_bytes ^ old_bytes`, for clean pages too (zeros), and a bit for each page that is
+/// dirty: in which any byte differs.
 ///
-/// @param dirty_bits  `dirty_words(bytes, options)` words or more; those beyond are not touched. With
-///                    `dirty_mark::anew` nobody has to clear them: a launch of its own does, in a graph too.
+/// @param dirty_bits  `dirty_words(bytes, options)` words or more; further ones are not touched. With
+///      `dirty_mark::anew` the caller need not clear them: a separate launch does, in a graph too.
 /// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is no
 ///      power of two; `errc::too_short`: wanted = words needed, found = words given; `errc::null_handle` and
 ///      `errc::overlapping_ranges`, index 0 the old bytes, 1 the new ones, 2 the delta, 3 the bitmap. Then
 ///      nothing has begun. Else what `run` returns.
-/// @par Complexity   both read once, the delta written once; at most one atomic operation on the bitmap for
-///      2 KiB that differ. Eight 16-byte reads of a thread are on their way together.
+/// @par Complexity   both read once, the delta written once; at most one atomic operation on the bitmap for 2
+///      KiB that differ. Eight 16-byte reads of a thread are in flight together.
 template <class Run>
 result<void> xor_delta(const Run& run, const std::byte* old_bytes, const std::byte* new_bytes,
                        std::byte* delta, std::uint64_t bytes, std::span<std::uint32_t> dirty_bits,
                        const dirty_page_options& options = {});
 
-/// As `xor_delta`, without the delta: only the bitmap.
+/// As `xor_delta`, but writes only the bitmap.
 template <class Run>
 result<void> compare_dirty(const Run& run, const std::byte* old_bytes, const std::byte* new_bytes,
                            std::uint64_t bytes, std::span<std::uint32_t> dirty_bits,
                            const dirty_page_options& options = {});
 
-/// `target ^= delta`, in pages whose bit is set; others are neither read nor written, at either end. Makes
-/// the new bytes of the old ones, and the old of the new.
+/// `target ^= delta`, in pages whose bit is set; other pages are neither read nor written, at either end.
+/// Turns the old bytes into the new ones, and the new into the old.
 ///
 /// @param dirty_bits  as `xor_delta` made them, read when the kernel runs.
 /// @return as `xor_delta`; index 0 is the target.

@@ -1,6 +1,5 @@
 /// @file
-/// Pages mapped twice: at an address that crashes whoever dereferences it, and at one for the simulator's own
-/// use.
+/// Pages mapped twice: at an address that crashes a host access, and at one for the simulator's own use.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,16 +14,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// One piece of simulated device memory. The address handed out stays PROT_NONE for good, so that there is no
-/// moment at which a stray host access goes unseen; the alias is readable and writable.
+/// One piece of simulated device memory. The address given out stays PROT_NONE permanently, so no stray host
+/// access is ever unseen; the alias is readable and writable.
 ///
-/// A plain record of who maps what; `simulated_space` owns it.
+/// A plain record of the mappings; `simulated_space` owns it.
 struct aliased_pages {
   std::byte* address = nullptr;  ///< PROT_NONE
   std::byte* alias = nullptr;    ///< the same bytes, for copies
   std::uint64_t length = 0;      ///< of each mapping, whole pages
 
-  /// Maps zeroed pages, the address a multiple of `alignment`; `address` is null when the system refuses.
+  /// Maps zeroed pages, the address a multiple of `alignment`; `address` is null if the system refuses.
   /// @pre `alignment` is a power of two, `bytes` not 0.
   [[nodiscard]] static aliased_pages map(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const std::uint64_t page = system_page_bytes();

@@ -1,5 +1,5 @@
 /// @file
-/// Every state that a device may be in after a crash of a `simulated_storage`, and every moment of one.
+/// Every state that a device may have after a crash of a `simulated_storage`, and every moment of a crash.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,23 +19,23 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// How far to go through the states after one crash.
+/// How many of the states after one crash to visit.
 struct crash_limits {
   std::size_t exhaustive_up_to = 12;  ///< pending effects of which every subset is tried; at most 24
-  std::size_t samples = 64;           ///< random subsets where there are more, beside the extremes
+  std::size_t samples = 64;           ///< random subsets if there are more, in addition to the extremes
   std::uint64_t seed = 1;             ///< of those
-  std::size_t tears = 3;  ///< places a write is torn at: all, or, of more, the first, the last and between
+  std::size_t tears = 3;  ///< places to tear a write: all, or, of more, the first, the last and between
 };
 
-/// What was gone through.
+/// The states visited.
 struct crash_visits {
   std::uint64_t states = 0;  ///< no two of one crash the same
-  bool exhaustive = true;    ///< all that there are
+  bool exhaustive = true;    ///< whether they are all that exist
 };
 
 namespace detail {
 
-/// Where to tear a write: the bytes that are left of it.
+/// Where to tear a write: the bytes that remain of it.
 struct tear_places {
   std::vector<std::uint64_t> bytes;
   bool all = true;
@@ -79,8 +79,8 @@ class crash_walk {
  private:
   using kind = simulated_effect::kind;
 
-  /// Names are chosen first, then sizes, then data: so that a choice that nobody could see is never made,
-  /// such as data of a file without a name, or past its size. It would look like the same one without.
+  /// Chooses names first, then sizes, then data, so that it never makes an invisible choice, such as data of
+  /// a file without a name, or past its size: the state would look the same without it.
   void every() {
     std::vector<std::size_t> order;
     for (const kind each : {kind::names, kind::size, kind::data}) {
@@ -111,7 +111,7 @@ class crash_walk {
     }
     survives[order[at]] = false;
   }
-  /// Whether an effect changes what can be seen of a tree.
+  /// Whether an effect changes what is visible of a tree.
   [[nodiscard]] static bool shows(const simulated_tree& tree, const simulated_effect& effect) {
     if (effect.what == kind::names) return true;
     if (effect.what == kind::data && effect.offset >= tree.nodes.at(effect.node).size) return false;
@@ -139,7 +139,7 @@ class crash_walk {
       look({alone_there, std::nullopt});
     }
     for (std::size_t sample = 0; sample < limits_.samples && count != 0; ++sample) {
-      // Few, half or most of them: a fair coin for each would hardly ever lose just two of a hundred.
+      // Few, half or most of them, because a fair coin for each would hardly ever lose just two of a hundred.
       const std::uint64_t of_eight = 1 + random() % 7;
       std::vector<bool> survives(count);
       for (std::size_t i = 0; i < count; ++i)
@@ -159,12 +159,12 @@ class crash_walk {
     }
     return true;
   }
-  /// Takes away what lacks something that it needs.
+  /// Removes effects that lack another one that they need.
   void close(std::vector<bool>& survives) const {
     for (std::size_t i = 0; i < survives.size(); ++i)
       survives[i] = survives[i] && has_needs(survives, i);
   }
-  /// Adds an effect, and what it needs.
+  /// Adds an effect, and those that it needs.
   void bring(std::vector<bool>& survives, std::size_t effect) const {
     std::vector<std::size_t> wanted{effect};
     while (!wanted.empty()) {
@@ -203,13 +203,13 @@ class crash_walk {
 }  // namespace detail
 
 /// Calls `visit(simulated_storage& after)` for what a device may have if the machine stopped now: every
-/// state, when few effects are pending; else nothing survives, all, all but each one (and what needs it),
-/// each one alone (with what it needs), each write torn, and a seeded sample. States that look the same are
-/// visited once. `after` is the visitor's own, to recover in and to crash again; `after.trace()` says what
-/// was done and what survived.
+/// state, if few effects are pending; else no effect survives, all, all but each one (and those that need
+/// it), each one alone (with those that it needs), each write torn, and a seeded sample. States that look the
+/// same are visited once. `after` belongs to the visitor, to recover in and to crash again; `after.trace()`
+/// lists what was done and what survived.
 ///
-/// @par Complexity   2^effects x tears x bytes of the files when exhaustive.
-/// @par Errors   `argument_error` when `exhaustive_up_to` passes 24; what `visit` throws.
+/// @par Complexity   2^effects x tears x bytes of the files if exhaustive.
+/// @par Errors   `argument_error` if `exhaustive_up_to` exceeds 24; what `visit` throws.
 template <class Visit>
 crash_visits visit_crash_states(const simulated_storage& storage, const crash_limits& limits, Visit&& visit) {
   if (limits.exhaustive_up_to > 24) {
@@ -219,7 +219,7 @@ crash_visits visit_crash_states(const simulated_storage& storage, const crash_li
   return detail::crash_walk(storage, limits, visit).run();
 }
 
-/// What a sweep went through.
+/// The result of a sweep.
 struct power_cut_sweep {
   std::uint64_t power_cuts = 0;  ///< one for each call of the run, and one after the last
   std::uint64_t states = 0;      ///< after all of them
@@ -228,11 +228,11 @@ struct power_cut_sweep {
 
 /// Runs `run(simulated_storage&)` to its end, and again with a power cut before its first call, before its
 /// second, ... and calls `check(simulated_storage& after)` for the states after each, the last one's too.
-/// Each run has a fresh copy of `start`, with all that is pending there; a run that is not the same each time
-/// is cut at other places, that is all. What the run has acknowledged so far it notes for `check` outside of
-/// the storage; it clears the notes as it begins.
+/// Each run has a fresh copy of `start`, with all that is pending there; a run that differs each time is cut
+/// at other places, without other effects. The run notes outside the storage, for `check`, what it has
+/// acknowledged so far; it clears the notes as it begins.
 ///
-/// `power_cut` goes through `run`; nothing in it may swallow it.
+/// `power_cut` passes through `run`, which must not catch it.
 template <class Run, class Check>
 power_cut_sweep sweep_power_cuts(const simulated_storage& start, Run&& run, Check&& check,
                                  const crash_limits& limits = {}) {

@@ -13,9 +13,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Passes on to `Source`, but refuses calls `first`, `first + every`, `first + 2 every`... of `take`, counted
-/// from 1. Run the code under test once for each `first` until nothing was refused: then every request has
-/// failed once.
+/// Passes requests on to `Source`, but refuses calls `first`, `first + every`, `first + 2 every`... of
+/// `take`, counted from 1. Run the code under test once for each `first` until nothing was refused: then
+/// every request has failed once.
 ///
 /// @par Thread safety   that of `Source`.
 template <byte_source Source = page_source>
@@ -23,7 +23,7 @@ class failing_source {
  public:
   /// @param first  the call to refuse; 0 refuses none.
   /// @param every  distance to the next; 0 refuses only the first.
-  /// @param source  where the other requests go.
+  /// @param source  receives the other requests.
   explicit failing_source(std::uint64_t first, std::uint64_t every = 0, Source source = Source{}) noexcept
       : source_(std::move(source)), next_(first), every_(every) {}
 
@@ -44,7 +44,7 @@ class failing_source {
     source_.give_back(data, bytes, alignment);
   }
 
-  /// Calls of `take` so far, and how many were refused.
+  /// Returns the calls of `take` so far, and how many were refused.
   [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }
   [[nodiscard]] std::uint64_t refused() const noexcept { return refused_; }
 

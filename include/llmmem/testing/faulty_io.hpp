@@ -1,5 +1,5 @@
 /// @file
-/// `faulty_io`: an I/O engine whose device misbehaves as it is told to.
+/// `faulty_io`: an I/O engine with planned faults of its device.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,18 +17,18 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// What goes wrong with a request.
+/// The fault of a request.
 enum class io_fault : std::uint8_t {
   none,
   error,       ///< refused with `number` as errno; nothing is moved
-  short_move,  ///< about half of it is moved, in whole pages where there is more than one; one page whole
-  nothing,     ///< 0 bytes are moved, and that is called a success
-  lost,        ///< never answered; nothing is moved, and nothing is under way: its place is lost too
+  short_move,  ///< about half of it is moved, in whole pages if it has several; one page completely
+  nothing,     ///< 0 bytes are moved, and reported as a success
+  lost,        ///< never answered; nothing is moved or in flight: its place is lost too
   late,        ///< answered `number` reaps later
-  bit_flip,    ///< one bit of what a read brings is wrong, and nobody says so
+  bit_flip,    ///< one bit of a read is wrong, without an error
 };
 
-/// A fault, and the requests that it befalls.
+/// A fault, and the requests that it hits.
 struct planned_fault {
   io_fault what = io_fault::none;
   std::uint64_t first = 1;  ///< number of the first request, counted from 1
@@ -44,8 +44,8 @@ struct fault_counts {
   std::uint64_t faults = 0;
 };
 
-/// Puts the faults of a plan between a queue and a real engine. The same requests in the same order meet the
-/// same faults.
+/// Inserts the faults of a plan between a queue and a real engine. The same requests in the same order get
+/// the same faults.
 ///
 ///     using namespace testing;
 ///     file_queue<faulty_io<posix_io>> queue({}, std::vector{planned_fault{io_fault::short_move, 3}});
@@ -54,7 +54,7 @@ struct fault_counts {
 template <io_engine Engine>
 class faulty_io {
  public:
-  /// @param engine  what the engine is made from.
+  /// @param engine  the engine's constructor arguments.
   template <class... Args>
   explicit faulty_io(std::vector<planned_fault> plan, Args&&... engine)
       : plan_(std::move(plan)), seen_(plan_.size()), engine_(std::forward<Args>(engine)...) {}
@@ -146,7 +146,7 @@ class faulty_io {
     return found;
   }
 
-  /// Completions whose time has come.
+  /// Returns completions that are due.
   [[nodiscard]] std::size_t release(std::span<io_completion> out) noexcept {
     std::size_t count = 0;
     for (std::size_t i = 0; i < held_.size();) {

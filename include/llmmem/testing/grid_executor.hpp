@@ -1,5 +1,5 @@
 /// @file
-/// `grid_executor`: runs rows and items on the host as a device would, thread by thread.
+/// `grid_executor`: runs rows and items on the host as a device does, thread by thread.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,25 +18,25 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Which blocks of a launch somebody walks: all, unless several threads take some each, as a device's
-/// multiprocessors do. A race between them is one between the blocks of a device.
+/// The blocks of a launch that one thread walks: all, unless several threads share them as a device's
+/// multiprocessors do. A race between these threads is one between the blocks of a device.
 struct block_share {
   std::uint32_t first = 0;
   std::uint32_t stride = 1;  ///< to the next one
 };
 
-/// Plans a launch as a device's, and walks all of its blocks and threads, with the kernel's own arithmetic:
-/// what they leave out, move twice or take past an end shows without a device. Barriers are none in rows and
-/// items, so that threads may follow each other; lanes of a group take, then tell each other what they know
-/// as a device's do, then give.
+/// Plans a launch as a device does, and walks all of its blocks and threads, with the kernel's own
+/// arithmetic: so bytes that they leave out, move twice or take past an end are found without a device. Rows
+/// and items have no barriers, so threads may run one after the other; lanes of a group take, then exchange
+/// what they know as a device's do, then give.
 ///
-/// The packets are as wide as the map says its ends' alignment allows, and whether that is so is checked
-/// first: a device ends with an error where it is not.
+/// The packets are as wide as the alignment that the map promises. The executor checks that promise first,
+/// because a device would end with an error.
 ///
 /// @par Thread safety   as `host_executor`.
-/// @par Errors          `errc::misaligned` for a row that is less aligned than its map says: index the
-///      part, wanted = the alignment, found = the row. Then nothing has moved. `errc::lanes_differ` when a
-///      group's `combine` depends on the order: what came before that item is done.
+/// @par Errors          `errc::misaligned` for a row that is less aligned than its map says: index the part,
+///      wanted = the alignment, found = the row. Then nothing has moved. `errc::lanes_differ` if a group's
+///      `combine` depends on the order: the items before that one are done.
 class grid_executor {
  public:
   explicit grid_executor(const launch_limits& limits = {}, const block_share& share = {}) noexcept
@@ -82,8 +82,8 @@ class grid_executor {
     return {};
   }
 
-  /// The lanes of a group in turns, as the host takes them: they do not depend on each other but where the
-  /// work says so. Their loops have a turn more than they need, as beside a group that has more to do.
+  /// The lanes of a group in turns, as the host takes them: they depend on each other only where the work
+  /// says so. Their loops have one idle turn, as next to a group with more work.
   template <lane_work Work>
   result<void> each(const Work& work) const noexcept {
     const item_launch launch = plan_items(work.items(), work.lanes(), limits_, Work::threads);
@@ -96,7 +96,7 @@ class grid_executor {
   }
 
  private:
-  /// The lanes whose first is a thread of a block, item by item.
+  /// Runs the lanes whose first is a thread of a block, item by item.
   template <group_work Work>
   static result<void> run_group(const Work& work, const item_launch& launch, std::uint32_t block,
                                 std::uint32_t thread) noexcept {
@@ -105,7 +105,7 @@ class grid_executor {
     constexpr std::uint32_t most = 32;
     const std::uint32_t lanes = work.lanes();
     const item_share share = share_of(launch, block, thread);
-    static_cast<void>(Work::measure(held_type{}));  // as of lanes without an item beside some that have one
+    static_cast<void>(Work::measure(held_type{}));  // as for lanes without an item next to lanes with one
     for (std::uint64_t item = share.first; item < work.items(); item += share.stride) {
       std::array<held_type, most> held{};
       std::array<partial, most> known{};

@@ -16,26 +16,26 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// What a device near its storage would take for the calls so far, and the same with the keys and values on
-/// the link.
+/// The time that a device near its storage would take for the calls so far, and the time with the keys and
+/// values on the link.
 struct near_storage_costs {
   near_traffic traffic{};        ///< of queries and parts
-  std::uint64_t read_bytes = 0;  ///< keys and values that the device read by itself
-  std::uint64_t near_ns = 0;     ///< queries over the link, reading, parts back
+  std::uint64_t read_bytes = 0;  ///< keys and values that the device itself read
+  std::uint64_t near_ns = 0;     ///< queries over the link, reads, parts back
   std::uint64_t fetch_ns = 0;    ///< if what it read had come over the link instead
 };
 
-/// A device that attends to what its storage holds: what `beneath` makes, told as if queries came to it and
-/// parts came back over a link, and keys and values were read at the device's own rate. It computes as fast
+/// A device that attends to the contents of its storage: the results of `beneath`, with the times as if
+/// queries and parts used a link, and keys and values were read at the device's own rate. It computes as fast
 /// as it reads. The parts are those of `beneath`, bit for bit.
 ///
 /// @par Thread safety   as `beneath`.
-/// @par Errors          those of `beneath`; the constructor throws `argument_error` for links of no
-/// bandwidth.
+/// @par Errors          those of `beneath`; the constructor throws `argument_error` for links without
+///      bandwidth.
 template <attention_holder Holder>
 class near_storage {
  public:
-  /// @param layout  of the cache: what a token is worth. `beneath` outlives it.
+  /// @param layout  of the cache: gives the bytes of a token. `beneath` outlives it.
   /// @param inside  how the device reads its storage.
   near_storage(Holder& beneath, const kv_layout& layout, const link_model& link, const link_model& inside)
       : beneath_(&beneath),

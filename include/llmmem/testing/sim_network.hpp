@@ -26,11 +26,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Thrown out of an endpoint's call when its process is killed. No `std::exception`, so that nobody takes it
-/// for an error and goes on: between two calls a killed process does nothing any more.
+/// Thrown from an endpoint's call when its process is killed. It is no `std::exception`, so that no handler
+/// takes it for an error and continues: between two calls a killed process does nothing more.
 struct process_killed {};
 
-/// No process can ever go on: a hang. The text says who waits for what.
+/// No process can ever continue: a hang. The text says which process waits for what.
 class sim_stuck : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -42,19 +42,19 @@ struct sim_options {
   std::uint64_t seed = 1;
   std::uint64_t least_delay_ns = 2'000;  ///< of a frame
   std::uint64_t most_delay_ns = 100'000;
-  std::uint64_t least_notice_ns = 10'000;  ///< until a death is noticed, by each on its own
+  std::uint64_t least_notice_ns = 10'000;  ///< until a death is noticed, by each process on its own
   std::uint64_t most_notice_ns = 10'000'000;
-  std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until one that is not heard is suspected
+  std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until an unreachable process is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: more waits
-  /// Of data, that a process can send, and as many that it can take, from all others together; 0: any.
+  std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: further data waits
+  /// Data that a process can send, and equally much that it can take, from all others together; 0: unlimited.
   std::uint64_t bytes_per_second = 0;
-  std::uint32_t corrupts_one_in = 0;  ///< frames of data, of which one bit is turned; 0: none
-  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none from then on
+  std::uint32_t corrupts_one_in = 0;  ///< frames of data in which one bit is flipped; 0: none
+  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none after that time
   std::uint64_t most_calls = 10'000'000;                ///< of all together; more counts as a hang
 };
 
-/// Goes through all orders in which a process can hear what has come to it, one run of a network for each.
+/// Enumerates all orders in which a process can receive what has arrived, with one run of a network for each.
 ///
 ///     order_choices orders;
 ///     do {
@@ -65,10 +65,10 @@ struct sim_options {
 ///
 /// @par Complexity      as many runs as there are orders; memory for the choices of one run.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          `choose` throws `std::logic_error` where a run does not repeat the one before it.
+/// @par Errors          `choose` throws `std::logic_error` if a run does not repeat the one before it.
 class order_choices {
  public:
-  /// The thing to hear next, below `of`.
+  /// Returns which to receive next, below `of`.
   [[nodiscard]] std::uint32_t choose(std::uint32_t of) {
     if (of < 2) return 0;
     if (at_ == path_.size()) path_.push_back({.taken = 0, .of = of});
@@ -78,7 +78,7 @@ class order_choices {
                            std::to_string(next.of) +
                            " in the run before; let nothing but the choices differ between two runs");
   }
-  /// Goes on to the next order. Whether there is one.
+  /// Continues with the next order. Returns whether there is one.
   [[nodiscard]] bool next() noexcept {
     ++orders_;
     at_ = 0;
@@ -88,7 +88,7 @@ class order_choices {
     ++path_.back().taken;
     return true;
   }
-  /// Orders that are done.
+  /// Returns the orders completed.
   [[nodiscard]] std::uint64_t orders() const noexcept { return orders_; }
 
  private:
@@ -103,7 +103,7 @@ class order_choices {
 
 class sim_network;
 
-/// One process of a `sim_network`: what its body gets. An `endpoint`.
+/// One process of a `sim_network`: the argument of its body. An `endpoint`.
 class sim_endpoint {
  public:
   sim_endpoint(const sim_endpoint&) = delete;
@@ -115,7 +115,7 @@ class sim_endpoint {
   [[nodiscard]] std::uint64_t now_ns() const noexcept;
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept;
   [[nodiscard]] bool is_connected(seat_id seat) const noexcept;
-  /// How many processes had this seat before.
+  /// Returns how many processes had this seat before.
   [[nodiscard]] std::uint32_t incarnation() const noexcept { return incarnation_; }
 
   template <frame_handler Handler>
@@ -128,7 +128,7 @@ class sim_endpoint {
   void give_up(seat_id seat) noexcept;
   void wake() noexcept;
 
-  /// Computes: time passes, and it hears nothing.
+  /// Computes: time passes, and it receives nothing.
   void work(std::uint64_t ns);
 
  private:
@@ -138,12 +138,12 @@ class sim_endpoint {
     std::vector<std::byte> bytes{};
     std::uint64_t due = 0;
   };
-  /// What one process has sent another.
+  /// The frames from one process to another.
   struct wire {
     std::deque<frame_on_wire> told{};
     std::deque<frame_on_wire> data{};
     std::uint64_t data_bytes = 0;
-    std::uint64_t last_due[2] = {0, 0};  // of told, of data: order is kept
+    std::uint64_t last_due[2] = {0, 0};  // of notices, of data: order is kept
     bool is_held = false;                // the handler said `later`
   };
   struct notice {
@@ -169,66 +169,66 @@ class sim_endpoint {
   bool is_dead_ = false;
   bool is_woken_ = false;
   std::uint64_t resumes_at_ = 0;   // while it waits or works
-  std::uint64_t sends_until_ = 0;  // its link is taken until then, by what it sends
+  std::uint64_t sends_until_ = 0;  // its sends occupy its link until then
   std::uint64_t takes_until_ = 0;
-  std::uint32_t full_receiver_ = ~0U;  // process it waits for to take data, or none
+  std::uint32_t full_receiver_ = ~0U;  // process that must take its data first, or none
   std::uint64_t bytes_to_send_ = 0;    // so many bytes
   std::uint64_t calls_ = 0;
   std::uint64_t dies_in_call_ = ~std::uint64_t{0};
   std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
-  std::vector<std::uint32_t> speaks_{};     // by seat: the process that can be told there, or none
+  std::vector<std::uint32_t> speaks_{};     // by seat: the process that notices can reach there, or none
   std::vector<notice> notices_{};
   std::condition_variable turn_{};
 };
 
-/// Runs a body for each seat, in a thread of its own, one at a time: which goes on is drawn by the seed, and
-/// time is virtual, so that every run of a seed is the same.
+/// Runs a body for each seat, in its own thread, one at a time: the seed draws which continues, and time is
+/// virtual, so every run of a seed is the same.
 ///
 ///     sim_network net({.seats = 4, .seed = seed});
 ///     net.kill_in_call(seat_id{2}, 17);
 ///     net.run([](sim_endpoint& end) { communicator ranks(end); ... });
 ///
-/// What it knows of: frames take time, each its own, in order within a lane, and longer over links that are
-/// taken (`bytes_per_second`); who sends too much waits; a
-/// process dies in any of its calls or at any time, frames on their way then come or not, and each of the
-/// others notices it in its own time; a process stands still for a while; two groups do not hear each other
-/// for a while, or for ever; bits are turned; a fresh process takes the seat of a dead one. Who is not heard
-/// for `hard_silence_ns` is suspected.
+/// Its model: frames take time, each its own, in order within a lane, and longer over busy links
+/// (`bytes_per_second`); a process that sends too much waits; a process dies in any of its calls or at any
+/// time, its frames in flight then arrive or not, and each of the others notices in its own time; a process
+/// pauses for a while; two groups are unreachable for each other for a while, or for ever; bits are
+/// flipped; a fresh process takes the seat of a dead one. A process that is unreachable for `hard_silence_ns`
+/// is suspected.
 ///
 /// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
 /// @par Thread safety   plan from one thread, before `run`.
-/// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck`
-///      when nobody can go on.
+/// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck` if
+///      no process can continue.
 /// @par Source          the method: FoundationDB's simulation (apple.github.io/foundationdb/testing.html).
 class sim_network {
  public:
-  /// @throws argument_error  for no seats, or delays of which the least is above the most.
+  /// @throws argument_error  for no seats, or delays whose least exceeds the most.
   explicit sim_network(const sim_options& options);
   sim_network(const sim_network&) = delete;
   sim_network& operator=(const sim_network&) = delete;
 
-  /// The first process of the seat, or that which is its `incarnation`-th, dies within its `call`-th call of
-  /// its endpoint, from 0.
+  /// The first process of the seat, or its `incarnation`-th, dies within its `call`-th call of its endpoint,
+  /// from 0.
   void kill_in_call(seat_id seat, std::uint64_t call, std::uint32_t incarnation = 0);
   void kill_at(seat_id seat, std::uint64_t ns);
-  /// It does nothing from then on, until then.
+  /// The seat does nothing from `from_ns` until `until_ns`.
   void stop(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns);
-  /// Between `group` and all others nothing comes through from then on, until then.
+  /// Nothing passes between `group` and all others from `from_ns` until `until_ns`.
   void part(const seat_set& group, std::uint64_t from_ns, std::uint64_t until_ns);
-  /// The order in which the seat's processes hear what has come, from then on, until then, is chosen there
-  /// instead of drawn. `orders` outlives the run.
+  /// `orders` chooses, instead of the seed, the order in which the seat's processes receive what has arrived,
+  /// from `from_ns` until `until_ns`. `orders` outlives the run.
   void choose(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns, order_choices& orders);
   /// A fresh process takes the seat that long after the last one died. May be called several times.
   void restart_after(seat_id seat, std::uint64_t ns);
 
-  /// Runs them all until they have returned or were killed. Once.
+  /// Runs them all until they have returned or were killed. Call it once.
   template <class Body>
   void run(Body body);
 
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return now_; }
   /// Whether the process was killed.
   [[nodiscard]] bool was_killed(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
-  /// Calls of its endpoint that it made.
+  /// Returns the calls of its endpoint that it made.
   [[nodiscard]] std::uint64_t calls(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
   [[nodiscard]] std::uint64_t frames_corrupted() const noexcept { return corrupted_; }
 

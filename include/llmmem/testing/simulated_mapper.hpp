@@ -1,6 +1,5 @@
 /// @file
-/// A mapper that maps nothing: it counts, refuses the n-th call, and notes what a real system would not
-/// forgive.
+/// A mapper without memory: it counts, refuses the n-th call, and records what a real system would punish.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,10 +18,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// How a simulated mapper behaves.
+/// Options of a simulated mapper.
 struct simulated_mapper_options {
   std::uint64_t granularity = std::uint64_t{2} << 20;  ///< that of CUDA devices
-  std::uint64_t most_mappings = ~std::uint64_t{0};     ///< as vm.max_map_count does, refuses more
+  std::uint64_t most_mappings = ~std::uint64_t{0};     ///< refuses more, as vm.max_map_count does
 };
 
 /// Which calls to refuse: those of `reserve`, `create`, `map`, `allow` and `unmap`, counted together from 1.
@@ -33,15 +32,15 @@ struct mapper_faults {
 
 /// Addresses that cannot be dereferenced, given out in order, so that a run repeats bit for bit.
 ///
-/// It keeps account of its own, apart from the bookkeeping above it: an overlapping mapping, an unmapping of
-/// what is not mapped, memory destroyed while it is mapped or twice, each becomes a sentence in `violations`.
+/// It keeps its own records, separate from the bookkeeping above it: an overlapping mapping, an unmapping of
+/// what is not mapped, memory destroyed while it is mapped or twice, each adds a sentence to `violations`.
 ///
 /// @par Thread safety   none.
-/// @par Errors   running out of memory for its own account ends the program.
+/// @par Errors   exhaustion of memory for its own records ends the program.
 class simulated_mapper {
  public:
   static constexpr bool is_host_accessible = false;
-  static constexpr std::uint32_t error = 12;  ///< what a refused call answers: ENOMEM of Linux
+  static constexpr std::uint32_t error = 12;  ///< the error of a refused call: ENOMEM of Linux
 
   explicit simulated_mapper(const simulated_mapper_options& options = {}) : options_(options) {}
 
@@ -120,22 +119,22 @@ class simulated_mapper {
     return 0;
   }
 
-  /// Refuses as told from now on; the count of calls starts again.
+  /// Refuses as planned from now on; the count of calls starts again.
   void refuse(mapper_faults faults) noexcept {
     faults_ = faults;
     calls_ = 0;
     refused_ = 0;
   }
 
-  /// Calls since `refuse`, or construction, and how many of them were refused by it.
+  /// Returns the calls since `refuse`, or construction, and how many of them it refused.
   [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }
   [[nodiscard]] std::uint64_t refused() const noexcept { return refused_; }
 
-  /// What a real system would not have forgiven, in order.
+  /// Returns what a real system would have punished, in order.
   [[nodiscard]] const std::vector<std::string>& violations() const noexcept { return violations_; }
 
-  /// The memory that an access to `at` would reach, and where in it: two addresses that give the same are
-  /// aliases. `{0, 0}` where an access would fault.
+  /// Returns the memory that an access to `at` would reach, and where in it: two addresses with the same
+  /// result are aliases. `{0, 0}` if an access would fault.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> resolve(const std::byte* data) const {
     const std::uint64_t at = number(data);
     auto next = mappings_.upper_bound(at);

@@ -1,6 +1,6 @@
 /// @file
-/// `simulated_space`: a device without a device. Its memory crashes the host that touches it, its copies take
-/// virtual time, and bytes used before their fence are an error.
+/// `simulated_space`: a device without hardware. Its memory crashes a host that touches it, its copies take
+/// virtual time, and a use of bytes before their fence is an error.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,20 +27,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// A copy that touches bytes another copy has not finished with: the text names both, the bytes and the
-/// times.
+/// A copy that touches bytes of an unfinished copy: the text names both, the bytes and the times.
 class fence_error : public error {
  public:
   using error::error;
 };
 
-/// How a simulated space is set up.
+/// Options of a simulated space.
 struct simulated_options {
   std::uint64_t budget = 0;                                                   ///< most bytes; 0 is refused
   std::string name = "simulated_space";                                       ///< for error texts
   link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};  ///< to and from the host
   link_model internal{.bytes_per_second = 1'000'000'000'000, .latency_ns = 2'000};  ///< copies within
-  std::optional<std::byte> fresh = std::byte{0xCD};  ///< what new ranges hold; nullopt leaves pages untouched
+  std::optional<std::byte> fresh = std::byte{0xCD};  ///< of new ranges; nullopt leaves pages untouched
   misuse_handler on_misuse = &abort_on_misuse;       ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;
 };
@@ -57,26 +56,26 @@ struct simulated_stats {
   std::uint64_t in_flight = 0;  ///< copies that have not finished
 };
 
-/// A device's memory and its link, simulated so strictly that an engine which runs on it waits where it must.
+/// A device's memory and its link, simulated so strictly that an engine without errors on it waits where it
+/// must.
 ///
-/// - **The host cannot touch it.** The addresses it gives out are PROT_NONE, for good; its copies use an
-/// alias.
-/// - **Copies take time.** Those in and out queue on one link, those within on another:
-///   `finish = max(now, link free, after) + latency + bytes / bandwidth` on a clock that the test drives.
+/// - **The host cannot touch it.** The addresses it gives out are PROT_NONE, permanently; its copies use an
+///   alias.
+/// - **Copies take time.** Those in and out queue on one link, those within on another: `finish = max(now,
+///   link free, after) + latency + bytes / bandwidth` on a clock that the test drives.
 /// - **Bytes move late.** A copy reads its source when it *finishes*, and fills its destination with `0xDD`
-///   when it starts: host code that reuses a source or reads a destination too early gets wrong bytes, every
-///   time.
-/// - **Order must be asked for.** A copy that reads what an unfinished copy writes, or writes what one reads
-///   or writes, without its fence waited for or passed in `after`, throws `fence_error`, although the link
-///   would have put them in order. Both ends count, on the host as in the space.
+///   when it starts: host code that reuses a source or reads a destination too early always gets wrong bytes.
+/// - **Order must be explicit.** A copy that reads what an unfinished copy writes, or writes what one reads
+///   or writes, without a wait for its fence or its fence in `after`, throws `fence_error`, even if the link
+///   would have ordered them. Both ends count, on the host as in the space.
 ///
-/// Order is judged by virtual time: a wait for something later also passes what is earlier. Run a test with
-/// several bandwidths where that could hide a missing fence.
+/// Virtual time decides the order: a wait for something later also passes what is earlier. Run a test with
+/// several bandwidths if that could hide a missing fence.
 ///
 /// @par Complexity      O(copies in flight) for a copy; a few system calls for an allocation.
 /// @par Thread safety   none: one thread drives the clock and its spaces, and a run repeats bit for bit.
 /// @par Errors          the constructor throws `length_error` and `argument_error`; copies throw
-///                      `fence_error`, and `length_error` past the end of time; what a real space refuses is
+///                      `fence_error`, and `length_error` past the end of time; a refusal of a real space is
 ///                      a value.
 class simulated_space {
  public:
@@ -84,7 +83,7 @@ class simulated_space {
   using fence_type = virtual_fence;
   static constexpr bool is_host_accessible = false;
 
-  /// What destinations hold while their copy is under way.
+  /// The contents of destinations while their copy is in flight.
   static constexpr std::byte in_flight_fill{0xDD};
 
   /// @param clock  outlives the space.
@@ -103,7 +102,7 @@ class simulated_space {
   simulated_space(const simulated_space&) = delete;
   simulated_space& operator=(const simulated_space&) = delete;
 
-  /// Drops the copies under way, and unmaps everything.
+  /// Drops the copies in flight, and unmaps everything.
   ~simulated_space() {
     clock_->forget(this);
     for (const auto& live : live_) {
@@ -141,13 +140,13 @@ class simulated_space {
   }
   /// @}
 
-  /// The bytes as the device's own programs see them, for a test that plays the device: at another address,
-  /// which the host may touch.
+  /// Returns the bytes as the device's own programs see them, for a test that plays the device: at another
+  /// address, which the host may touch.
   /// @throws handle_error  for a range that is not live.
-  /// @throws fence_error   while a copy into it is under way.
+  /// @throws fence_error   while a copy into it is in flight.
   [[nodiscard]] std::span<std::byte> device_view(range_type range) const;
 
-  /// Whether all of `range` lies inside one live range; an empty one lies in any.
+  /// Whether all of `range` is inside one live range; an empty one is inside any.
   [[nodiscard]] bool holds(range_type range) const noexcept {
     return range.bytes == 0 || live_.holding(range.data, range.bytes) != nullptr;
   }
@@ -160,7 +159,7 @@ class simulated_space {
     return now;
   }
 
-  /// The links, for when they are free and how long they were taken.
+  /// Returns the links, to query when they are free and how long they were busy.
   [[nodiscard]] const virtual_link& link() const noexcept { return link_; }
   [[nodiscard]] const virtual_link& internal() const noexcept { return internal_; }
 
@@ -173,7 +172,7 @@ class simulated_space {
         0;  // how many ranges were given out before it: a name that repeats from run to run
   };
 
-  /// Bytes at one end of a copy, on the host or in the space: handed-out addresses lie apart from the host's.
+  /// Bytes at one end of a copy, on the host or in the space: addresses of the space differ from the host's.
   struct interval {
     const std::byte* data = nullptr;
     std::uint64_t bytes = 0;

@@ -1,6 +1,6 @@
 /// @file
-/// `simulated_storage`: a file system in memory whose power can be cut, and which then has anything that a
-/// real device might have.
+/// `simulated_storage`: a file system in memory with power cuts, after which it has any state that a real
+/// device might have.
 #pragma once
 
 #include <llmmem/checkpoint/storage.hpp>
@@ -27,7 +27,7 @@ struct simulated_tree;
 template <class Visit>
 class crash_walk;
 
-/// Shared ownership of a disk: what outputs, inputs and locks keep alive. <memory> would bring 15,000 lines.
+/// Shared ownership of a disk by outputs, inputs and locks. Not <memory>, because it adds 15,000 lines.
 class simulated_disk_handle {
  public:
   explicit simulated_disk_handle(simulated_disk* owned) noexcept : disk_(owned) {}
@@ -49,7 +49,7 @@ class simulated_disk_handle {
 };
 }  // namespace detail
 
-/// Something that was done and that no sync has covered yet.
+/// An effect that no sync has covered yet.
 struct pending_effect {
   std::string text{};                ///< "data of 'a': 512 bytes at 0"
   std::vector<std::size_t> needs{};  ///< effects, by index, without which this one cannot have survived
@@ -57,45 +57,47 @@ struct pending_effect {
   std::uint64_t bytes = 0;           ///< of a write; 0: it is none, and cannot be torn
 };
 
-/// What of the pending effects a device has after a crash.
+/// Which of the pending effects a device has after a crash.
 struct crash_choice {
-  /// By index in `pending()`; what it does not reach is lost.
+  /// By index in `pending()`; effects past its end are lost.
   std::vector<bool> survives{};
 
-  /// A write of which only the beginning came.
+  /// A write of which only the beginning arrived.
   struct torn_write {
     std::size_t effect = 0;   ///< one that survives
-    std::uint64_t bytes = 0;  ///< as far as it came: up to a sector's beginning
+    std::uint64_t bytes = 0;  ///< as far as it arrived: up to a sector's beginning
   };
   std::optional<torn_write> torn{};
 };
 
-/// A `checkpoint_storage` that keeps two accounts: what running code sees, which is everything done so far,
-/// and what the device has for certain, which is what syncs have covered. The difference is *pending*. For
-/// engines whose files must outlast a crash: run the code, cut the power anywhere, recover from every state
-/// that a device could be in, compare. `crash_states.hpp` enumerates them; docs/crash_testing.md shows how.
+/// A `checkpoint_storage` with two accounts: what running code sees, which is everything done so far, and
+/// what the device certainly has, which is what syncs have covered. The difference is *pending*. For engines
+/// whose files must survive a crash: run the code, cut the power anywhere, recover from every state that a
+/// device could have, compare. `crash_states.hpp` enumerates them; docs/crash_testing.md shows how.
 ///
 /// What is pending, and until when:
 /// - a file's data, each `begin_write` an effect of its own, and its size, from `create` or a write past the
 ///   end: until `output.sync()`;
-/// - a name that was made, removed or changed: until `sync_folder` of the folder that it is in, and of no
-///   other. A rename, or a replacement, is one effect: both names or neither.
+/// - a name that was made, removed or changed: until `sync_folder` of its own folder. A rename, or a
+///   replacement, is one effect: both names or neither.
 ///
-/// What a crash leaves (`after_crash`): all that is not pending, and **any subset of what is, in which**
-/// **no name's effect is there without the one before it on the same name**. So "create a, rename a to b"
-/// may leave nothing, a, or b, but not b where a was never made; that much every file system keeps. It keeps
-/// nothing else here: no order between two names, two files, data and size, or a file and its name; a name
-/// says nothing of its file's bytes, a file's sync nothing of its name, a folder's sync nothing of its own
-/// name, and renaming does not flush. At most one write is torn: a prefix of it that ends where a sector
-/// begins, in the file. A file whose size did not come has 0 bytes (or its last size that did); bytes within
-/// it that did not come are `unwritten`, and so are those, even for running code, that were never written.
+/// What a crash leaves (`after_crash`): all that is not pending, and **any subset of the pending effects**
+/// **in which no effect on a name is present without the one before it on the same name**. So "create a,
+/// rename a to b" may leave nothing, a, or b, but not b without a's creation; every file system guarantees
+/// that much. It guarantees nothing else here: no order between two names, two files, data and size, or a
+/// file and its name; a name does not cover its file's bytes, a file's sync does not cover its name, a
+/// folder's sync does not cover its own name, and a rename does not flush. At most one write is torn: a
+/// prefix of it that ends at a sector's beginning, in the file. A file whose size was lost has 0 bytes (or
+/// its last surviving size); lost bytes within it are `unwritten`, and so are bytes that were never written,
+/// even for running code.
 ///
-/// @par Not modelled   sectors of one write in any order (only prefixes), several torn writes at once, bytes
-/// rotting by themselves (see `flip`), names torn, permissions, time, and room that removed files still take
-/// while they are open. Names stay in their folder: `rename` and `replace` to another fail with EXDEV.
-/// `replace` where there is no `to` renames, as POSIX does.
+/// @par Not modelled   sectors of one write in any order (only prefixes), several torn writes at once,
+///      spontaneous decay of bytes (see `flip`), torn names, permissions, time, and room that removed files
+///      still take while they are open. Names stay in their folder: `rename` and `replace` to another fail
+///      with EXDEV. `replace` without an existing `to` renames, as in POSIX.
 ///
-/// @par Thread safety   as the concept asks; one mutex. Outputs, inputs and locks keep what they need alive.
+/// @par Thread safety   as the concept requires; one mutex. Outputs, inputs and locks keep what they need
+///      alive.
 /// @par Errors   `storage_error`; `power_cut`; `argument_error` from what is not part of the concept.
 /// @par Source   after ALICE (Pillai et al., OSDI 2014) and SQLite's and LazyFS's crash tests.
 class simulated_storage {
@@ -106,15 +108,16 @@ class simulated_storage {
 
   /// Throws `argument_error` for sectors of 0 bytes.
   explicit simulated_storage(simulated_storage_options options = {});
-  // A copy would be a second name for the same disk; `after_crash(all_survives())` makes another.
+  // Not copyable, because a copy would be a second name for the same disk; `after_crash(all_survives())`
+  // makes another.
   simulated_storage(simulated_storage&&) noexcept = default;
   simulated_storage& operator=(simulated_storage&&) noexcept = default;
   ~simulated_storage() = default;
 
   // The concept.
   void make_folder(const std::string& path);
-  /// Counts as two calls when `bytes` is not 0: `create` and `reserve`. When the second fails, the file goes
-  /// again, and that is two pending effects.
+  /// Counts as two calls if `bytes` is not 0: `create` and `reserve`. If the second fails, the file is
+  /// removed again: two pending effects.
   [[nodiscard]] output create(const std::string& path, std::uint64_t bytes);
   [[nodiscard]] input open(const std::string& path);
   void rename(const std::string& from, const std::string& to);
@@ -122,47 +125,47 @@ class simulated_storage {
   void link(const std::string& from, const std::string& to);
   void remove(const std::string& path);
   void remove_folder(const std::string& path);
-  /// In an order that only the seed knows.
+  /// In an order that depends on the seed alone.
   [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
   void sync_folder(const std::string& path);
   [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
-  /// A function of the seed and of how many there were; others after each crash. Not counted as a call.
+  /// Depends on the seed and on the number of earlier ones; differs after each crash. Not counted as a call.
   [[nodiscard]] std::uint64_t nonce();
   [[nodiscard]] std::string path(const std::string& below) const;
 
   // Crashes.
   /// Calls so far: each of the concept's, and `begin_write`, `finish_write`, `sync` and `read`.
   [[nodiscard]] std::uint64_t calls() const;
-  /// Cuts the power at that call, counted as `calls()` does; 0: never. One that is past: at the next.
+  /// Cuts the power at that call, counted as in `calls()`; 0: never. For a call that is past: at the next.
   void cut_power_at(std::uint64_t call, power_cut_when when = power_cut_when::before_call);
   [[nodiscard]] bool power_is_off() const;
-  /// What was done and is not durable, oldest first. Writes under way are among it.
+  /// Returns the effects that are not durable, oldest first, including writes in flight.
   [[nodiscard]] std::vector<pending_effect> pending() const;
-  /// The storage as it is when the machine is on again: the same options, but no faults and no power cut; no
-  /// locks; nothing pending. This one stays as it is. Throws `argument_error` for a choice that cannot be.
+  /// Returns the storage after the machine restarts: the same options, but no faults and no power cut; no
+  /// locks; nothing pending. This one is unchanged. Throws `argument_error` for an impossible choice.
   [[nodiscard]] simulated_storage after_crash(const crash_choice& choice = {}) const;
-  /// The choice of all that is pending: what an orderly end leaves.
+  /// Returns the choice of all that is pending: the result of an orderly end.
   [[nodiscard]] crash_choice all_survives() const;
 
   // Faults.
-  /// From now on these, and their counts from 1 again.
+  /// Plans these faults from now on, and restarts their counts from 1.
   void set_faults(std::vector<storage_fault> faults);
-  /// Turns a bit of a file at rest, on the device too; `bit` counts from the file's first byte's lowest.
+  /// Flips a bit of a file at rest, on the device too; `bit` counts from the lowest of the file's first byte.
   void flip(const std::string& path, std::uint64_t bit);
-  /// Cuts a file at rest to that many bytes, fewer than it has.
+  /// Truncates a file at rest to that many bytes, fewer than it has.
   void truncate(const std::string& path, std::uint64_t bytes);
-  /// Makes a file at rest that long, longer than it is, with `unwritten` bytes.
+  /// Extends a file at rest to that many bytes, more than it has, with `unwritten` bytes.
   void grow(const std::string& path, std::uint64_t bytes);
 
   // What running code sees. None of these counts as a call, and all work while the power is off.
-  /// Each file with its bytes, by path.
+  /// Returns each file with its bytes, by path.
   [[nodiscard]] std::map<std::string, std::vector<std::byte>> files() const;
-  /// Each folder, by path, without the root.
+  /// Returns each folder, by path, without the root.
   [[nodiscard]] std::vector<std::string> folders() const;
   /// Equal for storages with the same folders, files and links between them (or by a chance of 2^-64).
   [[nodiscard]] std::uint64_t fingerprint() const;
-  /// What was done, a line a call: "sync_folder 'step-1'", and how it failed. After a crash: what was done
-  /// before it, too, and which effects it left.
+  /// Returns what was done, a line a call: "sync_folder 'step-1'", and how it failed. After a crash: also
+  /// what was done before it, and which effects survived.
   [[nodiscard]] std::vector<std::string> trace() const;
   [[nodiscard]] simulated_storage_options options() const;
 
@@ -176,10 +179,10 @@ class simulated_storage {
   detail::simulated_disk_handle disk_;
 };
 
-/// A file that is being written; see `storage_output`.
+/// A file during its write; see `storage_output`.
 class simulated_storage::output {
  public:
-  /// Names a write under way.
+  /// Names a write in flight.
   struct write_token {
     std::uint64_t number = 0;
   };
@@ -188,7 +191,7 @@ class simulated_storage::output {
   output& operator=(output&&) = delete;
   ~output();
 
-  /// Fails with EINVAL where bytes of a write under way are written.
+  /// Fails with EINVAL for bytes of a write in flight.
   write_token begin_write(std::uint64_t offset, std::span<const std::byte> bytes);
   void finish_write(const write_token& token);
   void sync();
@@ -201,7 +204,7 @@ class simulated_storage::output {
   std::string path_;
 };
 
-/// A file that is there; see `storage_input`.
+/// An existing file; see `storage_input`.
 class simulated_storage::input {
  public:
   [[nodiscard]] std::uint64_t bytes() const;
@@ -215,14 +218,14 @@ class simulated_storage::input {
   std::string path_;
 };
 
-/// A lock on a name; it ends with this object, and with the power.
+/// A lock on a name; it ends with this object, and at a power cut.
 class simulated_storage::lock_type {
  public:
   lock_type(lock_type&&) noexcept = default;
   lock_type& operator=(lock_type&&) = delete;
   ~lock_type();
 
-  /// Whether the name still leads to the file that was locked. Never throws, and is no call: false when the
+  /// Whether the name still leads to the file that was locked. Never throws, and is no call: false if the
   /// power is off.
   [[nodiscard]] bool is_held() const;
 

@@ -1,5 +1,5 @@
 /// @file
-/// How a `simulated_storage` is set up: its power cuts, faults and limits.
+/// The options of a `simulated_storage`: its power cuts, faults and limits.
 #pragma once
 
 #include <llmmem/checkpoint/storage.hpp>
@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Thrown by every call once the power is off. No `llmmem::error` and no `std::exception`, so that a handler
-/// of errors does not take it for one and run on: nothing runs on.
+/// Thrown by every call once the power is off. It is no `llmmem::error` and no `std::exception`, so that no
+/// handler of errors catches it and continues: nothing runs after it.
 struct power_cut {
   std::uint64_t call = 0;  ///< the call at which it went off, counted from 1
 };
@@ -27,39 +27,39 @@ struct power_cut {
 /// When the power goes off.
 enum class power_cut_when : std::uint8_t {
   before_call,  ///< that call has no effect
-  after_call,   ///< it has its effect, and its caller never learns of it
+  after_call,   ///< it has its effect, but its caller never learns of it
 };
 
-/// When a write reads its caller's memory. The contract leaves all the time until `finish_write`, `sync` or
-/// the output's end: code that is right passes with both.
+/// When a write reads its caller's memory. The contract allows any time until `finish_write`, `sync` or the
+/// output's end: correct code passes with both.
 enum class simulated_writes : std::uint8_t {
   at_once,   ///< in `begin_write`
-  deferred,  ///< as late as may be: memory that is used again too early shows in the file
+  deferred,  ///< as late as possible: memory that is reused too early shows in the file
 };
 
-/// A call that fails, and which.
+/// A fault, and the calls that it hits.
 struct storage_fault {
   static constexpr std::uint64_t for_ever = std::numeric_limits<std::uint64_t>::max();
   enum class kind : std::uint8_t {
     refused,   ///< nothing is done
-    reported,  ///< it is done all the same, and called a failure
-    lost,  ///< of a sync: what it was to make durable never will be, though reads still see it until a crash;
-           ///< of a sync of a folder: no later one will do; of others: refused
+    reported,  ///< it is done, but reported as a failure
+    lost,      ///< of a sync: its effects never become durable, though reads still see them until a crash;
+               ///< of a sync of a folder: nor by a later one; of others: refused
   };
 
   std::optional<storage_call> call{};  ///< only these are counted; all calls without
   std::uint64_t first = 1;             ///< number of the first that fails, counted from 1
   std::uint64_t every = 0;             ///< and of each `every` after it; 0: that one only
-  std::uint64_t count = 1;             ///< how many fail at most
-  int number = EIO;                    ///< as `errno` has them
+  std::uint64_t count = 1;             ///< the most that fail
+  int number = EIO;                    ///< an `errno` value
   kind what = kind::refused;
 };
 
-/// How a simulated storage is set up.
+/// Options of a simulated storage.
 struct simulated_storage_options {
-  std::string name = "simulated";      ///< the root, as error texts have it
-  std::uint64_t sector_bytes = 512;    ///< what a device writes wholly or not at all; smaller: smaller tests
-  std::byte unwritten{0xDB};           ///< what bytes hold that never came to the device
+  std::string name = "simulated";      ///< the root, for error texts
+  std::uint64_t sector_bytes = 512;    ///< written completely or not at all; smaller: smaller tests
+  std::byte unwritten{0xDB};           ///< the contents of bytes that never reached the device
   std::uint64_t capacity = max_bytes;  ///< bytes of all files that have a name
   simulated_writes writes = simulated_writes::at_once;
   bool links_allowed = true;       ///< else `link` fails with EOPNOTSUPP

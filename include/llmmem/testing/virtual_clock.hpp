@@ -1,5 +1,5 @@
 /// @file
-/// A clock that stands still until it is told to go on, and the fence that passes by it.
+/// A clock that advances only on request, and the fence that depends on it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,13 +16,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Nanoseconds since a virtual clock was made.
+/// Nanoseconds since the construction of a virtual clock.
 struct virtual_time {
   std::uint64_t ns = 0;
   friend constexpr auto operator<=>(const virtual_time&, const virtual_time&) noexcept = default;
 };
 
-/// `time` plus `ns` nanoseconds.
+/// Returns `time` plus `ns` nanoseconds.
 /// @throws length_error  past 2^64 - 1 ns, which is 584 years.
 [[nodiscard]] constexpr virtual_time later(virtual_time time, std::uint64_t ns) {
   if (ns > ~std::uint64_t{0} - time.ns) {
@@ -32,16 +32,15 @@ struct virtual_time {
   return {time.ns + ns};
 }
 
-/// Time as a value: same calls, same times, on any machine. Simulated spaces hang the ends of their copies on
-/// it.
+/// Time as a value: same calls, same times, on any machine. Simulated spaces schedule the ends of their
+/// copies on it.
 ///
 /// @par Complexity      `advance_to` O(e) for each event it passes, `e` events pending.
-/// @par Thread safety   none: one thread drives the clock and all that hangs on it. That is what makes a run
-/// repeat.
-/// @par Errors          `later` and `at` throw; the clock is then as it was.
+/// @par Thread safety   none: one thread drives the clock and all that depends on it, so that a run repeats.
+/// @par Errors          `later` and `at` throw; the clock is then unchanged.
 class virtual_clock {
  public:
-  /// What happens at a time. It may schedule, but not advance the clock.
+  /// An action at a time. It may schedule, but not advance the clock.
   using action = void (*)(void* context, std::uint64_t tag) noexcept;
 
   virtual_clock() = default;
@@ -50,11 +49,11 @@ class virtual_clock {
 
   [[nodiscard]] virtual_time now() const noexcept { return now_; }
 
-  /// Goes on by `ns`, through every event on the way. @throws length_error  past the end of time.
+  /// Advances by `ns`, through every event on the way. @throws length_error  past the end of time.
   void advance(std::uint64_t ns) { advance_to(later(now_, ns)); }
 
-  /// Goes on to `time`; a time that has passed is no change. Events run in order of their time, those of one
-  /// time in the order they were scheduled; the clock shows each event's time while it runs.
+  /// Advances to `time`; does nothing for a time that has passed. Events run in order of their time, those of
+  /// one time in the order they were scheduled; the clock shows each event's time while it runs.
   void advance_to(virtual_time time) noexcept {
     for (std::size_t i = next(); i != events_.size() && events_[i].time <= time; i = next()) {
       const event due = events_[i];
@@ -65,20 +64,20 @@ class virtual_clock {
     if (time > now_) now_ = time;
   }
 
-  /// Runs `run(context, tag)` when the clock reaches `time`; at the next advance when it already has.
+  /// Runs `run(context, tag)` when the clock reaches `time`; at the next advance if it already has.
   void at(virtual_time time, action run, void* context, std::uint64_t tag) {
     events_.push_back({time, run, context, tag});
   }
 
-  /// Makes room for `more` events, so that as many calls of `at` cannot fail.
+  /// Makes room for another `more` events, so that as many calls of `at` cannot fail.
   void reserve(std::size_t more) { events_.reserve(events_.size() + more); }
 
-  /// Drops what `context` has scheduled: its owner goes away.
+  /// Drops what `context` has scheduled, before its owner ends.
   void forget(const void* context) noexcept {
     std::erase_if(events_, [context](const event& e) { return e.context == context; });
   }
 
-  /// Events still to come.
+  /// Returns the number of pending events.
   [[nodiscard]] std::size_t pending() const noexcept { return events_.size(); }
 
  private:
@@ -89,7 +88,7 @@ class virtual_clock {
     std::uint64_t tag = 0;
   };
 
-  /// The earliest event, of several the first scheduled; `size()` when there is none.
+  /// Returns the earliest event, of several the first scheduled; `size()` if there is none.
   [[nodiscard]] std::size_t next() const noexcept {
     std::size_t best = 0;
     for (std::size_t i = 1; i < events_.size(); ++i) {
@@ -102,13 +101,12 @@ class virtual_clock {
   std::vector<event> events_;
 };
 
-/// Passes when a virtual clock reaches a time. Waiting makes the clock go on to it: that is all that waiting
-/// costs.
+/// Passes when a virtual clock reaches a time. A wait advances the clock to it, and costs nothing else.
 ///
 /// @par Thread safety   none, as its clock. The clock outlives it.
 class virtual_fence {
  public:
-  /// Has passed.
+  /// A fence that has passed.
   constexpr virtual_fence() noexcept = default;
   constexpr virtual_fence(virtual_clock& clock, virtual_time time) noexcept : clock_(&clock), time_(time) {}
 
@@ -117,7 +115,7 @@ class virtual_fence {
     if (clock_ != nullptr) clock_->advance_to(time_);
   }
 
-  /// When it passes, and by which clock; null when there is nothing to wait for.
+  /// Returns when it passes, and by which clock; null if there is nothing to wait for.
   [[nodiscard]] constexpr virtual_time time() const noexcept { return time_; }
   [[nodiscard]] constexpr const virtual_clock* clock() const noexcept { return clock_; }
 

@@ -22,7 +22,7 @@ using llmmem::transfer_ns;
 /// @par Complexity      O(1).
 /// @par Thread safety   none.
 /// @par Errors          the constructor throws `argument_error`; `schedule` throws `length_error` past the
-///                      end of time and leaves the link as it was.
+///                      end of time and leaves the link unchanged.
 class virtual_link {
  public:
   /// Start and end of a copy.
@@ -31,7 +31,7 @@ class virtual_link {
     virtual_time finish;
   };
 
-  /// Fastest link it computes with.
+  /// The fastest link that it can compute with.
   static constexpr std::uint64_t max_bytes_per_second = link_model::most_bytes_per_second;
 
   explicit virtual_link(const link_model& model) : model_(model) { check_link(model, "virtual link"); }
@@ -45,7 +45,7 @@ class virtual_link {
     return {start, finish};
   }
 
-  /// When its last copy ends, and how long it has been taken in all.
+  /// Returns when its last copy ends, and how long it has been busy in all.
   [[nodiscard]] virtual_time free_at() const noexcept { return free_; }
   [[nodiscard]] std::uint64_t busy_ns() const noexcept { return busy_ns_; }
   [[nodiscard]] const link_model& model() const noexcept { return model_; }

@@ -1,5 +1,5 @@
 /// @file
-/// What keeps versions of a piece of state: version numbers, the views that pin them, and `retain_policy`.
+/// The concepts of versioned state: version numbers, the views that pin versions, and `retain_policy`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,35 +14,35 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Number of a version: 1 for the first that is published, then one more each time, never used twice.
+/// Number of a version: 1 for the first one published, then one higher each time, never reused.
 enum class version_id : std::uint64_t {};
 
-/// No version: what `newest` and `oldest` say where there is none.
+/// No version: the answer of `newest` and `oldest` when there is none.
 inline constexpr version_id no_version{0};
 
-/// The number in it, to print or compute with.
+/// Returns the number in it, to print or compute with.
 [[nodiscard]] constexpr std::uint64_t to_number(version_id version) noexcept {
   return static_cast<std::uint64_t>(version);
 }
 
-/// What a store of whole versions has done.
+/// Statistics of a store of whole versions.
 struct version_stats {
   std::uint64_t published = 0;
   std::uint64_t refused_publishes = 0;
   std::uint64_t pins = 0;          ///< given, snapshots among them
-  std::uint64_t refused_pins = 0;  ///< of versions that are gone, or never were
+  std::uint64_t refused_pins = 0;  ///< of versions no longer kept, or never published
   std::uint64_t pinned = 0;        ///< held now
-  std::uint64_t dropped = 0;       ///< versions gone
+  std::uint64_t dropped = 0;       ///< versions no longer kept
   std::uint64_t live = 0;          ///< versions that can be pinned now
-  std::uint64_t most_live = 0;     ///< the most there ever were at once
+  std::uint64_t most_live = 0;     ///< the most there were at once
 
   friend constexpr bool operator==(const version_stats&, const version_stats&) noexcept = default;
 };
 
-/// A version that stays, as it is, for as long as this lives. Empty when default constructed or moved from.
+/// A version that stays unchanged while this object lives. Empty when default constructed or moved from.
 ///
-/// @par Thread safety   one thread at a time each; several of one version may be in several threads. It may
-///      be released by another thread than the one that pinned.
+/// @par Thread safety   one thread at a time each; several threads may hold the same version, each in its own
+///      object. Another thread than the one that pinned may release it.
 template <class Store>
 class pinned_version {
  public:
@@ -70,7 +70,7 @@ class pinned_version {
 
   [[nodiscard]] version_id version() const noexcept { return store_ == nullptr ? no_version : version_; }
 
-  /// Lets go of it now. Nothing when empty.
+  /// Releases the version now. Does nothing when empty.
   void release() noexcept {
     if (store_ != nullptr) std::exchange(store_, nullptr)->unpin(slot_);
   }
@@ -85,19 +85,19 @@ class pinned_version {
   version_id version_ = no_version;
 };
 
-/// Says which versions of a `T` stay, and how they are kept: `R::state<T>` keeps them, and `versioned<T, R>`
-/// is its name. All of them read alike:
+/// Decides which versions of a `T` stay, and how: `R::state<T>` keeps them, and `versioned<T, R>` is its
+/// name. All of them have the same reading calls:
 ///
-/// - `pin(version)`   a view of that version, which stays for as long as the view lives;
-///                    `errc::version_gone`, or `errc::no_such_version` when there was never one.
+/// - `pin(version)`   a view of that version, which stays while the view lives; `errc::version_gone`, or
+///                    `errc::no_such_version` if it was never published.
 /// - `snapshot()`     a view of the newest.
-/// - `newest()`, `oldest()`   numbers, or `no_version`; what lies between may have gaps.
+/// - `newest()`, `oldest()`   numbers, or `no_version`; the numbers between them may have gaps.
 /// - `live()`         how many versions can be pinned.
-/// - `stats()`, and `audit()`: one line for each invariant that is broken.
+/// - `stats()`, and `audit()`: one line for each broken invariant.
 ///
 /// They are written in one of two ways. A state of whole versions has `publish(T)` and
-/// `publish_in_place(writer)`; a state that is written where it lies (`copy_on_write`) has
-/// `write(offset, bytes)`, and its `snapshot()` is what makes a version.
+/// `publish_in_place(writer)`. A state that is written in place (`copy_on_write`) has `write(offset, bytes)`,
+/// and its `snapshot()` makes a version.
 template <class R, class T>
 concept retain_policy = requires(typename R::template state<T>& state,
                                  const typename R::template state<T>& seen, version_id version) {

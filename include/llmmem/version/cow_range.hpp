@@ -1,5 +1,5 @@
 /// @file
-/// `cow_range`: snapshots of bytes that go on being written where they lie, page by page.
+/// `cow_range`: snapshots of bytes that are written in place meanwhile, page by page.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,15 +28,15 @@ inline namespace v0 {
 
 class cow_range;
 
-/// Keeps snapshots of bytes: what a snapshot saw of a page is copied when that page is first written after
-/// it. `versioned<std::byte, copy_on_write>` is `cow_range`.
+/// Keeps snapshots of bytes: the first write to a page after a snapshot copies what the snapshot saw of it.
+/// `versioned<std::byte, copy_on_write>` is `cow_range`.
 struct copy_on_write {
   static constexpr const char* usual_name = "copy_on_write";
 
-  /// Bytes a page, a power of two from 64 on. From 16 KiB on the bookkeeping of a first write, about 0.3 us
-  /// with its release, is lost in the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB leaves a margin,
-  /// and a reader that is in the page holds up its writer for some microseconds only. Smaller pages pay where
-  /// writes are sparse.
+  /// Bytes a page, a power of two of at least 64. From 16 KiB on, the bookkeeping of a first write, about 0.3
+  /// us with its release, is small compared with the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB
+  /// leaves a margin, and a reader in the page delays its writer by some microseconds only. Smaller pages pay
+  /// where writes are sparse.
   std::uint64_t page_bytes = 65'536;
   std::uint32_t max_snapshots = 8;  ///< live at once; pins of one version count once
   metadata_source metadata{};       ///< 16 bytes a page of the range, 24 a page of the pool
@@ -45,22 +45,22 @@ struct copy_on_write {
   using state = cow_range;
 };
 
-/// What a `cow_range` has done.
+/// Statistics of a `cow_range`.
 struct cow_stats {
   std::uint64_t snapshots = 0;
   std::uint64_t live = 0;            ///< snapshots held now
   std::uint64_t copied_pages = 0;    ///< into the pool
-  std::uint64_t refused_writes = 0;  ///< for want of pool pages
-  std::uint64_t reader_waits = 0;    ///< first writes that had to wait for a reader to leave the page
-  std::uint64_t pool_pages = 0;      ///< there are
-  std::uint64_t used_pages = 0;      ///< of these, now
+  std::uint64_t refused_writes = 0;  ///< because the pool had too few pages
+  std::uint64_t reader_waits = 0;    ///< first writes that waited for a reader to leave the page
+  std::uint64_t pool_pages = 0;      ///< pages in the pool
+  std::uint64_t used_pages = 0;      ///< pages of the pool in use now
   std::uint64_t most_used_pages = 0;
 
   friend constexpr bool operator==(const cow_stats&, const cow_stats&) noexcept = default;
 };
 
-/// The bytes of a range as they were at one moment, while they are written on. Empty when default constructed
-/// or moved from; ends before its range.
+/// The bytes of a range at one moment, while writes to the range continue. Empty when default constructed or
+/// moved from; ends before its range.
 ///
 /// @par Thread safety   one thread at a time each; any thread, also while the range is written.
 class cow_snapshot {
@@ -82,32 +82,32 @@ class cow_snapshot {
   [[nodiscard]] version_id version() const noexcept {
     return range_ == nullptr ? no_version : version_id{version_};
   }
-  /// Of the range; 0 when empty.
+  /// Returns the pages of the range; 0 when empty.
   [[nodiscard]] std::uint64_t pages() const noexcept;
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   [[nodiscard]] std::uint64_t page_bytes() const noexcept;
 
   /// Calls `see(std::span<const std::byte>)` once with page `page` as it was; the last page may be short. The
-  /// span ends with the call. While it lasts, a first write to this page waits: copy, and return. What `see`
-  /// throws comes through. `errc::out_of_range` for a page that is not there, `errc::null_handle` when empty.
+  /// span ends with the call. During the call a first write to this page waits, so copy and return. Passes on
+  /// what `see` throws. `errc::out_of_range` for a page outside the range, `errc::null_handle` when empty.
   ///
-  /// @par Complexity   O(1) while the page is unwritten since; else O(snapshots).
+  /// @par Complexity   O(1) while no write to the page followed; else O(snapshots).
   template <class See>
   result<void> visit(std::uint64_t page, See&& see) const;
 
-  /// Copies the bytes from `offset` on into `into`; `errc::past_the_bytes` when they reach past the end.
+  /// Copies the bytes from `offset` on into `into`; `errc::past_the_bytes` if they reach past the end.
   result<void> read(std::uint64_t offset, std::span<std::byte> into) const noexcept;
 
   /// Calls `visit(first_page, count)` for the runs of pages whose bytes in this snapshot may differ from
-  /// those in version `before`, in order: what an incremental save after one of `before` has to write.
-  /// Whatever was written after this snapshot is not among them. All pages for `no_version`. `before` need
-  /// not be live.
+  /// those in version `before`, in order: the pages that an incremental save after one of `before` writes.
+  /// Excludes all that was written after this snapshot. All pages for `no_version`. `before` need not be
+  /// live.
   ///
   /// @par Complexity   O(pages), and O(snapshots) for each page written since.
   template <class Visit>
   void changed_since(version_id before, Visit&& visit) const;
 
-  /// Gives back the pages that only this snapshot needed. Nothing when empty. O(pages copied for it).
+  /// Frees the pages that only this snapshot needed. Does nothing when empty. O(pages copied for it).
   void release() noexcept;
 
  private:
@@ -118,43 +118,43 @@ class cow_snapshot {
   std::uint64_t version_ = 0;
 };
 
-/// Takes snapshots of a range of host bytes without copying it: the old bytes of a page go to a pool when
-/// the page is first written after a snapshot, and come back when no snapshot needs them.
+/// Takes snapshots of a range of host bytes without copying it: the first write to a page after a snapshot
+/// moves the page's old bytes to a pool, whose page becomes free when no snapshot needs it.
 ///
-/// For saving state while the next step already changes it, with less than a second copy of it. It uses no
-/// `fork` and no memory protection, and so works on pinned and shared memory: instead every writer asks for
-/// its bytes by `write(offset, bytes)` first. Where every byte changes every step (dense Adam), all of it is
-/// copied once a snapshot, at the speed of memory; `double_buffer` costs the same there.
+/// For saving state while the next step already changes it, with less than a second copy of it. It uses
+/// neither `fork` nor memory protection, so it works on pinned and shared memory: instead every writer first
+/// asks for its bytes by `write(offset, bytes)`. Where every byte changes every step (dense Adam), all of it
+/// is copied once a snapshot, at the speed of memory; `double_buffer` costs the same there.
 ///
 ///     cow_range state(weights_bytes, spare_bytes);
 ///     cow_snapshot saved = state.snapshot().value();
 ///     auto changed = state.write(offset, 4096).value();  // copies the page's old bytes, once
 ///     saved.read(0, buffer).value();                     // the old bytes; in any thread
 ///
-/// Range and pool belong to the caller and outlive this. The pool's whole pages are the hard budget: a write
-/// that needs more is refused and changes nothing, or asks `reclaim` for some.
+/// Range and pool belong to the caller and outlive this object. The pool's whole pages are the hard budget: a
+/// write that needs more is refused and changes nothing, or asks `reclaim` for some.
 ///
 /// @par Complexity   `snapshot` O(1). A first write to a page after a snapshot O(page bytes), one uncontended
 ///      mutex taken twice; with no snapshot live O(1); the next write to it one load. `release` O(pages
-///      copied for that snapshot). Nothing is allocated after construction.
-/// @par Thread safety   `write`, `snapshot` and `changed_since` belong to one writer (or several that take
-///      turns by their own lock); the bytes outside of what `write` gave are not written. Everything else
-///      from any thread meanwhile. Each page has an atomic number of the version that wrote it last and an
-///      atomic count of its readers: a reader enters the count, then looks at the number; a first write
-///      copies the page, changes the number, then waits for the count to fall to 0. Both are sequentially
-///      consistent. One mutex for the range guards the lists of copied pages and snapshots; no page is copied
-///      or seen under it.
-/// @par Errors   the constructor throws, writes and pins return failures.
+///      copied for that snapshot). Nothing allocates after construction.
+/// @par Thread safety   `write`, `snapshot` and `changed_since` belong to one writer (or several that
+///      alternate under their own lock). The writer writes only the bytes that `write` returned. All other
+///      calls are safe from any thread meanwhile. Each page has an atomic number of the version that wrote it
+///      last and an atomic count of its readers: a reader enters the count, then reads the number; a first
+///      write copies the page, changes the number, then waits for the count to fall to 0. Both are
+///      sequentially consistent. One mutex for the range guards the lists of copied pages and snapshots; no
+///      page is copied or seen under it.
+/// @par Errors   the constructor throws; writes and pins return failures.
 class cow_range {
  public:
   using value_type = std::byte;
   using pinned = cow_snapshot;
 
   /// @param range  the bytes; their last page may be short.
-  /// @param pool   holds copied pages: as many as are whole in it.
+  /// @param pool   holds copied pages: as many whole pages as fit.
   /// @throws length_error    for an empty range, a bad page size, or 2^32 - 1 pages and more.
-  /// @throws argument_error  for range and pool that overlap, or 0 snapshots.
-  /// @throws out_of_memory   when the source has no metadata.
+  /// @throws argument_error  for a range and a pool that overlap, or 0 snapshots.
+  /// @throws out_of_memory   if the source has no memory for the metadata.
   cow_range(std::span<std::byte> range, std::span<std::byte> pool, const copy_on_write& options = {},
             const char* name = copy_on_write::usual_name)
       : name_(name),
@@ -174,15 +174,15 @@ class cow_range {
   cow_range(const cow_range&) = delete;
   cow_range& operator=(const cow_range&) = delete;
 
-  /// The bytes `[offset, offset + bytes)`, to be written until the next snapshot; what snapshots see of their
-  /// pages is safe. Refused, and then nothing has changed: `errc::past_the_bytes`; `errc::out_of_bytes` when
-  /// the pool has too few pages free (both numbers in bytes).
+  /// Returns the bytes `[offset, offset + bytes)` for writing until the next snapshot, after it has saved
+  /// what snapshots see of their pages. Refuses and changes nothing with `errc::past_the_bytes`, or with
+  /// `errc::out_of_bytes` if the pool has too few free pages (both numbers in bytes).
   result<std::span<std::byte>> write(std::uint64_t offset, std::uint64_t bytes) noexcept {
     return write(offset, bytes, [](std::uint64_t) noexcept { return false; });
   }
 
-  /// The same; when the pool is short, `reclaim(missing_bytes)` is called until there is room or it returns
-  /// false. It may release snapshots, and do nothing else with this range.
+  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is room or it returns false.
+  /// `reclaim` may release snapshots, and must make no other call on this range.
   template <class Reclaim>
     requires std::is_invocable_r_v<bool, Reclaim&, std::uint64_t>
   result<std::span<std::byte>> write(std::uint64_t offset, std::uint64_t bytes, Reclaim&& reclaim) noexcept(
@@ -203,7 +203,7 @@ class cow_range {
     return given;
   }
 
-  /// What the bytes are now, as a version of its own. `errc::table_full` past `max_snapshots`.
+  /// Makes the present bytes a version. `errc::table_full` past `max_snapshots`.
   [[nodiscard]] result<cow_snapshot> snapshot() noexcept {
     const std::lock_guard lock(mutex_);
     if (live_ == snapshots_.size()) {
@@ -217,7 +217,7 @@ class cow_range {
     return cow_snapshot(this, version);
   }
 
-  /// Another view of a snapshot that is live; `errc::version_gone`, `errc::no_such_version`.
+  /// Returns another view of a live snapshot; `errc::version_gone`, `errc::no_such_version`.
   [[nodiscard]] result<cow_snapshot> pin(version_id version) noexcept {
     const std::lock_guard lock(mutex_);
     const std::uint64_t wanted = to_number(version);
@@ -237,23 +237,24 @@ class cow_range {
                    .where = name_.c_str()};
   }
 
-  /// The version of the last snapshot, live or not; `no_version` before the first.
+  /// Returns the version of the last snapshot, live or not; `no_version` before the first.
   [[nodiscard]] version_id newest() const noexcept {
     return version_id{epoch_.load(std::memory_order_relaxed) - 1};
   }
-  /// Of the live snapshots; `no_version` when there is none.
+  /// Returns the oldest live snapshot; `no_version` if there is none.
   [[nodiscard]] version_id oldest() const noexcept {
     const std::lock_guard lock(mutex_);
     return live_ == 0 ? no_version : version_id{snapshots_[0].version};
   }
-  /// Snapshots held.
+  /// Returns the number of live snapshots.
   [[nodiscard]] std::uint64_t live() const noexcept {
     const std::lock_guard lock(mutex_);
     return live_;
   }
 
-  /// Calls `visit(first_page, count)` for the runs of pages that `write` gave out after version `before` was
-  /// taken, in order; all of them for `no_version`. The writer's: elsewhere ask a snapshot. O(pages).
+  /// Calls `visit(first_page, count)` for the runs of pages that `write` returned after version `before` was
+  /// taken, in order; all of them for `no_version`. For the writer only: other threads ask a snapshot.
+  /// O(pages).
   template <class Visit>
   void changed_since(version_id before, Visit&& visit) const {
     detail::runs_of(
@@ -268,8 +269,8 @@ class cow_range {
   [[nodiscard]] std::uint64_t pages() const noexcept { return pages_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return range_.size(); }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
-  /// Tells its versions from those of another range that lay or lies in the same place: a number that no
-  /// other range of the process has, but for a chance of 2^-64.
+  /// Returns a number that no other range of the process has, except by a chance of 2^-64: it distinguishes
+  /// this range's versions from those of another range in the same place.
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return copies_.metadata_bytes() + snapshots_.bytes() + written_.bytes() + readers_.bytes();
@@ -284,7 +285,7 @@ class cow_range {
     return now;
   }
 
-  /// What is wrong with the lists, one line each. Between calls of the writer.
+  /// Returns one line for each fault of the lists. Call it between calls of the writer.
   [[nodiscard]] std::vector<std::string> audit() const {
     const std::lock_guard lock(mutex_);
     return copies_.audit(name_, {snapshots_.data(), live_}, epoch_.load(std::memory_order_relaxed));
@@ -310,12 +311,13 @@ class cow_range {
     return pool_.data() + (std::uint64_t{copy} << shift_);
   }
 
-  // Whether a live snapshot sees what a page written in `written` holds. Snapshots only go meanwhile.
+  // Whether a live snapshot sees the contents of a page written in `written`. Meanwhile snapshots may end but
+  // not begin.
   [[nodiscard]] static bool seen(std::uint64_t written, std::uint64_t newest_live) noexcept {
     return newest_live != 0 && written <= newest_live;
   }
 
-  // Only the writer takes pool pages, so that what is free here is free when they are taken.
+  // Only the writer takes pool pages, so pages that are free here are free when they are taken.
   template <class Reclaim>
   [[nodiscard]] LLMMEM_OUTLINED failure make_room(std::uint64_t first, std::uint64_t last, Reclaim& reclaim) {
     for (;;) {
@@ -345,7 +347,7 @@ class cow_range {
     const std::uint64_t before = written_[page].load(std::memory_order_relaxed);
     if (before == epoch) return;
     if (!seen(before, newest_live_.load(std::memory_order_acquire))) {
-      // Readers of a snapshot that saw this page have left it: they did so before it was released.
+      // Readers of a snapshot that saw this page have left it, because they did so before its release.
       written_[page].store(epoch, std::memory_order_seq_cst);
       return;
     }
@@ -364,7 +366,7 @@ class cow_range {
       if (live_ != 0 && before <= snapshots_[live_ - 1].version) {
         copies_.link(copy, page, before, snapshots_[live_ - 1]);
       } else {
-        copies_.give_back(copy);  // released meanwhile
+        copies_.give_back(copy);  // the snapshot was released meanwhile
       }
     }
     written_[page].store(epoch, std::memory_order_seq_cst);
@@ -388,7 +390,7 @@ class cow_range {
 
   void leave(std::uint64_t page) noexcept {
     const auto readers = readers_[page];
-    // The writer cannot sleep through this: it waits for a count that is no longer there.
+    // This cannot lose a wake-up, because the writer waits for a count that has changed.
     if ((readers.fetch_sub(1, std::memory_order_acq_rel) & waiting) != 0) readers.notify_all();
   }
 
@@ -401,7 +403,7 @@ class cow_range {
       return;
     }
     leave(page);
-    // While the snapshot lives, so does the copy.
+    // The copy lives as long as the snapshot.
     see(std::span<const std::byte>(copy_of(find(version, page).copy), page_of(page).size()));
   }
   struct inside {
@@ -415,7 +417,7 @@ class cow_range {
     return copies_.find(version, page);
   }
 
-  /// The version that last wrote what snapshot `version` sees of `page`.
+  /// Returns the version that last wrote what snapshot `version` sees of `page`.
   [[nodiscard]] std::uint64_t written_before(std::uint64_t version, std::uint64_t page) const noexcept {
     const std::uint64_t written = written_[page].load(std::memory_order_seq_cst);
     return written <= version ? written : find(version, page).written;
@@ -442,7 +444,7 @@ class cow_range {
   std::uint64_t pages_;
   unsigned shift_ = 0;
 
-  mutable std::mutex mutex_{};  // what follows, up to the atomics
+  mutable std::mutex mutex_{};  // guards the members up to the atomics
   detail::cow_copies copies_;
   detail::fixed_array<detail::live_snapshot> snapshots_;  // the first `live_`, oldest first
   std::uint32_t live_ = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// `delta`: the newest version whole, older ones as their differences.
+/// `delta`: the newest version as a whole, older ones as their differences.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,8 +25,8 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The bytes of a value: its elements where it is a contiguous range of trivially copyable ones, else its
-/// own.
+/// Returns the bytes of a value: those of its elements if it is a contiguous range of trivially copyable
+/// ones, else its own.
 template <class T>
 [[nodiscard]] auto version_bytes(T& value) noexcept {
   if constexpr (requires { std::span{value.data(), value.size()}; }) {
@@ -51,22 +51,22 @@ class delta_state;
 
 }  // namespace detail
 
-/// Keeps the newest version whole and older ones as xor differences in the byte ranges that changed, each to
-/// the version after it, so that the newest, which is asked for most, costs nothing to read.
+/// Keeps the newest version as a whole and older ones as xor differences in the byte ranges that changed,
+/// each to the version after it. So a read of the newest, the most frequent one, costs nothing.
 ///
-/// For state of which little changes at a time: embeddings, experts, tables. Dense Adam changes every byte
-/// of its state every step: take `stash` or `copy_on_write` there. The chain is bounded twice, by `versions`
-/// and by `bytes`: each publish makes a new base of the newest version, and lets the oldest differences go
-/// until the new one has room. A difference of more than `bytes` takes all older versions with it.
+/// For state of which little changes at a time: embeddings, experts, tables. Dense Adam changes every byte of
+/// its state every step: take `stash` or `copy_on_write` there. `versions` and `bytes` both bound the chain:
+/// each publish makes the newest version the new base, and drops the oldest differences until the new one has
+/// room. A difference of more than `bytes` drops all older versions.
 ///
-/// A pin of an older version rebuilds it in one of `views` values, where all its pins share it; it then
-/// stays though its difference goes. `delta{.versions = 16, .bytes = 1 << 20}`.
+/// A pin of an older version rebuilds it in one of `views` values, which all its pins share; it then stays
+/// even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
 struct delta {
   static constexpr const char* usual_name = "delta";
 
   std::uint32_t versions = 8;     ///< kept unpinned, the newest among them; at least 1
-  std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes a run of changed bytes, and those
-  std::uint32_t views = 2;        ///< older versions that may be pinned at once; also superseded ones
+  std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes a run of changed bytes, and the bytes
+  std::uint32_t views = 2;        ///< older versions that may be pinned at once, superseded ones included
 
   [[nodiscard]] constexpr std::uint32_t slots() const noexcept { return views + 2; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return 1; }
@@ -77,15 +77,16 @@ struct delta {
 
 namespace detail {
 
-/// See `delta`. `T` is trivially copyable, or a contiguous range of such, whose length never changes.
+/// The state of `delta`. `T` is trivially copyable, or a contiguous range of such, whose length never
+/// changes.
 ///
 /// @par Complexity   publish O(bytes of the value); pin of the newest O(views), of an older version O(bytes
 ///      of the value and of the differences back to it). Nothing is allocated after construction unless
 ///      copying or moving a `T` does.
 /// @par Thread safety   as `version_slots`, but differences are applied and recorded under its mutex: a pin
-///      of an older version holds up the others.
-/// @par Errors   `errc::size_mismatch` for a value of another length, which `publish_in_place` finds when it
-///      has been written; `errc::table_full` when all views are taken.
+///      of an older version delays the others.
+/// @par Errors   `errc::size_mismatch` for a value of another length, which `publish_in_place` detects after
+///      the write; `errc::table_full` if all views are taken.
 template <class T>
 class delta_state : public version_slots<T, delta> {
   using base = version_slots<T, delta>;
@@ -149,7 +150,7 @@ class delta_state : public version_slots<T, delta> {
       }
       return given;
     }
-    // The writer keeps a slot of its own, so that views alone never stand in its way.
+    // The writer keeps a slot of its own, so that views alone never block it.
     const std::uint32_t at = view_slot();
     if (at == base::none || this->empty_slots() < (this->into_ == base::none ? 2U : 1U)) {
       ++this->counts_.refused_pins;
@@ -168,19 +169,19 @@ class delta_state : public version_slots<T, delta> {
     return version_id{oldest_locked()};
   }
 
-  /// Versions that can be rebuilt, and pinned ones that no longer can.
+  /// Returns the number of versions that can be rebuilt, and of pinned ones that no longer can.
   [[nodiscard]] std::uint64_t live() const noexcept {
     const std::lock_guard lock(this->mutex_);
     return live_locked();
   }
 
-  /// Bytes that differences take now.
+  /// Returns the bytes that differences take now.
   [[nodiscard]] std::uint64_t delta_bytes() const noexcept {
     const std::lock_guard lock(this->mutex_);
     return deltas_.used();
   }
 
-  /// Of the values held whole, but for `live`, which is that of `live()`.
+  /// Covers the values held as a whole, except `live`, which is that of `live()`.
   [[nodiscard]] version_stats stats() const noexcept {
     const std::lock_guard lock(this->mutex_);
     version_stats now = this->counts_;
@@ -218,7 +219,7 @@ class delta_state : public version_slots<T, delta> {
     return {.code = errc::size_mismatch, .wanted = bytes, .found = length_, .where = this->name_.c_str()};
   }
 
-  // A writer that was refused, or threw, may have left a slot with another length.
+  // A writer that was refused or threw may have left a slot with another length.
   [[nodiscard]] std::uint32_t view_slot() const noexcept {
     for (std::uint32_t i = 0; i < this->slots_.size(); ++i) {
       const auto& each = this->slots_[i];

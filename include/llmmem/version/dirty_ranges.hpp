@@ -1,5 +1,5 @@
 /// @file
-/// `dirty_ranges`: which bytes of a copy are newer than those of the copy beneath it.
+/// `dirty_ranges`: which bytes of a copy are newer than those of the copy below it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ struct byte_interval {
 };
 
 /// A set of bytes in at most `capacity` intervals, in order, with gaps between. Exact while that suffices;
-/// then the smallest gap is closed, so that it may name bytes that were not added, and never leaves one out.
+/// then it closes the smallest gap, so it may contain bytes that were not added, and never misses one.
 ///
 /// @par Complexity      `add` O(capacity), everything else O(1).
 /// @par Thread safety   as a plain value.
@@ -29,7 +29,7 @@ class dirty_ranges {
  public:
   static constexpr std::size_t capacity = 8;
 
-  /// Adds `[begin, end)`; nothing when that is empty.
+  /// Adds `[begin, end)`; does nothing if that is empty.
   constexpr void add(byte_interval more) noexcept {
     if (more.begin >= more.end) return;
     for (const byte_interval& each : intervals()) {
@@ -69,7 +69,7 @@ class dirty_ranges {
   [[nodiscard]] constexpr std::span<const byte_interval> intervals() const noexcept LLMMEM_LIFETIMEBOUND {
     return {intervals_.data(), count_};
   }
-  /// Bytes in all.
+  /// Returns the number of bytes.
   [[nodiscard]] constexpr std::uint64_t bytes() const noexcept {
     std::uint64_t sum = 0;
     for (const byte_interval& each : intervals())
@@ -77,7 +77,7 @@ class dirty_ranges {
     return sum;
   }
 
-  /// The same, each interval grown to whole multiples of `unit` and cut at `most`.
+  /// Returns the same set, each interval grown to whole multiples of `unit` and cut at `most`.
   [[nodiscard]] constexpr dirty_ranges aligned(std::uint64_t unit, std::uint64_t most) const noexcept {
     dirty_ranges grown;
     for (const byte_interval& each : intervals()) {

@@ -10,13 +10,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Two slots: the published version, and the one that is filled next, which readers of the version before may
-/// still hold.
+/// Two slots: the published version, and the next one to write, which readers of the version before may still
+/// hold.
 ///
 /// For state of which a second copy is affordable and a third is not: staging of a snapshot that is written
 /// out while the next step computes. Publishing never waits: while the other slot is pinned it is refused
-/// with `errc::version_pinned`, which names the version in the way. A version is gone when the next is
-/// published and nobody has it pinned. Take `latest` when readers may fall behind by more than one.
+/// with `errc::version_pinned`, which names the pinned version. A version ends when the next is published and
+/// no reader has it pinned. Take `latest` if readers may be more than one version late.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 struct double_buffer {

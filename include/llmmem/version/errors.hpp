@@ -1,5 +1,5 @@
 /// @file
-/// Why something is refused, of versions: the codes, what their three numbers are, and their texts.
+/// Errors of versions: the codes, the meaning of their three numbers, and their texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -43,13 +43,13 @@ inline constexpr std::array version_errors{
 
 namespace errc {
 
-/// A version that was never published: wanted = version asked for, found = the newest, 0 when there is
+/// A version that was never published: wanted = the version requested, found = the newest, 0 if there is
 /// none.
 inline constexpr error_code no_such_version = detail::code_of<73>(detail::version_errors);
-/// A version that is no longer kept: wanted = version asked for, found = the oldest there is.
+/// A version that is no longer kept: wanted = the version requested, found = the oldest kept.
 inline constexpr error_code version_gone = detail::code_of<74>(detail::version_errors);
-/// A version that readers hold is in the way: index = its pins, wanted = the version whose slot is needed,
-/// found = slots there are.
+/// Readers hold the version whose slot is needed: index = its pins, wanted = that version, found = the number
+/// of slots.
 inline constexpr error_code version_pinned = detail::code_of<75>(detail::version_errors);
 
 }  // namespace errc

@@ -1,5 +1,5 @@
 /// @file
-/// `latest`: only the newest version, and what somebody still reads.
+/// `latest`: keeps the newest version, and every version that a reader holds.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>
@@ -10,18 +10,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps the newest version and every pinned one; a version that is neither is gone at once.
+/// Keeps the newest version and every pinned one; drops any other at once.
 ///
-/// For state that is replaced as a whole while slow readers go on with what they began: weights of a serving
-/// engine, a routing table. Memory is `versions` values, taken at construction; when all but the newest are
-/// pinned, publishing is refused and says which version is in the way. With one slot only, the newest itself
-/// is overwritten, once nobody has it pinned.
+/// For state that is replaced as a whole while slow readers finish with an older version: weights of a
+/// serving engine, a routing table. Memory is `versions` values, allocated at construction. If all but the
+/// newest are pinned, publishing is refused, and the error names the pinned version. With one slot only,
+/// publishing overwrites the newest itself, once no reader has it pinned.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 struct latest {
   static constexpr const char* usual_name = "latest";
 
-  std::uint32_t versions = 4;  ///< slots: the newest, one to write into, and what readers may hold
+  std::uint32_t versions = 4;  ///< slots: the newest, one to write into, and those that readers may hold
 
   [[nodiscard]] constexpr std::uint32_t slots() const noexcept { return versions; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return 1; }

@@ -1,5 +1,5 @@
 /// @file
-/// `snapshot_gate`: state is changed or copied, never both; and who changes it has to show that he may.
+/// `snapshot_gate`: state is changed or copied, never both; code that changes it presents a permit.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,8 +17,8 @@ inline namespace v0 {
 
 class snapshot_gate;
 
-/// The right to change what a gate protects, for as long as it lives. Only `snapshot_gate::mutate` makes one,
-/// so that a function which takes one cannot be called by somebody who forgot to wait for a snapshot:
+/// The right to change what a gate protects, while it lives. Only `snapshot_gate::mutate` makes one, so a
+/// caller cannot call a function that takes one without having waited for snapshots:
 ///
 ///     void optimizer::step(const mutation_permit& permit);
 class [[nodiscard]] mutation_permit {
@@ -27,7 +27,7 @@ class [[nodiscard]] mutation_permit {
   mutation_permit& operator=(mutation_permit&&) = delete;
   ~mutation_permit();
 
-  /// Whether it is of that gate. One that was moved from is of none.
+  /// Whether the permit is of that gate. A moved-from permit is of none.
   [[nodiscard]] bool is_of(const snapshot_gate& gate) const noexcept { return gate_ == &gate; }
 
  private:
@@ -37,32 +37,32 @@ class [[nodiscard]] mutation_permit {
   snapshot_gate* gate_;
 };
 
-/// Between those who change a state and those who copy it. Any number of copies may be under way, or any
-/// number of permits be alive, not both.
+/// Keeps changes of a state apart from copies of it. Any number of copies may be in progress, or any number
+/// of permits may live, but not both.
 ///
-/// A permit waits for copies; a copy does not wait for permits: it is begun between two steps, by the thread
-/// that takes the permits, and one that meets a permit is a defect of the program, which is told as such.
+/// A permit waits for copies; a copy does not wait for permits. The thread that takes the permits begins the
+/// copy between two steps; a copy that meets a permit is a defect of the program and is reported as one.
 ///
-/// @par Complexity      O(1), without system calls where nobody waits.
+/// @par Complexity      O(1), without system calls if no thread waits.
 /// @par Thread safety   `thaw`, `is_frozen` and `waited_ns` from any thread; the rest from one.
 class snapshot_gate {
  public:
-  /// Called by a thread that waits, to do some of what it waits for. Without one it sleeps.
+  /// A waiting thread calls it to do part of the work that it waits for. Without one it sleeps.
   using pump_function = void (*)(void* context);
 
   snapshot_gate() noexcept = default;
   snapshot_gate(const snapshot_gate&) = delete;
   snapshot_gate& operator=(const snapshot_gate&) = delete;
 
-  /// Waits until nothing is being copied. Afterwards the state may be changed, while the permit lives.
+  /// Waits until no copy is in progress. Afterwards the caller may change the state while the permit lives.
   mutation_permit mutate() noexcept {
     wait();
     permits_ += 1;
     return mutation_permit(*this);
   }
 
-  /// A copy begins: no permit is given until as many have ended.
-  /// @param pump  see `pump_function`; of this copy, until it ends.
+  /// Begins a copy: `mutate` gives no permit until as many copies have ended.
+  /// @param pump  see `pump_function`; used for this copy until it ends.
   /// @throws argument_error  while a permit is alive.
   void freeze(pump_function pump = nullptr, void* context = nullptr) {
     if (permits_ != 0) {
@@ -74,14 +74,14 @@ class snapshot_gate {
     context_ = context;
     copies_.fetch_add(1, std::memory_order_relaxed);
   }
-  /// A copy has ended: what was read for it is read.
+  /// Ends a copy: all of its reads are done.
   void thaw() noexcept {
     if (copies_.fetch_sub(1, std::memory_order_release) == 1) copies_.notify_all();
   }
 
   [[nodiscard]] bool is_frozen() const noexcept { return copies_.load(std::memory_order_acquire) != 0; }
 
-  /// Returns when nothing is being copied, without asking for a permit.
+  /// Returns when no copy is in progress, without taking a permit.
   void wait() noexcept {
     if (!is_frozen()) return;
     const std::uint64_t began = now_ns();
@@ -96,7 +96,7 @@ class snapshot_gate {
     waited_ns_.fetch_add(now_ns() - began, std::memory_order_relaxed);
   }
 
-  /// How long `mutate` and `wait` have waited in all.
+  /// Returns the time that `mutate` and `wait` have waited in all.
   [[nodiscard]] std::uint64_t waited_ns() const noexcept {
     return waited_ns_.load(std::memory_order_relaxed);
   }
@@ -121,7 +121,7 @@ inline mutation_permit::~mutation_permit() {
   if (gate_ != nullptr) gate_->permits_ -= 1;
 }
 
-/// A value that can be read by anyone, and changed with a permit of its gate.
+/// A value that any code can read, and code with a permit of its gate can change.
 ///
 ///     guarded<weights> state(gate, ...);
 ///     state.read();                      // const
@@ -137,14 +137,14 @@ class guarded {
       : gate_(&gate), value_(std::forward<Args>(value)...) {}
 
   [[nodiscard]] const T& read() const noexcept { return value_; }
-  /// The reference is of use while the permit lives.
+  /// The caller may use the reference while the permit lives.
   /// @throws argument_error  for a permit of another gate.
   [[nodiscard]] T& write(const mutation_permit& permit) {
     if (!permit.is_of(*gate_))
       throw argument_error("guarded: the permit is of another gate, or was moved from");
     return value_;
   }
-  /// A permit that ends with the expression would leave the reference without one.
+  /// Deleted, because a temporary permit ends before the reference is used.
   T& write(mutation_permit&& permit) = delete;
   [[nodiscard]] snapshot_gate& gate() const noexcept { return *gate_; }
 

@@ -13,11 +13,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Versions that stage `stage` of `stages` keeps, counted from 0: `stages - stage`, because under 1F1B that
-/// many micro-batches are between their forward and backward pass there at most (weight stashing: Narayanan
-/// et al., PipeDream, SOSP 2019, section 3.3). A flat list of stages: see `stashed_versions` for other
-/// orders.
-/// @throws argument_error  for a stage that the pipeline has not got.
+/// Returns how many versions stage `stage` of `stages` keeps, counted from 0: `stages - stage`, because under
+/// 1F1B at most that many micro-batches are between their forward and backward pass there (weight stashing:
+/// Narayanan et al., PipeDream, SOSP 2019, section 3.3). A flat list of stages: see `stashed_versions` for
+/// other orders.
+/// @throws argument_error  for a stage outside the pipeline.
 [[nodiscard]] constexpr std::uint32_t stash_depth(std::uint32_t stages, std::uint32_t stage) {
   if (stage >= stages) {
     throw argument_error("stash_depth: stage " + std::to_string(stage) + " of a pipeline of " +
@@ -26,17 +26,17 @@ inline namespace v0 {
   return stages - stage;
 }
 
-/// Keeps the newest `Depth` versions, pinned or not, and never more: whoever remembers a number finds that
-/// version until `Depth` newer ones are there.
+/// Keeps exactly the newest `Depth` versions, pinned or not: a remembered number finds its version until
+/// there are `Depth` newer ones.
 ///
-/// A forward pass takes the newest version and remembers its number; the backward pass of the same
-/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes room while
-/// the next is written; is it still pinned, publishing is refused with `errc::version_pinned`, because a
-/// backward pass is late. With one version, which is the last stage's, the update is made in place.
+/// A forward pass takes the newest version and remembers its number. The backward pass of the same
+/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes room for the
+/// next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a backward
+/// pass is late. With one version, as in the last stage, the update happens in place.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 ///
-/// @tparam Depth  versions; 0 for a depth that is known at run time: `stash{stash_depth(stages, stage)}`.
+/// @tparam Depth  versions; 0 for a depth known at run time: `stash{stash_depth(stages, stage)}`.
 template <std::uint32_t Depth = 0>
 struct stash {
   static constexpr const char* usual_name = "stash";
@@ -48,7 +48,7 @@ struct stash {
   using state = detail::version_slots<T, stash>;
 };
 
-/// The same with its depth as a value, at least 1: the state's constructor refuses 0.
+/// The same with its depth as a value of at least 1: the state's constructor refuses 0.
 template <>
 struct stash<0> {
   static constexpr const char* usual_name = "stash";

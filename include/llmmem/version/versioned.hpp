@@ -1,5 +1,5 @@
 /// @file
-/// `versioned<T, Retain>`: which version of a piece of state is read, and how long old ones live.
+/// `versioned<T, Retain>`: versions of a piece of state, and how long old ones live.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>
@@ -8,7 +8,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A piece of state with versions, of which `Retain` says which stay:
+/// A piece of state with versions; `Retain` decides which stay:
 ///
 /// | `Retain`        | keeps                                     | header             |
 /// |---|---|---|
@@ -16,13 +16,13 @@ inline namespace v0 {
 /// | `double_buffer` | the same, in two slots                    | double_buffer.hpp  |
 /// | `stash<n>`      | the newest n                              | stash.hpp          |
 /// | `delta`         | as many as their differences have room    | delta.hpp          |
-/// | `copy_on_write` | snapshots of bytes written where they lie | cow_range.hpp      |
+/// | `copy_on_write` | snapshots of bytes written in place       | cow_range.hpp      |
 ///
 ///     versioned<weights, stash<3>> kept({}, initial_weights);
 ///     const version_id used = kept.publish(initial_weights).value();
 ///     const auto seen = kept.pin(used).value();  // const weights& as *seen, for as long as `seen` lives
 ///
-/// Pinned views end before what they are views of.
+/// Pinned views end before the state that they view.
 template <class T, class Retain = latest>
   requires retain_policy<Retain, T>
 using versioned = typename Retain::template state<T>;

@@ -1,5 +1,5 @@
 /// @file
-/// What every arena does alike: checks of sizes, counters, and the texts of an audit.
+/// The common part of all arenas: checks of sizes, counters, and the texts of an audit.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Counts what an arena gives out.
+/// Counts an arena's allocations.
 class arena_ledger {
  public:
   explicit arena_ledger(std::string name) : name_(std::move(name)) {}
@@ -32,7 +32,7 @@ class arena_ledger {
     return why;
   }
 
-  /// Whether `bytes` can be asked for at all; `errc::ok` when it can.
+  /// Checks whether an allocation of `bytes` is possible at all; `errc::ok` if so.
   [[nodiscard]] static failure check_size(std::uint64_t bytes) noexcept {
     if (bytes == 0) return {.code = errc::zero_bytes};
     if (bytes > max_arena_bytes) {
@@ -57,7 +57,7 @@ class arena_ledger {
 
   [[nodiscard]] const arena_stats& stats() const noexcept { return stats_; }
 
-  /// The sums of an audit against the counters.
+  /// Compares the sums of an audit with the counters.
   void audit_sums(std::vector<std::string>& found, std::uint64_t live, std::uint64_t requested,
                   std::uint64_t granted, std::uint64_t reserved) const {
     const auto sum = [&](const char* what, std::uint64_t counted, std::uint64_t added) {
@@ -81,13 +81,13 @@ class arena_ledger {
   arena_stats stats_;
 };
 
-/// Addresses with one piece of physical memory behind all of them: what `cudaMalloc` gives.
+/// Addresses backed by one piece of physical memory, as from `cudaMalloc`.
 struct arena_segment {
   virtual_range range{};
   std::uint64_t bytes = 0;
 };
 
-/// A segment of `bytes`, a multiple of the granularity. A refusal changes nothing.
+/// Makes a segment of `bytes`, a multiple of the granularity. A refusal changes nothing.
 template <virtual_memory Memory>
 [[nodiscard]] result<arena_segment> take_segment(Memory& memory, std::uint64_t bytes) noexcept {
   const result<virtual_range> range = memory.try_reserve(bytes);
@@ -99,7 +99,7 @@ template <virtual_memory Memory>
   return arena_segment{*range, bytes};
 }
 
-/// Gives a segment back. After a refusal it is still there.
+/// Frees a segment. After a refusal it still exists.
 template <virtual_memory Memory>
 [[nodiscard]] result<void> give_segment(Memory& memory, const arena_segment& segment) noexcept {
   if (const result<void> gone = memory.decommit(segment.range, 0, segment.bytes); !gone) return gone;

@@ -1,5 +1,5 @@
 /// @file
-/// Chunks in a row, each absent, free or used, and the runs that free ones form.
+/// Consecutive chunks, each absent, free or used, and the runs of free ones.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,10 +17,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What is at a chunk's place.
+/// The state of a chunk's place.
 enum class chunk_state : std::uint8_t { absent, free, used };
 
-/// Chunks next to one another: `count` of them from `first` on.
+/// Adjacent chunks: `count` of them from `first` on.
 struct run_of_chunks {
   std::uint32_t first = no_index;
   std::uint32_t count = 0;
@@ -29,7 +29,7 @@ struct run_of_chunks {
   friend constexpr bool operator==(const run_of_chunks&, const run_of_chunks&) noexcept = default;
 };
 
-/// Keeps the free runs of a row of chunks, each as long as it can be, by length and by place. Knows nothing
+/// Keeps the free runs of consecutive chunks, each as long as possible, by length and by place. Independent
 /// of memory.
 ///
 /// @par Complexity   O(log runs) to find one; O(its length) to change one.
@@ -40,16 +40,16 @@ class chunk_runs {
         by_length_(chunks, source, what),
         by_place_(chunks, source, what) {}
 
-  /// The shortest free run of at least `count` chunks, the first of equals.
+  /// Returns the shortest free run of at least `count` chunks, the first among equals.
   [[nodiscard]] run_of_chunks best(std::uint32_t count) const noexcept {
     return run(by_length_.at_least({count, 0}));
   }
-  /// The longest free run, the last of equals, and the next shorter one.
+  /// Returns the longest free run, the last among equals, and the next shorter one.
   [[nodiscard]] run_of_chunks longest() const noexcept { return run(by_length_.last()); }
   [[nodiscard]] run_of_chunks shorter(const run_of_chunks& than) const noexcept {
     return run(by_length_.previous(than.first));
   }
-  /// The free runs by place.
+  /// The free runs by place: the first one, and the one after `it`.
   [[nodiscard]] run_of_chunks front() const noexcept { return run(by_place_.first()); }
   [[nodiscard]] run_of_chunks behind(const run_of_chunks& it) const noexcept {
     return run(by_place_.next(it.first));
@@ -62,7 +62,7 @@ class chunk_runs {
     return true;
   }
 
-  /// The first absent run from `from` on, `most` chunks of it at most.
+  /// Returns the first absent run from `from` on, at most `most` chunks of it.
   [[nodiscard]] run_of_chunks absent(std::uint32_t from, std::uint32_t most) const noexcept {
     const auto end = static_cast<std::uint32_t>(states_.size());
     while (from != end && states_[from] != chunk_state::absent)
@@ -148,7 +148,7 @@ class chunk_runs {
     by_place_.erase(first);
   }
 
-  /// Takes `these` out of the free run that holds them.
+  /// Takes `these` from the free run that holds them.
   void leave(const run_of_chunks& these, chunk_state to) noexcept {
     const run_of_chunks whole = run(by_place_.below(these.first + 1));
     forget(whole.first);
@@ -160,7 +160,7 @@ class chunk_runs {
     free_ -= these.count;
   }
 
-  /// Makes `these` free, one run with what is free on either side.
+  /// Makes `these` free, as one run with free neighbours on either side.
   void join(const run_of_chunks& these) noexcept {
     const std::uint32_t end = these.first + these.count;
     for (std::uint32_t at = these.first; at != end; ++at)

@@ -1,5 +1,5 @@
 /// @file
-/// Segments cut into blocks: best fit, the rest split off, neighbours joined again.
+/// Segments split into blocks: best fit, the rest split off, neighbours joined again.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Blocks of all segments of an arena, each segment in one of several pools that do not mix. Deals in
-/// addresses; knows nothing of memory.
+/// Blocks of all segments of an arena, each segment in one of several pools that do not mix. Uses addresses;
+/// independent of memory.
 ///
 /// @par Complexity   O(log n) in the free blocks, expected.
 class split_blocks {
@@ -45,13 +45,13 @@ class split_blocks {
         addresses_(has_addresses ? capacity : 0, source, what),
         has_addresses_(has_addresses) {}
 
-  /// The smallest free block of `pool` that holds `bytes`, the lowest of equals, or `none`.
+  /// Returns the smallest free block of `pool` that holds `bytes`, the lowest among equals, or `none`.
   [[nodiscard]] std::uint32_t best(std::uint32_t pool, std::uint64_t bytes) const noexcept {
     const std::uint32_t found = free_.at_least({pool, bytes, 0});
     return found != none && free_.key(found).pool == pool ? found : none;
   }
 
-  /// The largest free block of any pool, in bytes.
+  /// Returns the largest free block of any pool, in bytes.
   [[nodiscard]] std::uint64_t largest_free(std::uint32_t pools) const noexcept {
     std::uint64_t most = 0;
     for (std::uint32_t pool = 0; pool < pools; ++pool) {
@@ -63,7 +63,7 @@ class split_blocks {
     return most;
   }
 
-  /// Enters a segment as one free block. `none` when the table is full.
+  /// Adds a segment as one free block. `none` if the table is full.
   [[nodiscard]] std::uint32_t add_segment(std::byte* data, std::uint64_t bytes, std::uint32_t segment,
                                           std::uint32_t pool) noexcept {
     const std::uint32_t slot =
@@ -72,15 +72,15 @@ class split_blocks {
     return slot;
   }
 
-  /// Takes a free block that is a whole segment out. @pre `is_whole(slot)`.
+  /// Removes a free block that is a whole segment. @pre `is_whole(slot)`.
   void remove_segment(std::uint32_t slot) noexcept {
     unfile(slot);
     blocks_.release(slot);
   }
 
-  /// Makes the free block `slot` live with its first `bytes`; what is left becomes a free block where it is
-  /// more than `least_rest`, or stays with it. The handle is new. False, and nothing changed, when the
-  /// table has no room for what is left.
+  /// Makes the free block `slot` live with its first `bytes`. The rest becomes a free block if it is more
+  /// than `least_rest`, or stays with it. The handle is new. Returns false, and changes nothing, if the table
+  /// has no room for the rest.
   [[nodiscard]] bool use(std::uint32_t slot, std::uint64_t bytes, std::uint64_t requested,
                          std::uint64_t least_rest) noexcept {
     const std::uint64_t rest = blocks_[slot].bytes - bytes;
@@ -110,7 +110,7 @@ class split_blocks {
     return true;
   }
 
-  /// Makes the live block `slot` free, one with its free neighbours; the block that it is part of then.
+  /// Makes the live block `slot` free, joined with its free neighbours; returns the joined block.
   std::uint32_t give_back(std::uint32_t slot) noexcept {
     blocks_.renew(slot);  // its handle is stale from here on
     blocks_[slot].is_free = true;
@@ -135,7 +135,7 @@ class split_blocks {
     return b.is_free && b.before == none && b.behind == none;
   }
 
-  /// What is wrong with freeing `handle`; `errc::ok` when nothing is.
+  /// Returns the error of freeing `handle`; `errc::ok` if there is none.
   [[nodiscard]] failure check(const arena_handle& handle, const char* where) const noexcept {
     if (const failure wrong = blocks_.check(handle, where); wrong.code != errc::ok) return wrong;
     if (blocks_[handle.slot].is_free) {
@@ -151,8 +151,8 @@ class split_blocks {
     return blocks_.bytes() + free_.bytes() + addresses_.bytes();
   }
 
-  /// The last free block that begins at `address` or below, of all pools, and the first one above it; `none`
-  /// without. O(log n) with addresses, O(n) in the free blocks without.
+  /// Returns the last free block that begins at `address` or below, of all pools, and the first one above it;
+  /// `none` without. O(log n) with addresses, O(n) in the free blocks without.
   [[nodiscard]] std::uint32_t free_at(std::uint64_t address) const noexcept {
     if (has_addresses_) return addresses_.below(address + 1);
     std::uint32_t found = none;
@@ -179,7 +179,7 @@ class split_blocks {
   [[nodiscard]] std::uint32_t first_free() const noexcept { return free_.first(); }
   [[nodiscard]] std::uint32_t next_free(std::uint32_t slot) const noexcept { return free_.next(slot); }
 
-  /// Calls `visit(block)` for each block; adds what is broken to `found`.
+  /// Calls `visit(block)` for each block; adds broken invariants to `found`.
   template <class Visit>
   void audit(const char* name, std::vector<std::string>& found, Visit visit) const {
     for (std::uint32_t slot = 0; slot < blocks_.touched(); ++slot) {
@@ -214,7 +214,7 @@ class split_blocks {
     std::uint64_t address = 0;
 
     friend constexpr auto operator<=>(const order&, const order&) noexcept = default;
-    // Written out for nvcc, which otherwise declares it and forgets to define it.
+    // Written out for nvcc, which otherwise declares it but does not define it.
     friend constexpr bool operator==(const order&, const order&) noexcept = default;
   };
 
@@ -222,7 +222,7 @@ class split_blocks {
     return {blocks_[slot].pool, blocks_[slot].bytes, address_of(slot)};
   }
 
-  /// Enters a block among the free ones, and takes it out.
+  /// Adds a block to the free ones, and removes it.
   void file(std::uint32_t slot) noexcept {
     free_.insert(slot, key(slot));
     if (has_addresses_) addresses_.insert(slot, address_of(slot));
@@ -232,7 +232,7 @@ class split_blocks {
     if (has_addresses_) addresses_.erase(slot);
   }
 
-  /// Makes `gone`, right behind `into`, part of it.
+  /// Makes `gone`, which directly follows `into`, part of it.
   void absorb(std::uint32_t into, std::uint32_t gone) noexcept {
     blocks_[into].bytes += blocks_[gone].bytes;
     blocks_[into].behind = blocks_[gone].behind;

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of stitched.hpp: the proof of its invariants. Included by stitched_body.hpp alone.
+/// Bodies of stitched.hpp: the proof of its invariants. Only stitched_body.hpp includes it.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>
@@ -11,7 +11,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Goes through an arena once, counts anew, and collects where the two differ.
+/// Walks an arena once, counts again, and collects the differences.
 template <virtual_memory Memory>
 class stitched_arena<Memory>::auditor {
  public:

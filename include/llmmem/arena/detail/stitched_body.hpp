@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of stitched.hpp: construction, allocation by the states of the paper, what is counted. Included by
-/// it alone.
+/// Bodies of stitched.hpp: construction, allocation by the states of the paper, statistics. Only stitched.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>
@@ -106,7 +106,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
   return {};
 }
 
-/// Whole chunks, by the states of the paper.
+/// Allocates whole chunks, by the states of the paper.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::find(std::uint32_t chunks) noexcept -> result<place> {
   const bool grows = runs_.free() < chunks;  // S4, or S5
@@ -119,7 +119,7 @@ auto stitched_arena<Memory>::find(std::uint32_t chunks) noexcept -> result<place
   return found;
 }
 
-/// Whole chunks out of those that are free. @pre that many are.
+/// Allocates whole chunks from the free ones. @pre that many are free.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::find_free(std::uint32_t chunks) noexcept -> result<place> {
   const run_of_chunks best = runs_.best(chunks);
@@ -168,7 +168,7 @@ std::uint64_t stitched_arena<Memory>::trim() noexcept {
   take_apart_broken();
   while (evict()) {
   }
-  // What an idle or broken range still maps cannot go.
+  // Chunks that an idle or broken range still maps cannot be destroyed.
   if (stitched_.idle() == 0 && stitched_.broken() == 0) {
     for (run_of_chunks run = runs_.front(); run;) {
       const run_of_chunks following = runs_.behind(run);

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of stitched.hpp: what is mapped, runs side by side and new chunks at home. Included by
-/// stitched_body.hpp alone.
+/// Bodies of stitched.hpp: mappings, of adjacent runs and of new chunks at home. Only stitched_body.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>
@@ -8,7 +8,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Several runs as one range; idle ranges make room for it where tables, or the system's, are full.
+/// Joins several runs into one range; idle ranges make room for it if tables, or the system's, are full.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place> {
   const auto full = [](std::uint64_t wanted, std::uint64_t found) {
@@ -43,14 +43,14 @@ auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place
   return place{kind::stitched, slot};
 }
 
-/// Lists free runs of `chunks` in all: the longest first, and as soon as one is enough for the rest the
-/// shortest such. False when the table of parts is full. @pre that many are free, no run is long enough.
+/// Lists free runs of `chunks` in all: the longest first, and as soon as one suffices for the rest the
+/// shortest such. False if the table of parts is full. @pre that many are free, no run is long enough.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) noexcept {
   std::uint32_t rest = chunks;
   for (run_of_chunks run = runs_.longest(); rest != 0; run = runs_.shorter(run)) {
     if (run.count >= rest) {
-      // Those listed are longer, or as long and behind: the shortest that is enough is not among them.
+      // Those listed are longer, or as long and later: the shortest sufficient run is not among them.
       const run_of_chunks last = runs_.best(rest);
       return stitched_.append(slot, {last.first, rest});
     }
@@ -60,8 +60,8 @@ bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) no
   return true;
 }
 
-/// Maps the parts side by side at new addresses: all, or none. What can neither be finished nor undone is
-/// marked broken.
+/// Maps the parts next to each other at new addresses: all, or none. If it can neither finish nor undo, it
+/// marks the range broken.
 template <virtual_memory Memory>
 result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
   const std::uint64_t bytes = stitched_[slot].chunks * chunk_;
@@ -88,7 +88,7 @@ result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
   return mapped;
 }
 
-/// Unmaps a range that no allocation has, and forgets it. False when the system refused.
+/// Unmaps a range without an allocation, and forgets it. False if the system refused.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   const detail::stitched_ranges::stitched s = stitched_[slot];
@@ -106,7 +106,7 @@ bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   return true;
 }
 
-/// Takes the idle range apart that was used longest ago. False when there is none, or the system refused.
+/// Takes apart the idle range that was used longest ago. False if there is none, or the system refused.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::evict() noexcept {
   const std::uint32_t oldest = stitched_.oldest();
@@ -127,7 +127,7 @@ void stitched_arena<Memory>::take_apart_broken() noexcept {
   } while (found != none && take_apart(found));
 }
 
-/// New chunks at home, in the first places that have none: all, or none. `uncreate_fresh` undoes it.
+/// Creates chunks at home, in the first absent places: all, or none. `uncreate_fresh` undoes it.
 template <virtual_memory Memory>
 result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
   const std::uint64_t left = memory_->capacity() - memory_->used();
@@ -150,7 +150,7 @@ result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
     }
     if (done) done = memory_->map(home_, made.first * chunk_, handles(made));
     for (std::uint32_t at = made.first; at != made.first + made.count; ++at) {
-      // Refused where the mapping was refused and could not be undone either: then it is here to stay.
+      // Refused if the mapping was refused and could not be undone either: then it stays.
       if (!done && memory_->destroy(handles_[at])) continue;
       next_fresh_[at] = first_fresh_;
       first_fresh_ = at;
@@ -167,7 +167,7 @@ result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
   return {};
 }
 
-/// Gives the chunks of the last `create` back. @pre they are free.
+/// Destroys the chunks of the last `create`. @pre they are free.
 template <virtual_memory Memory>
 void stitched_arena<Memory>::uncreate_fresh() noexcept {
   for (std::uint32_t at = first_fresh_; at != none; at = next_fresh_[at])
@@ -175,7 +175,7 @@ void stitched_arena<Memory>::uncreate_fresh() noexcept {
   first_fresh_ = none;
 }
 
-/// Gives free chunks back; those whose mapping the system does not let go stay free.
+/// Destroys free chunks; those that the system does not unmap stay free.
 template <virtual_memory Memory>
 void stitched_arena<Memory>::uncreate(const run_of_chunks& these) noexcept {
   if (!memory_->decommit(home_, these.first * chunk_, these.count * chunk_)) return;

@@ -1,5 +1,5 @@
 /// @file
-/// Ranges that runs of chunks were stitched into, live or kept for the next request of their length.
+/// Ranges stitched from runs of chunks, live or kept for the next request of their length.
 #pragma once
 
 #include <llmmem/arena/detail/chunk_runs.hpp>
@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The bookkeeping of stitched ranges: which runs lie in which, which are idle, and which of these was used
-/// longest ago. Knows nothing of memory.
+/// The bookkeeping of stitched ranges: the runs in each, the idle ones, and the idle one used longest ago.
+/// Independent of memory.
 ///
 /// @par Complexity   O(log n), and O(runs of the range) to record or forget one.
 class stitched_ranges {
@@ -28,7 +28,7 @@ class stitched_ranges {
   enum class condition : std::uint8_t {
     building,  ///< runs are being added
     live,      ///< an allocation's
-    idle,      ///< kept for a request of its length, while its chunks may be used otherwise
+    idle,      ///< kept for a request of its length, while others may use its chunks
     broken,    ///< could neither be finished nor taken apart; tried again later
   };
 
@@ -50,10 +50,10 @@ class stitched_ranges {
         by_chunks_(ranges, source, what),
         by_use_(ranges, source, what) {}
 
-  /// A new one without runs, or `none` when the table is full.
+  /// Begins a range without runs; returns `none` if the table is full.
   [[nodiscard]] std::uint32_t begin() noexcept { return ranges_.acquire({}); }
 
-  /// Adds a run at its end. False when the table of parts is full.
+  /// Adds a run at its end. False if the table of parts is full.
   [[nodiscard]] bool append(std::uint32_t slot, const run_of_chunks& run) noexcept {
     const std::uint32_t at = parts_.acquire({.run = run});
     if (at == none) return false;
@@ -66,7 +66,7 @@ class stitched_ranges {
 
   void set_range(std::uint32_t slot, const virtual_range& range) noexcept { ranges_[slot].range = range; }
 
-  /// Changes what becomes of it.
+  /// Changes its condition.
   void set(std::uint32_t slot, condition now) noexcept {
     stitched& s = ranges_[slot];
     if (s.now == condition::idle) {
@@ -93,7 +93,8 @@ class stitched_ranges {
     ranges_.release(slot);
   }
 
-  /// An idle one of exactly `chunks`, all of which are free; the first made of those. `none` without.
+  /// Returns an idle range of exactly `chunks`, all of which are free; the first made of those. `none`
+  /// without.
   [[nodiscard]] std::uint32_t fitting(std::uint32_t chunks, const chunk_runs& of) const noexcept {
     for (std::uint32_t at = by_chunks_.at_least({chunks, 0}); at != none; at = by_chunks_.next(at)) {
       if (ranges_[at].chunks != chunks) return none;
@@ -104,7 +105,7 @@ class stitched_ranges {
     return none;
   }
 
-  /// The idle one used longest ago.
+  /// Returns the idle range used longest ago.
   [[nodiscard]] std::uint32_t oldest() const noexcept { return by_use_.first(); }
 
   template <class Visit>

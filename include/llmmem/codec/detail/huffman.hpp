@@ -1,5 +1,5 @@
 /// @file
-/// Prefix codes of bytes: which lengths are best, and which codes and tables follow from lengths.
+/// Prefix codes of bytes: the best lengths, and the codes and tables that follow from lengths.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// No code is longer: what one look into a table of 2^11 entries decodes.
+/// The longest code: one lookup in a table of 2^11 entries decodes it.
 inline constexpr std::uint32_t longest_code = 11;
 
 /// The length of each byte value's code; 0 for values that do not occur.
@@ -26,7 +26,7 @@ using byte_counts = std::array<std::uint32_t, 256>;
 
 /// @pre `bytes` has fewer than 2^32.
 [[nodiscard]] inline byte_counts count_bytes(std::span<const std::byte> bytes) noexcept {
-  // Four tables, so that equal neighbours need not wait for each other.
+  // Four tables, so that equal neighbours do not wait for each other.
   std::array<byte_counts, 4> parts{};
   std::size_t i = 0;
   for (; bytes.size() - i >= 4; i += 4) {
@@ -43,7 +43,7 @@ using byte_counts = std::array<std::uint32_t, 256>;
   return sum;
 }
 
-/// The lengths, none above `longest_code`, by which all counted bytes together take the fewest bits.
+/// Returns the lengths, none above `longest_code`, that encode all counted bytes in the fewest bits.
 ///
 /// @pre at least two values occur.
 /// @par Source   package-merge: Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman
@@ -62,8 +62,8 @@ using byte_counts = std::array<std::uint32_t, 256>;
     return a.weight != b.weight ? a.weight < b.weight : a.value < b.value;
   });
 
-  // A round's items are the leaves and the pairs of the round before, by weight; all that is remembered of an
-  // item is whether it is a leaf.
+  // A round's items are the leaves and the pairs of the round before, by weight; an item needs only a mark
+  // whether it is a leaf.
   constexpr std::size_t most = 512;
   std::array<std::array<bool, most>, longest_code> is_leaf{};
   std::array<std::uint64_t, most> weights{};
@@ -83,8 +83,8 @@ using byte_counts = std::array<std::uint32_t, 256>;
     weights = merged;
   }
 
-  // Of the last round the lightest 2n - 2 are taken; a taken pair takes two of the round before. A leaf's
-  // code is as long as it was taken often.
+  // The lightest 2n - 2 of the last round are taken; a taken pair takes two of the round before. The length
+  // of a leaf's code is how often it was taken.
   code_lengths lengths{};
   std::size_t taken = 2 * n - 2;
   for (std::size_t round = longest_code; round-- > 0;) {
@@ -103,8 +103,8 @@ struct prefix_code {
   std::uint16_t length = 0;
 };
 
-/// The codes of a given length count upwards in order of their values, behind all shorter ones (canonical
-/// codes). Nothing when the lengths are no complete code of two values or more.
+/// Returns the codes: those of a given length count upwards in order of their values, after all shorter ones
+/// (canonical codes). Returns nothing if the lengths are no complete code of two values or more.
 [[nodiscard]] inline std::optional<std::array<prefix_code, 256>> canonical_codes(
     const code_lengths& lengths) noexcept {
   std::array<std::uint32_t, longest_code + 1> of_length{};
@@ -134,7 +134,7 @@ struct prefix_code {
   return codes;
 }
 
-/// What the next `longest_code` bits of a stream say: one to four bytes.
+/// The meaning of the next `longest_code` bits of a stream: one to four bytes.
 struct decoded_bytes {
   std::uint32_t bytes = 0;   ///< the first lowest
   std::uint16_t length = 0;  ///< bits of all codes together
@@ -145,7 +145,7 @@ inline constexpr std::size_t decoding_entries = std::size_t{1} << longest_code;
 
 /// Fills `table`, so that each entry holds as many bytes, up to four, as its index has whole codes.
 ///
-/// @pre the codes are complete; `singles` is room for as many entries.
+/// @pre the codes are complete; `singles` has room for as many entries.
 inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::span<decoded_bytes> table,
                                 std::span<decoded_bytes> singles) noexcept {
   for (std::uint32_t value = 0; value < 256; ++value) {
@@ -160,7 +160,7 @@ inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::
             static_cast<std::uint16_t>(first.length + (fits ? second.length : 0)),
             static_cast<std::uint16_t>(first.count + (fits ? second.count : 0))};
   };
-  // Four by one at a time: what follows a code is found where the bits behind it are the lowest.
+  // Four by one at a time: what follows a code is in the entry where the bits after it are the lowest.
   for (std::size_t i = 0; i < decoding_entries; ++i) {
     decoded_bytes entry = singles[i];
     for (int more = 0; more < 3; ++more)

@@ -1,5 +1,5 @@
 /// @file
-/// Elements split into planes of their bytes, and put together again.
+/// Splits elements into planes of their bytes, and joins them again.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Where the planes of `Bytes` bytes an element lie, the one of the exponents last.
+/// The places of the planes of `Bytes` bytes an element, the one of the exponents last.
 template <std::size_t Bytes>
 using plane_pointers = std::array<std::byte*, Bytes>;
 template <std::size_t Bytes>
@@ -36,8 +36,8 @@ inline void put_rotated_back(std::byte* out, std::size_t i, std::uint32_t rotate
   std::memcpy(out + i * sizeof(element), &element, sizeof(element));
 }
 
-// Loops over elements come in two: tiles of a known length over parameters that overlap nothing, which
-// compilers vectorise even where they must not make code longer (g++ -O2), and what is left.
+// Loops over elements come in two parts: tiles of a known length over parameters that overlap nothing, which
+// compilers vectorise even if they must not make code longer (g++ -O2), and the rest.
 inline constexpr std::size_t plane_tile = 32;
 
 inline void split_rotated(const std::byte* __restrict in, std::size_t count, std::byte* __restrict low,
@@ -122,21 +122,21 @@ inline void merge_rotated(std::byte* __restrict out, std::size_t count, const st
     one(out, i, lowest, low, high, highest);
 }
 
-/// Byte k of every element, rotated left by one bit, into plane k: the sign leaves the exponent's byte and
-/// becomes the lowest bit of all.
+/// Moves byte k of every element, rotated left by one bit, into plane k: the sign leaves the exponent's byte
+/// and becomes the lowest bit of all.
 template <std::size_t Bytes>
 void split_planes(const std::byte* in, std::size_t count, const plane_pointers<Bytes>& planes) noexcept {
   std::apply([&](auto*... plane) { split_rotated(in, count, plane...); }, planes);
 }
 
-/// What `split_planes` was given.
+/// Restores the input of `split_planes`.
 template <std::size_t Bytes>
 void merge_planes(const const_plane_pointers<Bytes>& planes, std::size_t count, std::byte* out) noexcept {
   std::apply([&](auto*... plane) { merge_rotated(out, count, plane...); }, planes);
 }
 
 /// Whether a coder of single bytes could make `plane` smaller by a sixth or so, by a sample of it: how often
-/// two bytes of the sample are equal, against 1 in 256 where all values are equally likely.
+/// two bytes of the sample are equal, compared with 1 in 256 if all values are equally likely.
 [[nodiscard]] inline bool has_uneven_bytes(std::span<const std::byte> plane) noexcept {
   constexpr std::size_t pieces = 16;
   constexpr std::size_t piece = 256;
@@ -157,8 +157,8 @@ void merge_planes(const const_plane_pointers<Bytes>& planes, std::size_t count, 
   for (const std::uint64_t n : counts)
     equal_pairs += n * (n - 1) / 2;
   const std::uint64_t pairs = sampled * (sampled - 1) / 2;
-  // 2.5 in 256: what saves less costs more time, to decode codes of nearly eight bits, than it saves bytes. A
-  // sign that is always the same, of an optimizer's variance say, makes it 2.
+  // 2.5 in 256: a smaller saving costs more time, to decode codes of nearly eight bits, than it saves bytes.
+  // A sign that is always the same, of an optimizer's variance for example, makes it 2.
   return equal_pairs * 512 > pairs * 5;
 }
 

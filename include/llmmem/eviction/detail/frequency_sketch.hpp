@@ -1,5 +1,5 @@
 /// @file
-/// How often contents were used lately, in a few bits: the sketch of TinyLFU.
+/// How often contents were used recently, in a few bits: the sketch of TinyLFU.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -17,12 +17,12 @@ inline namespace v0 {
 namespace detail {
 
 /// A count-min sketch of four 4-bit counters for each content (Cormode and Muthukrishnan 2005), halved as it
-/// ages (Einziger, Friedman and Manes, "TinyLFU", 2017). Never counts too little but for the halving; counts
-/// too much when all four counters are shared.
+/// ages (Einziger, Friedman and Manes, "TinyLFU", 2017). Apart from the halving it never counts too little;
+/// it counts too much when all four counters are shared.
 ///
-/// The four counters lie in one cache line. Every counter is halved once in ten additions for each entry of
-/// the capacity; word by word as additions come rather than all at once, so no addition pays for the table.
-/// 8 to 16 bytes for each entry of the capacity, 64 at least.
+/// The four counters share one cache line. Every counter is halved once in ten additions for each entry of
+/// the capacity, word by word as additions come, so no addition pays for the whole table. 8 to 16 bytes for
+/// each entry of the capacity, at least 64.
 class frequency_sketch {
  public:
   static constexpr std::uint64_t most = 15;
@@ -31,7 +31,7 @@ class frequency_sketch {
       : words_(std::bit_ceil(std::max(checked_capacity(capacity, who), line)), 0, source, who),
         period_(10 * to_number(capacity)) {}
 
-  /// Counts a use. Contents that were not told, 0, are not counted.
+  /// Counts a use. Does not count unnamed contents, 0.
   void add(std::uint64_t content) noexcept {
     if (content == 0) return;
     for (const counter each : counters(content)) {
@@ -44,7 +44,7 @@ class frequency_sketch {
     }
   }
 
-  /// Uses counted lately, `most` at the most; 0 for contents that were not told.
+  /// Returns the uses counted recently, at most `most`; 0 for unnamed contents.
   [[nodiscard]] std::uint64_t estimate(std::uint64_t content) const noexcept {
     if (content == 0) return 0;
     std::uint64_t least = most;

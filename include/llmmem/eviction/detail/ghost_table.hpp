@@ -1,5 +1,5 @@
 /// @file
-/// What was evicted lately, by contents: the ghost entries of ARC and S3-FIFO.
+/// The contents evicted recently: the ghost entries of ARC and S3-FIFO.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -18,10 +18,10 @@ namespace detail {
 
 /// `lists` queues of contents over one hash table of fixed capacity; contents are in at most one queue.
 ///
-/// The table is open addressing with linear probing and backward-shift deletion, at most half full, so it
-/// holds no tombstones and its probes stay short however long it runs (expected O(1) for contents that are
-/// hashes). A bucket keeps half of its contents' hash beside the ghost's number, so that probing reads the
-/// contents themselves only to confirm. 17 bytes a ghost and 16 to 32 for its buckets.
+/// The table is open addressing with linear probing and backward-shift deletion, at most half full. So it
+/// holds no tombstones, and its probes stay short over any run (expected O(1) for contents that are hashes).
+/// A bucket keeps half of its contents' hash next to the ghost's number, so that probing reads the contents
+/// themselves only to confirm. 17 bytes a ghost and 16 to 32 for its buckets.
 template <std::size_t lists>
 class ghost_table {
  public:
@@ -35,7 +35,7 @@ class ghost_table {
       order_.push_back(unused, slot_id{static_cast<std::uint32_t>(i)});
   }
 
-  /// The queue that `content` is in.
+  /// Returns the queue that `content` is in.
   [[nodiscard]] std::optional<std::size_t> find(std::uint64_t content) const noexcept {
     if (content == 0) return std::nullopt;
     const std::uint32_t entry = buckets_[place_of(content)].entry;
@@ -43,7 +43,7 @@ class ghost_table {
     return queue_of_[entry];
   }
 
-  /// Forgets `content`; says which queue it was in.
+  /// Forgets `content`; returns the queue that it was in.
   std::optional<std::size_t> take(std::uint64_t content) noexcept {
     if (content == 0) return std::nullopt;
     const std::size_t place = place_of(content);
@@ -54,8 +54,8 @@ class ghost_table {
     return queue;
   }
 
-  /// Appends `content` to `queue`, where it was before or not; the oldest of that queue, or of another, makes
-  /// room when all are full. Contents that were not told, 0, are not remembered.
+  /// Moves or appends `content` to the end of `queue`; if all ghosts are used, the oldest of that queue, or
+  /// of another, makes room. Does not remember unnamed contents, 0.
   void push(std::size_t queue, std::uint64_t content) noexcept {
     if (content == 0) return;
     std::size_t place = place_of(content);
@@ -108,7 +108,7 @@ class ghost_table {
     return (place + 1) & (buckets_.size() - 1);
   }
 
-  /// Where `content` is, or would be put.
+  /// Returns where `content` is, or would be put.
   [[nodiscard]] std::size_t place_of(std::uint64_t content) const noexcept {
     const std::uint32_t tag = tag_of(content);
     std::size_t place = home(tag);
@@ -119,14 +119,14 @@ class ghost_table {
     return place;
   }
 
-  /// Empties a bucket and moves back what its entry had pushed further.
+  /// Empties a bucket and moves back the entries that it had pushed further.
   void forget(std::size_t place) noexcept {
     const slot_id entry{buckets_[place].entry};
     order_.remove(queue_of_[to_index(entry)], entry);
     order_.push_back(unused, entry);
     std::size_t hole = place;
     for (std::size_t i = after(hole); buckets_[i].entry != empty; i = after(i)) {
-      // An entry may not move before its home; distances go round the table's end.
+      // An entry may not move before its home; distances wrap at the table's end.
       const std::size_t mask = buckets_.size() - 1;
       const std::size_t from_home = (i - home(buckets_[i].tag)) & mask;
       if (from_home >= ((i - hole) & mask)) {

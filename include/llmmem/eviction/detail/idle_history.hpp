@@ -1,5 +1,5 @@
 /// @file
-/// The last idle periods of a cache's entries, kept by content whether or not the entry is still there.
+/// The last idle periods of a cache's entries, found by content also after the entry has left.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -17,7 +17,7 @@ namespace detail {
 /// since.
 ///
 /// Periods are found by content in a table of sets of four. A set that overflows forgets its oldest period's
-/// content, not the period: its return is then missed, which no answer depends on.
+/// content, but not the period: its return is then missed, and no answer depends on that.
 ///
 /// @par Complexity   every operation O(1); 14 bytes a period.
 class idle_history {
@@ -32,11 +32,11 @@ class idle_history {
         uses_(length, 0, source, who),
         table_(length, 0, source, who) {}
 
-  /// The number of the latest period.
+  /// Returns the number of the latest period.
   [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
   [[nodiscard]] std::uint64_t length() const noexcept { return mask_ + 1; }
 
-  /// Begins a period; the oldest one is forgotten. Content 0 is never found again.
+  /// Begins a period; the oldest one is forgotten. No lookup finds content 0.
   std::uint64_t begin(std::uint64_t content, std::uint8_t in_class, std::uint8_t uses) noexcept {
     const std::uint64_t at = ++now_ & mask_;
     contents_[at] = content;
@@ -46,7 +46,7 @@ class idle_history {
     return now_;
   }
 
-  /// The period of `content` that is not over.
+  /// Returns the period of `content` that has not ended.
   [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t content) const noexcept {
     if (content == 0) return std::nullopt;
     const std::uint64_t set = content & mask_ & ~(ways - 1);
@@ -60,12 +60,12 @@ class idle_history {
   /// @pre found, or begun and not forgotten.
   [[nodiscard]] std::uint8_t uses(std::uint64_t period) const noexcept { return uses_[period & mask_]; }
 
-  /// Of a period not forgotten: its class, or `ended`.
+  /// Returns the class of a period not forgotten, or `ended`.
   [[nodiscard]] std::uint8_t class_of(std::uint64_t period) const noexcept {
     return classes_[period & mask_];
   }
 
-  /// Ends a period and says which class it was in; nothing if it was over or is forgotten.
+  /// Ends a period and returns its class; returns nothing if it has ended or is forgotten.
   std::optional<std::uint8_t> end(std::uint64_t period) noexcept {
     if (now_ - period > mask_) return std::nullopt;
     std::uint8_t& in = classes_[period & mask_];
@@ -82,7 +82,7 @@ class idle_history {
  private:
   static constexpr std::uint64_t ways = 4;
 
-  /// Right for the periods not forgotten: the table keeps the low 32 bits of their numbers.
+  /// Correct for periods not forgotten, because the table keeps the low 32 bits of their numbers.
   [[nodiscard]] std::uint64_t age_of(std::uint32_t low) const noexcept {
     return static_cast<std::uint32_t>(static_cast<std::uint32_t>(now_) - low);
   }

@@ -1,5 +1,5 @@
 /// @file
-/// Spreads the bits of a content's name, so that callers' own small numbers serve as names too.
+/// Spreads the bits of a content's name, so that callers' small numbers can serve as names.
 #pragma once
 
 #include <llmmem/config.hpp>

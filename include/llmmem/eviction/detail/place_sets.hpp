@@ -1,5 +1,5 @@
 /// @file
-/// Sets of slots, each in order of age: a few word operations for everything, allocated once.
+/// Sets of slots, each in order of age: a few word operations for each call, allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -21,20 +21,20 @@ namespace detail {
 /// `sets` sets of slots in one order, that of their places. A slot takes the newest place by `renew` and
 /// keeps it, in a set or in none, until `forget`; it is in at most one set, and its owner knows in which.
 ///
-/// Places are handed out in rising order, two for each slot. Every set is a bitmap over the places, with a
-/// bit above for each 64 bits that are not all zero, and so on up to a single word; the words of all sets for
-/// the same places lie side by side. So finding the first of a set, entering and leaving take a step for each
-/// level at most: 3 levels serve 131,072 slots, 6 serve any capacity.
+/// Places are assigned in rising order, two for each slot. Every set is a bitmap over the places, with a bit
+/// above for each 64 bits that are not all zero, and so on up to a single word; the words of all sets for the
+/// same places are adjacent. So finding the first of a set, entering and leaving take at most a step for each
+/// level: 3 levels serve 131,072 slots, 6 serve any capacity.
 ///
-/// When the last place is taken, those who have one are renumbered from 0, in their order: one pass over the
-/// places, and no other before as many renewals as there are slots. So `renew` is O(1) amortised, O(capacity)
-/// at worst; all else is O(1) but for the levels.
+/// When the last place is taken, the slots that have one are renumbered from 0, in their order: one pass over
+/// the places, and the next one comes after at least as many renewals as there are slots. So `renew` is O(1)
+/// amortised, O(capacity) at worst; all else is O(1) for each level.
 ///
-/// 12 bytes a slot, and 2 bits, with a 63rd more, for each set and once for all.
+/// 12 bytes a slot, and 2 bits, plus a 63rd of that, for each set and once for all.
 template <std::size_t sets>
 class place_sets {
  public:
-  /// Twice as many places are numbered by 32 bits.
+  /// 32 bits number twice as many places.
   static constexpr std::uint64_t most_slots = max_slots / 2;
 
   /// @throws length_error for a capacity of 0 or above `most_slots`; out_of_memory when the source has none.
@@ -46,12 +46,12 @@ class place_sets {
 
   [[nodiscard]] bool has_place(slot_id slot) const noexcept { return places_[to_index(slot)] != nowhere; }
 
-  /// Whether the place of `a` is the older. @pre both have one.
+  /// Whether `a` has the older place. @pre both have one.
   [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept {
     return places_[to_index(a)] < places_[to_index(b)];
   }
 
-  /// Gives `slot` the newest place, whether it had one or not. @pre it is in no set.
+  /// Gives `slot` the newest place, with or without a place before. @pre it is in no set.
   void renew(slot_id slot) noexcept {
     forget(slot);
     if (next_ == slots_.size()) renumber();
@@ -60,7 +60,7 @@ class place_sets {
     insert(taken, slot);
   }
 
-  /// Takes its place from `slot`, if it has one. @pre it is in no set.
+  /// Takes the place of `slot` away, if it has one. @pre it is in no set.
   void forget(slot_id slot) noexcept {
     if (!has_place(slot)) return;
     remove(taken, slot);
@@ -90,7 +90,7 @@ class place_sets {
     }
   }
 
-  /// Of the slots of `set`, the one whose place is the oldest.
+  /// Returns the slot of `set` with the oldest place.
   [[nodiscard]] std::optional<slot_id> first(std::size_t set) const noexcept {
     std::uint64_t at = 0;
     for (std::size_t level = levels_.count; level-- > 0;) {
@@ -112,7 +112,7 @@ class place_sets {
   static constexpr std::size_t taken = sets;  // the set of all that have a place
   static constexpr std::size_t columns = sets + 1;
 
-  /// The lowest level is the bitmap; a word of a set in each stands for 64 words of the one below.
+  /// The lowest level is the bitmap; a word of a set in each level covers 64 words of the one below.
   struct levels {
     std::array<std::uint64_t, most_levels> begins;  // in words of each set
     std::size_t count;
@@ -143,7 +143,7 @@ class place_sets {
     return words_[(levels_.begins[level] + i) * columns + set];
   }
 
-  /// Closes the gaps between the places that are taken. Nothing moves into a word that was not read yet.
+  /// Closes the gaps between the places taken. Moves nothing into a word that was not read yet.
   void renumber() noexcept {
     std::uint32_t next = 0;
     for (std::uint64_t i = 0; i < (slots_.size() + 63) / 64; ++i) {
@@ -164,7 +164,7 @@ class place_sets {
       sum_up(level);
   }
 
-  /// Sets every word of a level above the lowest by those it stands for.
+  /// Computes every word of a level above the lowest from the words that it covers.
   void sum_up(std::size_t level) noexcept {
     const std::uint64_t below = levels_.begins[level] - levels_.begins[level - 1];
     for (std::uint64_t i = 0; i < below; ++i) {

@@ -1,5 +1,5 @@
 /// @file
-/// What the policies that keep their candidates in one heap have in common.
+/// The common part of the policies that keep their candidates in one heap.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
@@ -12,8 +12,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The candidates of a policy whose victim is the one with the smallest rank. A policy derives from it and
-/// adds what decides the rank: `insert`, `touch` and `unpin`.
+/// The candidates of a policy whose victim has the smallest rank. A policy derives from it and adds the calls
+/// that decide the rank: `insert`, `touch` and `unpin`.
 template <class Rank>
 class ranked_eviction {
  public:

@@ -1,5 +1,5 @@
 /// @file
-/// How likely idle entries are to be used next, by class and age: proportional hazards learned online.
+/// The likelihood that idle entries are used next, by class and age: proportional hazards learned online.
 #pragma once
 
 #include <llmmem/eviction/detail/idle_history.hpp>
@@ -15,13 +15,13 @@ namespace detail {
 
 /// The rate of reuse of an idle entry: a curve over its age, the same for all, times a factor of its class.
 ///
-/// Ages are split where they double. For every class and span it is counted how many periods lived to reach
-/// the span, and how many ended with a reuse; both count periods still open up to the age they have, so the
-/// fit is not biased by what has not happened yet. A span's chance of reuse leans on the span before it, a
-/// factor on its first guess, each as if by some observations made beforehand: with no data the order is that
-/// of recency, weighed by the uses.
+/// Ages are split at powers of two. For every class and span the model counts how many periods lived to reach
+/// the span, and how many ended with a reuse. Both include open periods up to their present age, so the fit
+/// has no bias from what has not happened yet. A span's chance of reuse leans on the span before it, a factor
+/// on its first guess, each as if by some earlier observations: without data the order is that of recency,
+/// weighed by the uses.
 ///
-/// Factors never fall with the uses and never rise with age (see `hazard_eviction` for what rests on that).
+/// Factors never fall with the uses and never rise with age (`hazard_eviction` relies on it).
 class reuse_model {
  public:
   // Classes: ends of chains by uses, then the others used once by the length of their chain, then the others
@@ -50,8 +50,8 @@ class reuse_model {
     return static_cast<std::uint8_t>(use_classes + length_classes + used - 1);
   }
 
-  /// A period has begun: it enters the first span, and of the earlier ones those still open that reach
-  /// another.
+  /// Counts a period that has begun: it enters the first span; of the earlier periods, those still open may
+  /// enter a further one.
   void count_idle(const idle_history& history) noexcept {
     ++reached_[history.class_of(history.now())][0];
     for (std::uint32_t s = 1; s < counted_; ++s) {
@@ -62,13 +62,13 @@ class reuse_model {
     }
   }
 
-  /// A period of class `in` ended at `age` because its entry was used.
+  /// Counts the end of a period of class `in` at `age`, because its entry was used.
   void count_reuse(std::uint8_t in, std::uint64_t age) noexcept {
     ++reused_[in];
     ++reused_at_[std::min(span_of(age), counted_ - 1)];
   }
 
-  /// Makes what was counted weigh half as much as what comes.
+  /// Halves the weight of what was counted against what comes.
   void halve() noexcept {
     for (auto& of_class : reached_)
       for (double& n : of_class)
@@ -118,8 +118,8 @@ class reuse_model {
     return age < 2 ? 0 : std::min(spans - 1, static_cast<std::uint32_t>(std::bit_width(age) - 1));
   }
 
-  /// The square root of a class's first guess, so that it gives way as fast downwards as upwards: twice the
-  /// rate for each class of uses, a tenth of it for ends of chains.
+  /// Returns the square root of a class's first guess, so that data changes it as fast downwards as upwards:
+  /// twice the rate for each class of uses, a tenth of it for ends of chains.
   [[nodiscard]] static double guess_root(std::uint32_t in) noexcept {
     constexpr std::uint32_t once = use_classes + length_classes - 1;  // as if the class of one use came last
     double root = in < use_classes ? 0.31622776601683794 : 1;

@@ -1,5 +1,5 @@
 /// @file
-/// A priority queue over slots that knows where each slot stands: O(log n), allocated once.
+/// A priority queue over slots that knows each slot's place: O(log n), allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -14,14 +14,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The slots that are candidates, the one with the smallest rank first. A rank is kept for slots outside too,
-/// so that a pinned entry comes back with the rank it had.
+/// The slots that are candidates, the one with the smallest rank first. It keeps a rank for slots outside
+/// too, so a pinned entry returns with its rank.
 ///
 /// Four children a node: half the levels of a binary heap for the same cache lines (LaMarca and Ladner, "The
 /// influence of caches on the performance of heaps", 1996).
 ///
-/// @tparam Rank  trivially copyable, totally ordered by `<`. Ties go to whichever stands higher: give
-///         distinct ranks where the order must be reproducible.
+/// @tparam Rank  trivially copyable, totally ordered by `<`. The higher in the heap wins a tie: give distinct
+///         ranks where the order must be reproducible.
 template <class Rank>
 class slot_heap {
  public:
@@ -47,7 +47,7 @@ class slot_heap {
     rise(size_++);
   }
 
-  /// Nothing happens to a slot that is outside.
+  /// Does nothing for a slot that is outside.
   void remove(slot_id slot) noexcept {
     const std::uint32_t at = places_[to_index(slot)];
     if (at == outside) return;

@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Slots in an order of the owner's choosing; a slot is in the list at most once.
+/// Slots in an order of the owner's choice; a slot is in the list at most once.
 ///
 /// Node `capacity` is the list's end, linked in a ring, so no operation has a special case. A node that links
 /// to itself is not in the list.
@@ -41,11 +41,11 @@ class slot_list {
     nodes_[end_].previous = i;
   }
 
-  /// Nothing happens to a slot that is not in the list.
+  /// Does nothing for a slot that is not in the list.
   void remove(slot_id slot) noexcept {
     const std::uint32_t i = to_index(slot);
-    // Read apart: the removal of a neighbour has often just written one of the two, and a load of both would
-    // wait until that store has left the processor's buffer.
+    // Read separately: the removal of a neighbour has often just written one of the two, and a load of both
+    // would wait until that store has left the processor's buffer.
     const std::uint32_t previous = nodes_[i].previous;
     const std::uint32_t next = nodes_[i].next;
     nodes_[previous].next = next;

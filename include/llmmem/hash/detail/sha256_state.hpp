@@ -28,7 +28,8 @@ class sha256_state {
     absorb(static_cast<std::uint32_t>(word));
   }
 
-  /// Behind the words may come `count` bytes more, 0 to 3: the highest of `last`, whose others are 0.
+  /// Up to three more bytes may follow the words: `count` of them, 0 to 3, the highest of `last`, whose
+  /// others are 0.
   [[nodiscard]] constexpr std::array<std::uint32_t, 8> finish(std::uint32_t last = 0,
                                                               std::uint32_t count = 0) noexcept {
     const std::uint64_t bits = words_ * 32 + std::uint64_t{count} * 8;

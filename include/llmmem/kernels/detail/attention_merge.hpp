@@ -1,5 +1,5 @@
 /// @file
-/// The joining of what the shares of a row came to.
+/// Joins the results of a row's shares.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,8 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Eight elements of an output of a row with several shares, for a group of lanes: each joins every so
-/// many-th share in their order, and what they come to is joined by pairs of lanes.
+/// Eight elements of an output of a row with several shares, for a group of lanes: each lane joins every so
+/// many-th share in order, and then pairs of lanes join their results.
 template <class Tables>
 class attention_merge_work {
  public:
@@ -46,7 +46,7 @@ class attention_merge_work {
     at.head = static_cast<std::uint32_t>(group_.quotient(at.query));
     attention_span span;
     if (at.row < shape_.rows) span = span_of(shape_, tables_, at.row);
-    // One share alone has written what it came to.
+    // A single share has written its result itself.
     const std::uint32_t shares = span.sequence < 0 || span.shares < 2 ? 0 : span.shares;
     const std::uint64_t first = output * shape_.shares.by();
     typename Group::template held<float> most;
@@ -68,7 +68,7 @@ class attention_merge_work {
   }
 
  private:
-  /// Shares whose numbers are on their way together.
+  /// Shares whose numbers are in flight together.
   static constexpr std::uint32_t at_once = 4;
 
   struct part {
@@ -76,7 +76,7 @@ class attention_merge_work {
     attention_raw<dtype::f32> sum;
   };
 
-  /// The eight sums and, behind them, the sum of exponentials.
+  /// The eight sums, then the sum of exponentials.
   [[nodiscard]] LLMMEM_HD static float& number_of(attention_total& of, unsigned e) noexcept {
     return e < attention_pack ? of.sum.of[e] : of.total;
   }
@@ -104,7 +104,7 @@ class attention_merge_work {
     for (unsigned e = 0; e < attention_pack; ++e)
       to.sum.of[e] = fused(weight, sum.of[e], to.sum.of[e]);
   }
-  /// What a lane's shares come to, beside the largest product of all.
+  /// Returns the result of a lane's shares, relative to the largest product of all.
   [[nodiscard]] LLMMEM_HD attention_total joined(std::uint64_t first, std::uint32_t lane,
                                                  std::uint32_t shares, std::uint32_t pack,
                                                  float most) const noexcept {

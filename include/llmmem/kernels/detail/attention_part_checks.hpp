@@ -1,5 +1,5 @@
 /// @file
-/// What is refused of parts of attention, wherever they are read or written.
+/// Checks of parts of attention, for all code that reads or writes them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ template <class Byte>
   return {};
 }
 
-/// What the ends of a part are called.
+/// The names of a part's ends.
 struct part_names {
   vector_names sums{};
   vector_names states{};
@@ -36,7 +36,7 @@ inline constexpr part_names paged_attention_part_names{
     {"paged_attention: part.states", "paged_attention: part.states.token_stride",
      "paged_attention: part.states.head_stride"}};
 
-/// Sums are read and written by 16 bytes, states by 8.
+/// Sums are accessed by 16 bytes, states by 8.
 template <class Byte>
 [[nodiscard]] result<void> check_part_units(const basic_attention_part<Byte>& of,
                                             const part_names& names) noexcept {

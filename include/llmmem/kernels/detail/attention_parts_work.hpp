@@ -1,5 +1,5 @@
 /// @file
-/// The work of merging parts of attention, and of making them of other kernels' results.
+/// The work of merging parts of attention, and of making parts from other kernels' results.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,14 +19,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Where the vector of a row and head begins.
+/// Returns where the vector of a row and head begins.
 template <class Byte>
 [[nodiscard]] LLMMEM_HD inline Byte* vector_at(const token_vectors<Byte>& of, std::uint64_t row,
                                                std::uint32_t head) noexcept {
   return of.data + row * of.token_stride + head * of.head_stride;
 }
 
-/// The state of a part, of a row and head.
+/// Returns the state of a part for a row and head.
 [[nodiscard]] LLMMEM_HD inline attention_state state_at(const attention_part& part, std::uint64_t row,
                                                         std::uint32_t head) noexcept {
   const auto packed = load_packet<8>(vector_at(part.states, row, head));
@@ -38,18 +38,17 @@ LLMMEM_HD inline void set_state(const attention_part_output& part, std::uint64_t
                   {{bits_of_float(state.most), bits_of_float(state.total)}});
 }
 
-/// What is no number has one form on hosts and devices.
+/// NaNs have one form on hosts and devices.
 [[nodiscard]] LLMMEM_HD inline float told(float x) noexcept {
   return x == x ? x : float_of_bits(0x7FFF'FFFFU);
 }
 
-/// Whether a part's sums count. What is no number counts: it is to be seen.
+/// Whether a part's sums count. A NaN counts, so that it stays visible.
 [[nodiscard]] LLMMEM_HD inline bool counts(const attention_state& of) noexcept {
   return !(of.total <= 0) && !(of.most == lowest() && of.total == of.total);
 }
 
-/// Eight elements of a head of a row, one after the other: numbers of a pack, as of items that are side by
-/// side.
+/// Eight elements of a head of a row, consecutively: the numbers of a pack, as for contiguous items.
 struct part_packs {
   divider packs{};
   divider heads{};
@@ -71,7 +70,7 @@ struct part_packs {
   }
 };
 
-/// What is merged, and to what. Distances in bytes.
+/// The input and output of a merge. Distances in bytes.
 struct merge_request {
   attention_part part[most_merged_parts];
   std::uint32_t parts = 0;
@@ -84,7 +83,7 @@ struct merge_request {
   const float* sinks = nullptr;
 };
 
-/// Eight elements of what the parts of a row and head come to, in the order of the parts.
+/// Eight elements of the merged result of a row and head, in the order of the parts.
 class merge_parts_work {
  public:
   merge_parts_work(const attention_part_shape& shape, const merge_request& of) noexcept
@@ -112,7 +111,7 @@ class merge_parts_work {
     return most;
   }
 
-  /// Adds what counts, and tells whether anything does.
+  /// Adds the parts that count; returns whether any does.
   [[nodiscard]] LLMMEM_HD bool add_parts(const part_packs::place& at, attention_state& all,
                                          attention_floats& sum) const noexcept {
     bool has_any = false;
@@ -121,7 +120,7 @@ class merge_parts_work {
       const attention_state state = state_at(of_.part[i], at.row, at.head);
       if (!counts(state)) continue;
       const float weight = power_of_two(state.most - base);
-      // Of no weight there is nothing to read: a product with 0 would make NaNs of what may be anything.
+      // A part without weight is not read, because a product with 0 would make NaNs of arbitrary contents.
       if (weight == 0 && state.total == state.total) continue;
       attention_raw<dtype::f32> raw{};
       raw.load(vector_at(of_.part[i].sums, at.row, at.head) +
@@ -136,7 +135,7 @@ class merge_parts_work {
     return has_any;
   }
 
-  /// One more part, of a value of zeros.
+  /// Adds another part, with a value of zeros.
   LLMMEM_HD static void add_sink(float logit, attention_state& all, attention_floats& sum) noexcept {
     const float product = product_of(logit, std::numbers::log2e_v<float>);
     const float most = larger_of(all.most, product);
@@ -189,7 +188,7 @@ class merge_parts_work {
 };
 static_assert(item_work<merge_parts_work>);
 
-/// What is imported, and to what.
+/// The input and output of an import.
 struct import_request {
   batch_vectors from{};
   dtype element = dtype::f32;
@@ -199,7 +198,7 @@ struct import_request {
   attention_part_output out{};
 };
 
-/// Eight elements of a part, of what another kernel left.
+/// Eight elements of a part, from another kernel's result.
 class import_part_work {
  public:
   import_part_work(const attention_part_shape& shape, const import_request& of) noexcept
@@ -229,7 +228,7 @@ class import_part_work {
         load_packet<4>(reinterpret_cast<const std::byte*>(of_.log_sum_exp.data) +
                        at.row * of_.log_sum_exp.row_stride + at.head * of_.log_sum_exp.head_stride);
     const float sum = float_of_bits(packed.words[0]);
-    // Kernels leave infinities of either sign, and NaNs, of nothing.
+    // Kernels write infinities of either sign, and NaNs, for rows without tokens.
     if (!(size_of(sum) < float_of_bits(0x7F80'0000U))) return empty;
     return {of_.is_base_two ? sum : product_of(sum, std::numbers::log2e_v<float>), 1};
   }

@@ -1,5 +1,5 @@
 /// @file
-/// Shares of rows, as all kernels of `paged_attention` see them.
+/// Shares of rows, as all kernels of `paged_attention` use them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,14 +17,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Which of a sequence's tokens a cache holds: all of them, or those that are dealt to a context-parallel
-/// rank.
+/// The tokens of a sequence that a cache holds: all of them, or those dealt to a context-parallel rank.
 struct token_deal {
   divider round{};  // tokens after which it is this rank's turn again
   std::uint32_t before = 0;
   std::uint32_t run = 0;  // 0: all tokens
 
-  /// How many of a sequence's first `tokens` tokens are here: `kv_part::local_tokens`, without its divisions.
+  /// Returns how many of a sequence's first `tokens` tokens are here: `kv_part::local_tokens`, without its
+  /// divisions.
   [[nodiscard]] LLMMEM_HD std::uint64_t held_of(std::uint64_t tokens) const noexcept {
     if (run == 0) return tokens;
     const std::uint64_t rounds = round.quotient(tokens);
@@ -34,11 +34,10 @@ struct token_deal {
   }
 };
 
-/// What both kernels know. Distances in bytes.
+/// The common data of both kernels. Distances in bytes.
 ///
-/// Rows that share their tokens are one here, whose query heads are those of all of them: a head of the cache
-/// has those of the first row, then those of the second. What is read and written of them is found by
-/// `own_output`.
+/// Rows that share their tokens are one row here, with the query heads of all of them: a head of the cache
+/// has those of the first row, then those of the second. `own_output` finds what is read and written of them.
 struct attention_shape {
   std::uint64_t rows = 0;
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
@@ -63,7 +62,7 @@ struct attention_shape {
   std::uint32_t shared = 1;
   divider own_group{};  // query heads for each, of one row
   std::uint32_t window = 0;
-  bool tiles_in_block = false;  // no eight tokens from a multiple of eight on lie in two
+  bool tiles_in_block = false;  // no eight tokens from a multiple of eight on span two
   dtype element = dtype::bf16;  // of the queries
   dtype out_element = dtype::bf16;
   float scale = 1;  // times log2(e)
@@ -86,14 +85,14 @@ struct attention_shape {
   }
 };
 
-/// A query head of a row, and which of the cache's it reads.
+/// A query head of a row, and the head of the cache that it reads.
 struct attention_output {
   std::uint64_t row = 0;
   std::uint32_t query = 0;
   std::uint32_t head = 0;
 };
 
-/// The same with the row and query head that the caller counts.
+/// The same with the caller's row and query head.
 [[nodiscard]] LLMMEM_HD inline attention_output own_output(const attention_shape& shape,
                                                            const attention_output& of) noexcept {
   if (shape.shared == 1) return of;
@@ -103,7 +102,7 @@ struct attention_output {
           of.head};
 }
 
-/// What eight elements of weighted values came to, with the largest product and the sum of exponentials.
+/// The sums of eight weighted elements, with the largest product and the sum of exponentials.
 struct attention_total {
   attention_floats sum{};
   float most = 0;
@@ -116,7 +115,7 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
   const attention_output at = own_output(shape, of_all);
   if (pack == 0 && shape.log_sum_exp != nullptr) {
     constexpr float ln2 = std::numbers::ln2_v<float>;
-    // Of nothing the largest product is -infinity, and so is this; what is no number stays none.
+    // Without tokens the largest product is -infinity, and so is this; a NaN stays one.
     const float told =
         of.total == of.total ? fused(of.most, ln2, logarithm_of(of.total)) : float_of_bits(0x7FFF'FFFFU);
     store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp +
@@ -128,8 +127,7 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
                         at.query * shape.part_states.head_stride,
                     {{bits_of_float(of.most), bits_of_float(of.total)}});
   if (pack >= shape.value_packs) return;
-  // The sums of a part are not divided; but parts of several caches merge, so each brings its scale into
-  // them.
+  // The sums of a part are not divided; but parts of several caches merge, so each includes its scale.
   const float divisor = shape.writes_part() ? 1.0F : of.total;
   const float factor =
       divisor == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), divisor);
@@ -163,8 +161,8 @@ template <class Tables>
   const std::uint64_t row = of_all * shape.shared;  // the first that shares
   const std::int64_t sequence =
       shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
-  // A row of nothing leaves its output alone, but a part of it says that it is empty: as of a sequence
-  // without tokens, of which nothing is looked up.
+  // A row of padding leaves its output unchanged, but its part must say that it is empty: it is handled like
+  // a sequence without tokens, of which nothing is looked up.
   out.sequence = shape.writes_part() ? 0 : -1;
   if (sequence < 0) return out;
   if (sequence >= tables.num_sequences) {
@@ -193,7 +191,7 @@ template <class Tables>
   from = shape.deal.held_of(from);
   to = shape.deal.held_of(to);
   if (from >= to) return out;
-  // A length that no table has room for would be gone through token by token, to no end.
+  // A length beyond the table's room would cost a loop over each token, practically without end.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
   const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
   const bool is_beyond = to > most;
@@ -207,7 +205,7 @@ template <class Tables>
   return out;
 }
 
-/// What a share came to, for `attention_merge_work`, or the output of a row that has but one.
+/// Stores the result of a share, for `attention_merge_work`, or the output of a row with one share.
 LLMMEM_HD inline void finish_share(const attention_shape& shape, const attention_output& at,
                                    std::uint32_t share, std::uint32_t shares, std::uint32_t pack,
                                    const attention_total& of) noexcept {
@@ -235,8 +233,8 @@ struct attention_place {
   std::uint32_t to = 0;
 };
 
-/// The shares of all rows as items, each for up to `Heads` query heads. Those that read the same keys and
-/// values are beside each other, and so are neighbours in a cache whose tokens' heads lie side by side.
+/// The shares of all rows as items, each for up to `Heads` query heads. Items that read the same keys and
+/// values are neighbours, and so are neighbours in a cache whose tokens' heads are contiguous.
 template <std::uint32_t Heads>
 class attention_shares {
  public:
@@ -246,7 +244,7 @@ class attention_shares {
   [[nodiscard]] LLMMEM_HD std::uint64_t items(const attention_shape& shape) const noexcept {
     return shape.rows * shape.shares.by() * units_.by();
   }
-  /// Which share it is, and what of its row that has, if there are such an item and such a share.
+  /// Returns the share of an item and its row's span, if both exist.
   template <class Tables>
   [[nodiscard]] LLMMEM_HD attention_place at(std::uint64_t item, const attention_shape& shape,
                                              const Tables& tables) const noexcept {
@@ -264,7 +262,7 @@ class attention_shares {
     out.queries = queries < Heads ? queries : Heads;
     out.keys = plane_base(shape.keys, shape.layer) + out.head * shape.keys.strides.head;
     out.values = plane_base(shape.values, shape.layer) + out.head * shape.values.strides.head;
-    // Neither is past the end, which 31 bits can count.
+    // Neither is past the end, so 31 bits can count them.
     out.from = out.share == 0 ? out.span.begin : out.span.begin + out.share * shape.share_tokens.by();
     const bool is_last = out.share + 1 >= out.span.shares;
     out.to = is_last ? out.span.end : out.from + shape.share_tokens.by();
@@ -276,7 +274,7 @@ class attention_shares {
   divider units_;   // of a share: heads x chunks
 };
 
-/// Where the token at a position of a row's lies.
+/// Returns the place of the token at a position of a row.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place place_of(const attention_shape& shape, const Tables& tables,
                                                     std::int32_t sequence, std::uint32_t position) noexcept {
@@ -287,8 +285,8 @@ template <class Tables>
   }
 }
 
-/// The place of a token of a row, or none where it does not count: before its window or past its share, or,
-/// which is flagged, in no block.
+/// Returns the place of a token of a row, or none if it does not count: before its window or past its share,
+/// or, which is flagged, in no block.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place counted_place(const attention_shape& shape, const Tables& tables,
                                                          const attention_place& at,
@@ -299,19 +297,19 @@ template <class Tables>
   return token;
 }
 
-/// The place of the first of eight tokens that all count and lie in one block, or none.
+/// Returns the place of the first of eight tokens that all count and are in one block, or none.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place whole_tile(const attention_shape& shape, const Tables& tables,
                                                       const attention_place& at,
                                                       std::uint32_t tile) noexcept {
-  // Tokens of a list need not follow each other.
+  // Tokens of a list need not be consecutive.
   if (token_tables<Tables>) return {};
   if (!shape.tiles_in_block || tile < at.span.first || tile >= at.to || tile + attention_tile > at.span.end)
     return {};
   return place_of(shape, tables, at.span.sequence, tile);
 }
 
-/// Where a lane's eight elements of a token's key or value lie.
+/// Returns the address of a lane's eight elements of a token's key or value.
 template <dtype Element>
 [[nodiscard]] LLMMEM_HD inline const std::byte* pack_at(const std::byte* plane, const plane_strides& strides,
                                                         const token_place& token,
@@ -320,7 +318,7 @@ template <dtype Element>
          std::uint64_t{pack} * attention_raw<Element>::bytes;
 }
 
-/// Where eight elements of a query lie.
+/// Returns the address of eight elements of a query.
 [[nodiscard]] LLMMEM_HD inline const std::byte* query_at(const attention_shape& shape,
                                                          const attention_place& at, std::uint32_t query,
                                                          std::uint32_t pack) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// The work of `paged_attention` whose products tensor cores make.
+/// The work of `paged_attention` with tensor cores.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -44,10 +44,9 @@ template <dtype Element>
   return out;
 }
 
-/// A lane's keys and values of a step: of tokens g and g + 8 of it the keys' elements 8t to 8t + 7 of each
-/// 32; of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 the values' elements 8g to 8g + 7 of each 64. Reads of all
-/// lanes are in stretches of 64 elements and 32 at least, and every product finds its factors in its own
-/// lane.
+/// A lane's keys and values of a step: of its tokens g and g + 8 the keys' elements 8t to 8t + 7 of each 32;
+/// of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 the values' elements 8g to 8g + 7 of each 64. All lanes read
+/// stretches of at least 64 and 32 elements, and every product finds its factors in its own lane.
 template <dtype Element, std::uint32_t Dim>
 struct tensor_read {
   attention_raw<Element> key[2][Dim / 32];
@@ -65,12 +64,12 @@ struct tensor_state {
   float total[2];  // of the exponentials of the lane's own tokens
 };
 
-/// A share for up to eight query heads that share one of the cache's, by a whole warp: keys times queries,
-/// 16 tokens by 8 heads, and values times weights. Bits depend on the split and on the device's kind, not on
-/// where blocks lie.
+/// A share for up to eight query heads that share one of the cache's, by a whole warp: keys times queries, 16
+/// tokens by 8 heads, and values times weights. Bits depend on the split and on the device's kind, not on the
+/// places of blocks.
 ///
 /// @par Source   Dao et al., "FlashAttention", 2022, for weights that are multiplied as they come; the order
-///      of elements within a product is free, which spares a way through shared memory.
+///      of elements within a product is free, which avoids shared memory.
 template <dtype Element, std::uint32_t Dim, class Tables>
 class attention_tensor_work {
  public:
@@ -111,8 +110,8 @@ class attention_tensor_work {
  private:
   static constexpr dtype type = tensor_type<Element>;
 
-  /// Reads the queries. They are brought between 1 and 2 by a power of two, which scores get back, so that
-  /// halves hold what bf16 or floats are.
+  /// Reads the queries. Scales them between 1 and 2 by a power of two, which the scores get back, so that
+  /// halves can hold bf16 and floats.
   template <class Group>
   LLMMEM_HD void begin(const Group& group, const attention_place& at,
                        typename Group::template held<tensor_state<Dim>>& own) const noexcept {
@@ -195,8 +194,8 @@ class attention_tensor_work {
     }
   }
 
-  /// Half of a step of which some tokens may not count, or that lies in several blocks. What is not read is
-  /// zero: no weight of zero makes a number of what is none.
+  /// Half of a step in which some tokens may not count, or that spans several blocks. What is not read is
+  /// zero, because a weight of zero makes no number of a NaN.
   LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t begins, std::uint32_t half,
                              std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
     LLMMEM_UNROLL
@@ -244,7 +243,7 @@ class attention_tensor_work {
       group.each([&](std::uint32_t lane) {
         LLMMEM_UNROLL
         for (std::uint32_t half = 0; half < 2; ++half) {
-          // Two tokens of an element, where two elements of a token were.
+          // Two tokens of an element, in the place of two elements of a token.
           const std::uint32_t a = tensor_pack_of(read[lane].value[half][0][m / 4]).word[m % 4];
           const std::uint32_t b = tensor_pack_of(read[lane].value[half][1][m / 4]).word[m % 4];
           values[lane].word[half * 2] = (a & 0xFFFFU) | b << 16;
@@ -257,7 +256,7 @@ class attention_tensor_work {
     }
   }
 
-  /// From scores to weights, beside the largest score so far; what was summed up is brought beside it, too.
+  /// Turns scores into weights, relative to the largest score so far, and rescales the previous sums to it.
   template <class Group>
   LLMMEM_HD static void weigh(const Group& group,
                               typename Group::template held<tensor_read<Element, Dim>>& read,

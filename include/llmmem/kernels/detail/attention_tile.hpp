@@ -1,5 +1,5 @@
 /// @file
-/// What a lane of `paged_attention` does with a tile of eight tokens.
+/// A lane's work of `paged_attention` on a tile of eight tokens.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ namespace detail {
 inline constexpr std::uint32_t attention_tile = 8;
 inline constexpr std::uint32_t attention_pack = 8;
 
-/// A lane's elements of a vector, as they lie in memory.
+/// A lane's elements of a vector, in their form in memory.
 template <dtype Element>
 struct attention_raw {
   static constexpr unsigned bytes = sizeof(element_bits<Element>) * attention_pack;
@@ -33,7 +33,7 @@ struct attention_raw {
     for (unsigned i = 0; i < accesses; ++i)
       part[i] = load_packet<access_bytes, cache_hint::passing>(from + std::size_t{i} * access_bytes);
   }
-  /// Of what does not count: -0, which changes no bit of a sum that it is added to.
+  /// Sets elements that do not count to -0, which changes no bit of a sum.
   LLMMEM_HD void clear() noexcept {
     constexpr std::uint32_t of_word = bytes == attention_pack       ? 0x8080'8080U
                                       : bytes == 2 * attention_pack ? 0x8000'8000U
@@ -80,7 +80,7 @@ template <dtype Element>
   return out;
 }
 
-/// Reads a lane's elements of a query, whatever type they have.
+/// Reads a lane's elements of a query, of any type.
 [[nodiscard]] LLMMEM_HD inline attention_floats read_floats(const std::byte* from, dtype element) noexcept {
   if (element == dtype::f32) {
     attention_raw<dtype::f32> raw{};
@@ -104,7 +104,7 @@ LLMMEM_HD inline void write_floats(std::byte* to, dtype element, const attention
   raw_of<dtype::bf16>(values).store(to);
 }
 
-/// A lane's part of a product.
+/// Returns a lane's part of a product.
 [[nodiscard]] LLMMEM_HD inline float dot(const attention_floats& a, const attention_floats& b) noexcept {
   float sum = 0;
   LLMMEM_UNROLL
@@ -126,9 +126,9 @@ struct attention_scores {
   float of[attention_tile];
 };
 
-/// Adds up the lanes' parts of eight products: afterwards each lane has that of token `lane % 8`. Half of the
-/// numbers change hands at each step, so that eight sums take 7 exchanges; those of lanes with equal numbers
-/// modulo 8 are then added, in all orders the same.
+/// Adds up the lanes' parts of eight products: afterwards each lane has that of token `lane % 8`. Each step
+/// exchanges half of the numbers, so eight sums take 7 exchanges; then numbers of lanes that are equal modulo
+/// 8 are added, with the same result in each order.
 template <class Group>
 LLMMEM_HD inline void add_up(const Group& group,
                              typename Group::template held<attention_scores>& parts) noexcept {
@@ -154,7 +154,8 @@ LLMMEM_HD inline void add_up(const Group& group,
   }
 }
 
-/// Joins what two lanes have whose numbers differ by a bit, by something that has the same bits either way.
+/// Joins the values of two lanes whose numbers differ by a bit, by an operation with the same bits either
+/// way.
 template <class Group, class Join>
 LLMMEM_HD inline void join_pairs(const Group& group, typename Group::template held<float>& values,
                                  std::uint32_t step, const Join& join) noexcept {
@@ -163,7 +164,7 @@ LLMMEM_HD inline void join_pairs(const Group& group, typename Group::template he
   group.swap(other, step);
   group.each([&](std::uint32_t lane) { values[lane] = join(values[lane], other[lane]); });
 }
-/// What eight neighbours have.
+/// Joins the values of eight neighbours.
 template <class Group, class Join>
 LLMMEM_HD inline void join_eight(const Group& group, typename Group::template held<float>& values,
                                  const Join& join) noexcept {
@@ -171,7 +172,7 @@ LLMMEM_HD inline void join_eight(const Group& group, typename Group::template he
   for (std::uint32_t step = 1; step < attention_tile; step *= 2)
     join_pairs(group, values, step, join);
 }
-/// What all lanes have.
+/// Joins the values of all lanes.
 template <class Group, class Join>
 LLMMEM_HD inline void join_lanes(const Group& group, typename Group::template held<float>& values,
                                  const Join& join) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// The work of `paged_attention` that has the same bits on hosts and devices.
+/// The work of `paged_attention` with the same bits on hosts and devices.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,11 +25,11 @@ struct attention_lane_state {
   float total[Heads];  // of the exponentials of the lane's own tokens
 };
 
-/// Shares whose sums are of floats in one order: the same bits wherever it runs.
+/// Shares whose sums are of floats in one order: the same bits everywhere.
 template <dtype Element, unsigned Heads, class Tables>
 class attention_work {
  public:
-  static constexpr std::uint32_t threads = 128;  // of a block: of more, fewer fit beside each other
+  static constexpr std::uint32_t threads = 128;  // of a block: with more, fewer blocks fit at once
   static constexpr std::uint32_t blocks = Element == dtype::f32 ? 1 : Heads == 1 ? 4 : 3;
 
   attention_work(const attention_shape& shape, const Tables& tables, std::uint32_t lanes) noexcept
@@ -43,7 +43,7 @@ class attention_work {
     const attention_place at = shares_.at(item, shape_, tables_);
     typename Group::template held<attention_lane_state<Heads>> own;
     group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
-    // Past the end there are turns of others, in which nothing counts; 32 bits hold these as well.
+    // Past the end there are turns of other groups, in which nothing counts; 32 bits can count these as well.
     const std::uint32_t own_tiles = (at.to - at.from + attention_tile - 1) / attention_tile;
     std::uint32_t tile = at.from;
     for (std::uint32_t left = group.turns(own_tiles); left != 0; --left, tile += attention_tile) {
@@ -77,7 +77,7 @@ class attention_work {
     }
   }
 
-  /// A whole tile in one block. All of it is asked for before any of it is used; lanes behind a vector's end
+  /// A whole tile in one block. All of it is requested before any of it is used; lanes past a vector's end
   /// have zeros.
   LLMMEM_HD void read_tile(const attention_place& at, const token_place& first, std::uint32_t lane,
                            attention_read<Element>& read) const noexcept {
@@ -104,7 +104,7 @@ class attention_work {
     }
   }
 
-  /// A tile of which some tokens may not count, or that lies in several blocks.
+  /// A tile in which some tokens may not count, or that spans several blocks.
   LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t tile, std::uint32_t lane,
                              attention_read<Element>& read) const noexcept {
     read.counts = 0;

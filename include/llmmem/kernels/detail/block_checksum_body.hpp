@@ -1,5 +1,5 @@
 /// @file
-/// The bodies of what <llmmem/kernels/block_checksum.hpp> declares.
+/// The bodies of the functions in <llmmem/kernels/block_checksum.hpp>.
 #pragma once
 
 #include <llmmem/kernels/block_checksum.hpp>
@@ -28,7 +28,7 @@ template <block_list Blocks>
   return out;
 }
 
-/// Lists that a host can look through can be asked whether memory is missing; those on a device cannot.
+/// A host can check its own lists for missing memory, but not lists on a device.
 template <class L>
 concept knows_its_memory = requires(const L& list) {
   { list.lacks_source() } noexcept -> std::same_as<bool>;
@@ -60,7 +60,7 @@ LLMMEM_HD inline void write_sum(Value* to, Value sum) noexcept {
   store_packet<sizeof(Value)>(reinterpret_cast<std::byte*>(to), out);
 }
 
-/// What the sums of blocks of several tiles begin with: an item is a block.
+/// The initial sums of blocks of several tiles: an item is a block.
 template <class Sum, block_list Blocks>
 struct checksum_start_work {
   Blocks blocks;

@@ -15,7 +15,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Moves that are not done yet, by the block that they go to, and how many read each block.
+/// Pending moves, by the block that they go to, and how many read each block.
 class pending_moves {
  public:
   explicit pending_moves(std::uint64_t blocks)
@@ -30,7 +30,7 @@ class pending_moves {
     places_.push_back(move.to);
     ++left_;
   }
-  /// All are added. A block that goes to itself need not.
+  /// Ends the additions. A block that goes to itself need not be added.
   void begin() {
     for (const std::int64_t to : places_) {
       if (comes_from_[at(to)] == to) {
@@ -46,7 +46,8 @@ class pending_moves {
     return *std::ranges::find_if(places_, [&](std::int64_t to) { return has(to); });
   }
 
-  /// All that may go now go, as a wave: nobody that waits reads their places. Whether there are any.
+  /// Takes all moves that are possible now, as a wave: no pending move reads their destinations. Returns
+  /// whether there are any.
   bool take_ready(block_move_plan& into) {
     if (ready_.empty()) return false;
     std::vector<std::int64_t> next;
@@ -60,7 +61,7 @@ class pending_moves {
     into.wave_ends.push_back(into.pairs.size());
     return true;
   }
-  /// All that is left goes to scratch blocks, and from there to its places.
+  /// Moves everything left to scratch blocks, and from there to its destinations.
   void take_all_by(std::span<const std::int64_t> scratch, block_move_plan& into) {
     std::vector<block_pair> to_places;
     for (const std::int64_t to : places_) {
@@ -73,13 +74,13 @@ class pending_moves {
     into.pairs.insert(into.pairs.end(), to_places.begin(), to_places.end());
     into.wave_ends.push_back(into.pairs.size());
   }
-  /// @pre nothing is ready: what is left are cycles. One block of each goes to a scratch block, as many
-  /// cycles as there are such, and is read there from then on.
+  /// @pre nothing is ready: only cycles are left. One block of each goes to a scratch block, for as many
+  ///      cycles as there are scratch blocks, and is read there from then on.
   void open_cycles(std::span<const std::int64_t> scratch, block_move_plan& into) {
     for (std::size_t used = 0; looked_at_ < places_.size() && used < scratch.size(); ++looked_at_) {
       const std::int64_t block = places_[looked_at_];
       if (!has(block) || is_opened_[at(block)]) continue;
-      // Round the cycle, against the moves, to the one that reads where this one goes.
+      // Follows the cycle against the moves, to the move that reads this one's destination.
       std::int64_t reader = block;
       is_opened_[at(reader)] = true;
       while (comes_from_[at(reader)] != block) {

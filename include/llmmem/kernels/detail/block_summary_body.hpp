@@ -1,5 +1,5 @@
 /// @file
-/// What summaries, bounds and lists of blocks check.
+/// Checks of summaries, bounds and lists of blocks.
 #pragma once
 
 #include <llmmem/errors.hpp>
@@ -17,7 +17,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Keys that can be summarised.
+/// Checks that keys can be summarised.
 [[nodiscard]] inline result<void> check_summarised(const kv_memory& cache, std::uint64_t summary_bytes,
                                                    const void* summaries, const char* who) noexcept {
   const kv_layout& layout = cache.layout;

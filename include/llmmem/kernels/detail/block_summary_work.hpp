@@ -20,7 +20,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The bf16 at or below a float, as its bits. What is no number is bounded by nothing.
+/// Returns the bf16 at or below a float, as its bits. A NaN is unbounded.
 [[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_below(float x) noexcept {
   if (!(x == x)) return 0xFF80U;  // -infinity
   const std::uint32_t bits = bits_of_float(x);
@@ -35,7 +35,7 @@ namespace detail {
   return static_cast<std::uint16_t>((bits >> 16U) + (is_away ? 1U : 0U));
 }
 
-/// Where summaries lie.
+/// The addresses of summaries.
 struct summary_place {
   std::uint32_t heads = 0;
   std::uint32_t packs = 0;  // of a vector
@@ -137,7 +137,7 @@ class summarize_work {
 };
 static_assert(item_work<summarize_work<dtype::bf16>>);
 
-/// What bounds are made of.
+/// The input of bounds.
 struct bound_request {
   attention_rows rows{};
   batch_vectors queries{};
@@ -213,7 +213,7 @@ class bound_work {
     if (of_.out_of_range != nullptr) raise_flag(*of_.out_of_range);
   }
 
-  /// Each channel's larger product, and room for all that is rounded on the way, here and in attention.
+  /// Each channel's larger product, with a margin for all roundings on the way, here and in attention.
   [[nodiscard]] LLMMEM_HD float bound_of(std::uint64_t row, std::uint32_t query,
                                          std::uint64_t block) const noexcept {
     const std::uint32_t head = query / of_.group;

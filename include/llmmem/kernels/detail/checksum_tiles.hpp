@@ -1,5 +1,5 @@
 /// @file
-/// What a group of lanes makes of a tile of a block: its part of a CRC-32C, or of a digest.
+/// A group of lanes' part of a tile: of a CRC-32C, or of a digest.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,19 +19,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether what is read goes somewhere.
+/// Whether the bytes read are also copied.
 enum class checksum_use : std::uint8_t { looked_at, copied };
 
-/// Bytes [begin, end) of a block, of which a group of lanes makes a part of its sum. They begin at a multiple
-/// of 16.
+/// Bytes [begin, end) of a block, from which a group of lanes makes a part of its sum. They begin at a
+/// multiple of 16.
 struct block_tile {
   copy_task block;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-/// How much a lane has, and how many share a tile: many where there is much, so that what is done once
-/// for each lane is little; few where there is not, so that there are lanes for all of a device.
+/// How much a lane has, and how many share a tile: many bytes a lane if there is much data, so that the fixed
+/// cost of a lane is small; few if there is little, so that all of a device has lanes.
 struct tile_shape {
   std::uint32_t lane_bytes = 0;
   std::uint32_t lanes = 1;
@@ -67,7 +67,8 @@ struct crc32c_sum {
   [[nodiscard]] LLMMEM_HD static value join(value a, value b) noexcept { return a ^ b; }
   LLMMEM_HD static void join_to(value& sum, value part) noexcept { join_xor(sum, part); }
 
-  /// What a block's sum is beside what its bytes add: of the register's first bits and of its last.
+  /// Returns the part of a block's sum that its bytes do not add: that of the register's first bits and of
+  /// its last.
   [[nodiscard]] LLMMEM_HD value start(std::uint64_t bytes) const noexcept {
     return ~powers.past(0xFFFF'FFFFU, bytes);
   }
@@ -88,8 +89,8 @@ struct crc32c_sum {
   }
 
  private:
-  /// The register after a stretch, of zeros before it. Zeros in front make no difference: packets are filled
-  /// up there to a multiple of 32 words.
+  /// Returns the register after a stretch, with zeros before it. Leading zeros make no difference, so packets
+  /// are filled up there to a multiple of 32 words.
   template <unsigned N, checksum_use Use>
   [[nodiscard]] static LLMMEM_HD value stretch(const std::byte* from, std::byte* to,
                                                std::uint32_t bytes) noexcept {
@@ -126,7 +127,7 @@ struct crc32c_sum {
   }
 };
 
-/// `block_digest`: lanes have a tile's packets by turns.
+/// `block_digest`: lanes take a tile's packets alternately.
 struct digest_sum {
   using value = std::uint64_t;
 
@@ -166,7 +167,7 @@ struct digest_sum {
       if constexpr (Use == checksum_use::copied) write_wide<N, how>(to + std::uint64_t{p} * 16, in);
       sum += of_packet(in, words + 2 * std::uint64_t{p});
     }
-    // Behind the last packet, whose lane's turn it is.
+    // After the last packet, by the lane whose turn it is.
     const std::uint32_t rest = bytes % 16;
     if (rest != 0 && p == packets) {
       const packet<16> in = read_start(from + std::uint64_t{p} * 16, rest);

@@ -11,26 +11,26 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-// Of a polynomial over two elements the square has the same coefficients: P(x)^32 = P(x^32). So with
-// y = x^32, P(y) is a multiple of P(x), and what is modulo P(y) is known modulo P(x). A message of 32-bit
-// words is a polynomial in y for each bit of a word, and to take it modulo P(y) is to add whole words to
-// whole words, where P has a term: no shift, no table, no carry. What is left are 32 words. They are brought
-// to 16 modulo P(x^16), to 8 modulo P(x^8), and these to one.
+// The square of a polynomial over two elements has the same coefficients: P(x)^32 = P(x^32). So with y =
+// x^32, P(y) is a multiple of P(x), and a remainder modulo P(y) determines that modulo P(x). A message of
+// 32-bit words is a polynomial in y for each bit of a word, and its remainder modulo P(y) adds whole words to
+// whole words, at the terms of P: no shift, no table, no carry. 32 words remain. They are reduced to 16
+// modulo P(x^16), to 8 modulo P(x^8), and these to one.
 
 /// Coefficients of the polynomial below x^32, that of x^t in bit t.
 inline constexpr std::uint32_t crc32c_terms = 0x1EDC'6F41U;
 /// The highest of them.
 inline constexpr std::uint32_t crc32c_highest_term = 28;
 
-/// What is known of the words so far: 32 of them, the first in the message first.
+/// The state after the words so far: 32 of them, the first in the message first.
 struct crc32c_state {
   std::uint32_t word[32];
 };
 
-/// Takes 32 more words.
+/// Takes another 32 words.
 LLMMEM_HD inline void crc32c_take(crc32c_state& state, const crc32c_state& next) noexcept {
   constexpr std::uint32_t terms = crc32c_terms;
-  // y^32 is the sum of the terms below it: word i comes down on the words 32 - t behind it.
+  // y^32 is the sum of the terms below it: word i is added to the words 32 - t after it.
   LLMMEM_UNROLL
   for (std::uint32_t i = 1; i < 32; ++i) {
     LLMMEM_UNROLL
@@ -49,7 +49,7 @@ LLMMEM_HD inline void crc32c_take(crc32c_state& state, const crc32c_state& next)
   state = out;
 }
 
-/// Halves a state whose last 2 * Width words are left: what is above 32 * Width bits comes down, modulo
+/// Halves a state whose last 2 * Width words are left: reduces what is above 32 * Width bits, modulo
 /// P(x^Width).
 template <std::uint32_t Width>
 LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
@@ -61,7 +61,7 @@ LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
     LLMMEM_UNROLL
     for (std::uint32_t t = 0; t <= crc32c_highest_term; ++t) {
       if ((terms >> t & 1U) == 0) continue;
-      // So many bits behind, of which the first of a word is the lowest.
+      // So many bits further, of which the first of a word is the lowest.
       const std::uint32_t by = Width * (32 - t);
       const std::uint32_t to = i + by / 32;
       if (by % 32 == 0) {
@@ -74,7 +74,7 @@ LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
   }
 }
 
-/// x^(32 * (8 - i)), the coefficient of x^0 in the highest bit: what word i of the last eight is times.
+/// x^(32 * (8 - i)), the coefficient of x^0 in the highest bit: the factor of word i of the last eight.
 struct crc32c_last_powers {
   std::uint32_t of[8];
 };
@@ -94,13 +94,13 @@ struct crc32c_last_powers {
   return (a >> 1) ^ ((a & 1U) != 0 ? 0x82F6'3B78U : 0U);
 }
 
-/// The remainder of all words that were taken, times x^32: the register of a CRC that began with zeros.
+/// Returns the remainder of all words taken, times x^32: the register of a CRC that began with zeros.
 [[nodiscard]] LLMMEM_HD inline std::uint32_t crc32c_register(crc32c_state state) noexcept {
   constexpr crc32c_last_powers powers = make_crc32c_last_powers();
   crc32c_halve<16>(state);
   crc32c_halve<8>(state);
   std::uint32_t sum = 0;
-  // All eight side by side, bit by bit from the highest power on.
+  // All eight at once, bit by bit from the highest power on.
   for (std::uint32_t bit = 0; bit < 32; ++bit) {
     sum = crc32c_times_x(sum);
     LLMMEM_UNROLL
@@ -113,7 +113,7 @@ struct crc32c_last_powers {
   return sum;
 }
 
-/// One byte more.
+/// Returns the sum after another byte.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t crc32c_next(std::uint32_t sum, std::uint32_t byte) noexcept {
   sum ^= byte;
   for (std::uint32_t bit = 0; bit < 8; ++bit)
@@ -136,7 +136,7 @@ class crc32c_powers {
       power = crc32c_product(of_digit[15], power);
     }
   }
-  /// A register after so many zero bytes more. @pre bytes < 2^48
+  /// Returns a register after so many further zero bytes. @pre bytes < 2^48
   [[nodiscard]] LLMMEM_HD std::uint32_t past(std::uint32_t sum, std::uint64_t bytes) const noexcept {
     for (std::uint32_t digit = 0; bytes != 0; ++digit, bytes >>= 4) {
       if ((bytes & 15U) != 0) sum = crc32c_product(power_[digit][bytes & 15U], sum);

@@ -1,6 +1,6 @@
 /// @file
-/// Conversions of e4m3 on a device: by its instructions where it has them, from compute capability 8.9 on,
-/// and by a few of its integer instructions below, where CUDA's own conversions are some forty and branch.
+/// Conversions of e4m3 on a device: by its instructions from compute capability 8.9 on, else by a few integer
+/// instructions, because CUDA's own conversions are some forty and branch.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -50,7 +50,7 @@ namespace detail {
   const std::uint32_t lowered = size | (spread & 0x8000'8000U);
   std::uint32_t numbers = 0;
   asm("mul.f16x2 %0, %1, %2;" : "=r"(numbers) : "r"(lowered), "r"(0x5C00'5C00U));  // 256
-  // The largest code is no number: one more comes into the bit above.
+  // The largest code is a NaN: an addition of 1 carries into the bit above.
   const std::uint32_t nan = (size + 0x0080'0080U) << 1U & 0x8000'8000U;
   return (numbers & ~nan) | (nan - (nan >> 15U));
 #endif

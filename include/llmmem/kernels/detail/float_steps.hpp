@@ -1,5 +1,5 @@
 /// @file
-/// Steps of sums and exponentials of floats that hosts and devices round alike.
+/// Steps of sums and exponentials of floats with the same rounding on hosts and devices.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -35,38 +35,38 @@ namespace detail {
 #endif
 }
 
-/// Without its sign.
+/// Returns the number without its sign.
 [[nodiscard]] LLMMEM_HD inline float size_of(float x) noexcept {
   return float_of_bits(bits_of_float(x) & 0x7FFF'FFFFU);
 }
 
-/// A power of two, and what brings numbers of its size between 1 and 2.
+/// A power of two, and the factor that brings numbers of its size between 1 and 2.
 struct float_size {
   float power = 1;
   float inverse = 1;
 };
-/// The power of two at or below a positive number: 2^-126 of smaller ones, 2^126 of larger ones, which still
-/// come below 4.
+/// Returns the power of two at or below a positive number: 2^-126 for smaller ones, 2^126 for larger ones,
+/// which still come below 4.
 [[nodiscard]] LLMMEM_HD inline float_size power_of_two_below(float x) noexcept {
   const std::uint32_t exponent = bits_of_float(x) >> 23U;  // 127 more than it is
   const std::uint32_t held = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
   return {float_of_bits(held << 23U), float_of_bits((254 - held) << 23U)};
 }
 
-/// The larger, whichever comes first; of a NaN and a number the number.
+/// Returns the larger, in either order; of a NaN and a number the number.
 [[nodiscard]] LLMMEM_HD inline float larger_of(float a, float b) noexcept {
   return a >= b || b != b ? a : b;
 }
 
-/// 2^x for x up to 0, within one unit in the last place; 0 below 2^-126. A device's own exponential is not a
-/// host's.
+/// Returns 2^x for x up to 0, within one unit in the last place; 0 below 2^-126. A device's own exponential
+/// differs from a host's.
 ///
 /// @par Source   Cody and Waite, "Software Manual for the Elementary Functions", 1980, for the reduction; the
 ///      polynomial, of degree 6, is the best on [-1/2, 1/2] by the relative error (Remez), which is 1.9e-9
 ///      before its coefficients are rounded.
 [[nodiscard]] LLMMEM_HD inline float power_of_two(float x) noexcept {
   if (!(x >= -126.0F)) return x == x ? 0.0F : x;
-  constexpr float to_integer = 0x1.8p23F;  // a float beside it has no fraction
+  constexpr float to_integer = 0x1.8p23F;  // a float near it has no fraction
   const float shifted = x + to_integer;
   const float rest = x - (shifted - to_integer);
   float power = fused(0x1.41d334p-13F, rest, 0x1.5f456ap-10F);
@@ -75,14 +75,14 @@ struct float_size {
   power = fused(power, rest, 0x1.ebfbdap-3F);
   power = fused(power, rest, std::numbers::ln2_v<float>);
   power = fused(power, rest, 1.0F);
-  // The integer stands in the lowest bits of `shifted`, and belongs into the exponent.
+  // The integer is in the lowest bits of `shifted`, and must move into the exponent.
   return float_of_bits(bits_of_float(power) + (bits_of_float(shifted) << 23U));
 }
 
-/// The natural logarithm of a number from 2^-126 to infinity, within 2e-7 of it or, beside 1, of 1.
+/// Returns the natural logarithm of a number from 2^-126 to infinity, within 2e-7 of it or, near 1, of 1.
 [[nodiscard]] LLMMEM_HD inline float logarithm_of(float x) noexcept {
   const std::uint32_t bits = bits_of_float(x);
-  // Between sqrt(1/2) and sqrt(2), and what power of two that leaves.
+  // Between sqrt(1/2) and sqrt(2), and the remaining power of two.
   const std::uint32_t from_root = bits - 0x3F35'04F3U;
   const auto exponent = static_cast<float>(static_cast<std::int32_t>(from_root) >> 23);
   const float mantissa = float_of_bits((from_root & 0x007F'FFFFU) + 0x3F35'04F3U);

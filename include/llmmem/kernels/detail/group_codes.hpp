@@ -28,8 +28,8 @@ inline constexpr float largest_code = Code == dtype::int8   ? 127.0F
                                       : Code == dtype::int4 ? 7.0F
                                                             : e4m3_max;
 
-/// The integer nearest to a float, of two equally near the even one; 0 of a NaN. @pre below 2^23, if it is
-/// one
+/// Returns the integer nearest to a float, of two equally near the even one; 0 for a NaN. @pre below 2^23, if
+/// it is one
 [[nodiscard]] LLMMEM_HD inline std::int32_t nearest_integer(float value) noexcept {
 #if defined(__CUDA_ARCH__)
   return __float2int_rn(value);
@@ -42,7 +42,7 @@ inline constexpr float largest_code = Code == dtype::int8   ? 127.0F
 #endif
 }
 
-/// What a group's elements are multiplied by on either way.
+/// The factors of a group's elements in both directions.
 struct group_factors {
   float scale = 0;
   float inverse = 0;
@@ -61,8 +61,8 @@ template <dtype Value, dtype Code>
   return {scale, quotient_of(1.0F, scale)};
 }
 
-/// The bits of the largest element without its sign: floats are ordered as their bits, and above all
-/// numbers are infinity and NaNs.
+/// Returns the bits of the largest element without its sign: floats are ordered as their bits, with infinity
+/// and NaNs above all numbers.
 template <dtype Value, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD inline std::uint32_t largest_size(const packet<Bytes>& in) noexcept {
   using bits = element_bits<Value>;
@@ -80,8 +80,8 @@ template <dtype Value, unsigned Bytes>
 template <dtype Value, dtype Code>
 inline constexpr unsigned code_bytes = 16 / sizeof(element_bits<Value>) * (Code == dtype::int4 ? 4 : 8) / 8;
 
-/// The codes of values. Integers need no saturation: a product is above the largest code by roundings alone,
-/// which are far from the half that would make it another.
+/// Returns the codes of values. Integers need no saturation: a product exceeds the largest code by roundings
+/// alone, far less than the half that would change the code.
 template <dtype Value, dtype Code>
   requires group_value<Value> && group_code<Code>
 [[nodiscard]] LLMMEM_HD inline packet<code_bytes<Value, Code>> codes_of(const packet<16>& in,

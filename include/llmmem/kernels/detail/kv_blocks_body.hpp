@@ -48,9 +48,9 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
   }
 }
 
-/// All layers of a plane as one run, where they lie between the vectors at both ends and in the same way, and
-/// nothing else does: a unit that is no run is of such an order, and its distances are those of no other but
-/// one of joined vectors. What a table says is not known here, nor below.
+/// Returns all layers of a plane as one run, if they are between the vectors at both ends and in the same
+/// way, and nothing else is: a unit that is no run is of such an order, and its distances are those of no
+/// other but one of joined vectors. The contents of tables are not known here, nor below.
 template <block_pairs Pairs>
 bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
                                                    std::span<const detail::kv_copy_part> parts) noexcept {
@@ -73,7 +73,7 @@ bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv
   return true;
 }
 
-/// K and V in one run where they lie so at both ends: fewer and longer rows.
+/// Joins K and V into one run if they are adjacent at both ends: fewer and longer rows.
 template <block_pairs Pairs>
 void block_pair_map<Pairs>::join_planes() noexcept {
   if (planes_ != 2) return;
@@ -88,7 +88,7 @@ void block_pair_map<Pairs>::join_planes() noexcept {
   planes_ = 1;
 }
 
-/// The same for the layers that are asked for.
+/// The same for the requested layers.
 template <block_pairs Pairs>
 void block_pair_map<Pairs>::join_layers() noexcept {
   const auto are_one_run = [](const kv_plane& of, std::uint64_t bytes) {
@@ -126,7 +126,7 @@ row_alignment block_pair_map<Pairs>::alignment() const noexcept {
 
 namespace detail {
 
-/// What the arguments of a call are called that copies blocks.
+/// The names of the arguments of a call that copies blocks.
 struct block_copy_names {
   const char* layers = "";
   const char* pairs = "";
@@ -144,7 +144,7 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
     {"copy_few_kv_blocks: to", "copy_few_kv_blocks: to.plane_alignment"},
     {"copy_few_kv_blocks: from", "copy_few_kv_blocks: from.plane_alignment"}};
 
-/// @return the layers that are asked for.
+/// @return the requested layers.
 [[nodiscard]] inline result<layer_range> check_copy(const kv_memory& to, const kv_memory& from,
                                                     std::span<const block_pair> pairs, layer_range layers,
                                                     const block_copy_names& names) noexcept {
@@ -176,7 +176,7 @@ template <class Pairs, class Run>
 result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& from, const Pairs& pairs,
                         const layer_range& layers, std::uint32_t* out_of_range) {
   const kv_copy_parts all = copy_parts_of(to.layout, from.layout);
-  // K and V in one launch; where there is more, each plane in its own.
+  // K and V in one launch; with further planes, each plane in its own.
   const std::size_t step = from.layout.planes() == from.layout.kv_planes() ? all.count : 1;
   for (std::size_t i = 0; i < all.count; i += step) {
     const block_pair_map<Pairs> map(to, from, pairs, layers, out_of_range, all.all().subspan(i, step));
@@ -186,7 +186,7 @@ result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& fr
   return {};
 }
 
-/// What an allocator asks to be copied, as pairs.
+/// Copies an allocator's requests, as pairs.
 template <class Run, class Asked>
 result<void> copy_asked(const Run& run, const kv_memory& memory, std::span<const Asked> asked,
                         const block_copy_options& options) {

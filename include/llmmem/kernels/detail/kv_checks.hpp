@@ -1,6 +1,5 @@
 /// @file
-/// What kernels over paged caches refuse before they begin: memory that is missing, and distances that are
-/// none.
+/// Checks of kernels over paged caches before they begin: missing memory, and invalid distances.
 #pragma once
 
 #include <llmmem/paging/kv_layout.hpp>
@@ -14,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What the parts of a paged memory are called.
+/// The names of the parts of a paged memory.
 struct memory_names {
   const char* data = "";
   const char* plane_alignment = "";
@@ -30,20 +29,20 @@ struct memory_names {
   return failure{errc::bad_alignment, 0, memory.plane_alignment, 0, names.plane_alignment};
 }
 
-/// What is no multiple of what it must be: `errc::bad_granularity`.
+/// Checks that a number is a multiple of a unit: `errc::bad_granularity`.
 [[nodiscard]] inline result<void> whole(std::uint64_t number, std::uint64_t unit, const char* what) noexcept {
   if (number % unit == 0) return {};
   return failure{errc::bad_granularity, 0, number, unit, what};
 }
 
-/// What the parts of a batch's end are called.
+/// The names of the parts of a batch's end.
 struct vector_names {
   const char* data = "";
   const char* token_stride = "";
   const char* head_stride = "";
 };
 
-/// Vectors that are to be there: of so many tokens, each of so many heads.
+/// Vectors that must exist: of so many tokens, each of so many heads.
 struct vector_array {
   const void* data = nullptr;
   std::uint64_t tokens = 0;
@@ -53,9 +52,10 @@ struct vector_array {
   std::uint64_t vector_bytes = 0;
 };
 
-/// A distance shorter than a vector is most likely one in elements, and refused wherever it is read.
+/// Refuses a distance shorter than a vector, because it is most likely in elements.
 ///
-/// @param is_written  where any two that share bytes would be lost, and not only be the same.
+/// @param is_written  whether vectors that share bytes would overwrite each other, instead of only being
+///      equal.
 /// @pre there is a token
 [[nodiscard]] inline result<void> check_vectors(const vector_array& of, bool is_written,
                                                 const vector_names& names) noexcept {
@@ -66,7 +66,7 @@ struct vector_array {
   if (of.tokens > 1 && of.token_stride < of.vector_bytes)
     return failure{errc::too_short, 0, of.vector_bytes, of.token_stride, names.token_stride};
   if (!is_written || of.heads <= 1 || of.tokens <= 1) return {};
-  // The wider distance is past all that the narrower one counts.
+  // The wider distance exceeds all that the narrower one spans.
   const bool is_by_token = of.token_stride >= of.head_stride;
   const std::uint64_t narrow = is_by_token ? of.head_stride : of.token_stride;
   const std::uint64_t wide = is_by_token ? of.token_stride : of.head_stride;
@@ -78,7 +78,7 @@ struct vector_array {
   return failure{errc::too_short, 0, needed, wide, is_by_token ? names.token_stride : names.head_stride};
 }
 
-/// What the arguments of a call are called that moves tokens.
+/// The names of the arguments of a call that moves tokens.
 struct token_names {
   const char* who = "";
   const char* layer = "";
@@ -99,7 +99,7 @@ inline constexpr token_names gather_kv_names{
     {"gather_kv: cache", "gather_kv: cache.plane_alignment"},
     {{"gather_kv: keys", "gather_kv: keys.token_stride", "gather_kv: keys.head_stride"},
      {"gather_kv: values", "gather_kv: values.token_stride", "gather_kv: values.head_stride"}}};
-// Of MLA there is one head, so that no head_stride is looked at.
+// MLA has one head, so no head_stride is read.
 inline constexpr token_names append_mla_names{
     "append_mla",
     "append_mla: layer",

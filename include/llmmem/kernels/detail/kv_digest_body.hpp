@@ -41,7 +41,7 @@ LLMMEM_HD inline void write_digest(std::uint64_t& to, std::uint64_t digest) noex
                   {{static_cast<std::uint32_t>(digest), static_cast<std::uint32_t>(digest >> 32)}});
 }
 
-/// What digests begin with: an item is a block.
+/// The initial digests: an item is a block.
 struct kv_digest_start {
   digested_blocks blocks{};
   std::uint64_t whole = 0;  ///< of a block that is there
@@ -57,8 +57,8 @@ struct kv_digest_start {
   }
 };
 
-/// The bytes of a layer's plane of a block as one run of vectors: where each lies in the memory, and where
-/// when the block is packed. Tokens or heads are outermost, as in the memory.
+/// The bytes of a layer's plane of a block as one run of vectors: the place of each in the memory, and in the
+/// packed block. Tokens or heads are outermost, as in the memory.
 struct digested_plane {
   plane_strides packed{};
   plane_strides memory{};
@@ -69,8 +69,8 @@ struct digested_plane {
   bool is_packed_run = false;  ///< and when packed the same
 
   struct place {
-    std::uint64_t here = 0;    ///< behind the block's begin in a layer's plane
-    std::uint64_t packed = 0;  ///< behind the packed block's begin
+    std::uint64_t here = 0;    ///< from the block's begin in a layer's plane
+    std::uint64_t packed = 0;  ///< from the packed block's begin
   };
 
   /// Of the byte at `at` of the run. @pre it begins a word of a vector
@@ -183,7 +183,7 @@ struct kv_digest_work {
 };
 static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
 
-/// What all of a memory's vectors begin and end at multiples of, up to 16.
+/// Returns what all of a memory's vectors begin and end at multiples of, up to 16.
 [[nodiscard]] inline std::uint32_t vector_alignment(const kv_memory& memory) noexcept {
   std::uint32_t all = 16;
   for (std::uint32_t p = 0; p < memory.layout.planes(); ++p) {
@@ -196,7 +196,7 @@ static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
   return all;
 }
 
-/// What a block's digest begins with: its length, and the word of zeros behind an odd number of words.
+/// Returns the initial digest of a block: its length, and the word of zeros after an odd number of words.
 [[nodiscard]] constexpr std::uint64_t packed_digest_start(std::uint64_t bytes) noexcept {
   const std::uint64_t start = digest_start(bytes);
   return bytes % 16 == 0 ? start : start + digest_word(0, 0, digest_key(bytes / 8));

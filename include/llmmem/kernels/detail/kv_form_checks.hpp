@@ -1,5 +1,5 @@
 /// @file
-/// What kernels that read or write single keys and values refuse of a layout.
+/// Checks of a layout for kernels that read or write single keys and values.
 #pragma once
 
 #include <llmmem/kernels/errors.hpp>
@@ -12,8 +12,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What a kernel that works on keys and values by element does not take: scales and rotary parts, which it
-/// would neither read nor write, and values of another type than keys. Index keys are none of its business.
+/// Refuses what a kernel on single elements of keys and values does not support: scales and rotary parts,
+/// which it would neither read nor write, and values of another type than keys. Index keys do not concern it.
 [[nodiscard]] inline result<void> check_forms(const kv_layout& layout, const char* who) noexcept {
   using enum paging::plane_role;
   if (layout.has(key_scale) || layout.has(value_scale))

@@ -1,5 +1,5 @@
 /// @file
-/// What appending and gathering run: planes as segments, and the choice of a conversion.
+/// The common run of appending and gathering: planes as segments, and the choice of a conversion.
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -31,7 +31,7 @@ struct batch_plane {
   return {.to = of.data, .token = of.token_stride, .head = of.head_stride};
 }
 
-/// What is asked for, whichever way.
+/// A request in either direction.
 struct token_request {
   kv_memory cache{};
   std::uint32_t layer = 0;
@@ -39,7 +39,7 @@ struct token_request {
   const token_names* names = nullptr;
 };
 
-/// What does not fit, before anything runs.
+/// Checks what does not fit, before anything runs.
 template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
@@ -60,14 +60,14 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
                      of.names->who};
   }
   if constexpr (telling_front<Front>) {
-    // The names of tables are the same for whoever reads them.
+    // The names of tables are the same for all callers.
     if (const char* const what = front.missing(); what != nullptr)
       return failure{errc::too_short, 0, front.tokens(), 0, what};
   }
   return {};
 }
 
-/// Whether memory is missing at either end, and whether it is room where it is written.
+/// Checks whether memory is missing at either end, and whether vectors that are written have room.
 /// @param segments  of the batch's planes, with lengths in elements.
 template <kv_direction Direction, token_front Front>
 result<void> check_ends(const Front& front, const token_request& of,
@@ -89,7 +89,7 @@ result<void> check_ends(const Front& front, const token_request& of,
   return {};
 }
 
-/// Whether elements that are converted lie where a device can read them whole. Bytes lie anywhere.
+/// Checks that a device can read converted elements whole. Bytes need no alignment.
 template <kv_direction Direction>
 result<void> check_elements(const token_request& of, std::span<const token_segment> segments) noexcept {
   constexpr bool is_append = Direction == kv_direction::append;
@@ -110,7 +110,7 @@ result<void> check_elements(const token_request& of, std::span<const token_segme
   return whole(address(of.cache.data), in_cache, of.names->cache.data);
 }
 
-/// A plane of the cache from element `first` of each vector on, with its place in the batch.
+/// Returns a plane of the cache from element `first` of each vector on, with its place in the batch.
 template <kv_direction Direction>
 token_segment segment_of(const token_request& of, std::uint32_t p, const batch_plane& batch,
                          std::uint64_t first, std::uint64_t elements) noexcept {
@@ -141,7 +141,7 @@ token_segment segment_of(const token_request& of, std::uint32_t p, const batch_p
 
 template <dtype From, dtype To, kv_direction Direction, class Run, row_map Map>
 result<void> move_as(const Run& run, const Map& map, const kv_scales& scales, std::uint32_t rows_a_token) {
-  // What is appended, attention reads next; so does whatever asked for what is gathered.
+  // Attention reads appended vectors next, and the caller reads gathered ones.
   return run.template move<cache_hint::passing, cache_hint::kept>(
       map, kv_scale_op<From, To, Direction>(scales, rows_a_token));
 }
@@ -186,7 +186,7 @@ result<void> move_segments(const Run& run, const Front& front, std::span<token_s
   if (auto fits = check_ends<Direction>(front, of, segments); !fits) return fits;
   const std::uint32_t heads = of.cache.layout.heads;
   for (token_segment& each : segments) {
-    // Distances that nothing lies apart by narrow no access.
+    // Distances between a single token's vectors are unused, so they restrict no access.
     if (front.tokens() <= 1) each.batch_token = 0;
     if (heads <= 1) each.batch_head = 0;
   }
@@ -204,7 +204,7 @@ result<void> move_segments(const Run& run, const Front& front, std::span<token_s
   return move_converted<Direction>(run, map, of, is_by_head ? heads : 1);
 }
 
-/// All planes of a cache, of a batch's.
+/// Runs all planes of a cache, from or to a batch's.
 template <kv_direction Direction, class Run, token_front Front>
 result<void> move_planes(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
                          const token_request& of) {
@@ -223,7 +223,7 @@ result<void> move_planes(const Run& run, const Front& front, const std::array<ba
                                   are_side_by_side);
 }
 
-/// The two parts of each vector of a cache of one plane and one head.
+/// Runs the two parts of each vector of a cache of one plane and one head.
 template <kv_direction Direction, class Run, token_front Front>
 result<void> move_halves(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
                          std::uint32_t first_elements, token_request of) {
@@ -232,7 +232,7 @@ result<void> move_halves(const Run& run, const Front& front, const std::array<ba
   const std::uint64_t all = layout.vector_elements(0);
   if (layout.heads != 1 || layout.has_values || first_elements >= all)
     return failure{errc::size_mismatch, 0, first_elements, all, of.names->who};
-  // Elements of four bits are cut where a byte ends.
+  // Elements of four bits must be cut at a byte's end.
   for (const dtype element : {layout.element, of.options.element}) {
     const std::uint64_t bits = first_elements * bits_of(element);
     if (bits % 8 != 0) return failure{errc::size_mismatch, 0, bits, bits / 8 * 8, of.names->cut};

@@ -1,5 +1,5 @@
 /// @file
-/// What `merge_attention` and `import_attention` check.
+/// Checks of `merge_attention` and `import_attention`.
 #pragma once
 
 #include <llmmem/kernels/detail/attention_part_checks.hpp>
@@ -29,7 +29,7 @@ inline constexpr part_names import_output_names{
     {"import_attention: out.states", "import_attention: out.states.token_stride",
      "import_attention: out.states.head_stride"}};
 
-/// Names of a shape's numbers.
+/// The names of a shape's numbers.
 struct shape_names {
   const char* query_heads = "";
   const char* value_dim = "";
@@ -68,7 +68,7 @@ template <log_base Base, class Float>
                        is_written, names);
 }
 
-/// What is merged; where it goes has its own checks.
+/// Checks what is merged; the output has its own checks.
 [[nodiscard]] inline result<void> check_parts(const attention_part_shape& shape,
                                               std::span<const attention_part> parts) noexcept {
   if (parts.size() > most_merged_parts)

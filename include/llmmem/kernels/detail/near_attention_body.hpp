@@ -1,5 +1,5 @@
 /// @file
-/// How holders are begun and waited for, and what a holder of blocks does.
+/// How holders begin and are waited for, and the work of a holder of blocks.
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -11,7 +11,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What every holder may rely on.
+/// Checks what every holder may rely on.
 [[nodiscard]] inline result<void> check_query(const near_query& query) noexcept {
   if (query.rows == 0) return {};
   const auto missing = [&](const char* what) { return failure{errc::too_short, 0, query.rows, 0, what}; };
@@ -21,13 +21,13 @@ namespace detail {
   return whole(reinterpret_cast<std::uintptr_t>(query.queries), 16, "attend_near: query.queries");
 }
 
-/// Calls one after the other, of which each gets the memory behind that of the one before.
+/// Consecutive calls, each with the memory after that of the previous one.
 class near_calls {
  public:
   near_calls(const near_query& query, std::span<std::byte> memory) noexcept
       : query_(query), stride_(near_part_stride(query.shape())), rest_(memory) {}
 
-  /// Nothing is begun after a failure.
+  /// Begins nothing after a failure.
   template <class Holder>
   bool begin(Holder& holder) {
     if (first_.code != errc::ok) return false;
@@ -37,7 +37,7 @@ class near_calls {
     if (!begun) first_ = begun.error();
     return begun.has_value();
   }
-  /// What was begun is waited for, also behind a failure: memory is no longer written when the call returns.
+  /// Waits for what was begun, after a failure too: no holder writes memory when the call returns.
   template <class Holder>
   void finish(Holder& holder, bool has_begun) {
     if (!has_begun) return;

@@ -1,5 +1,5 @@
 /// @file
-/// What `paged_attention` checks, and the choice of a kernel.
+/// Checks of `paged_attention`, and the choice of a kernel.
 #pragma once
 
 #include <llmmem/kernels/detail/attention_merge.hpp>
@@ -23,18 +23,19 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Lanes for a vector: a power of two, of which all do something or nothing.
+/// Returns the lanes for a vector: a power of two, of which all do something or nothing.
 [[nodiscard]] constexpr std::uint32_t attention_lanes(const kv_layout& layout) noexcept {
   const std::uint64_t longest = std::max(layout.vector_elements(0), layout.vector_elements(1));
   return std::max(std::bit_ceil(static_cast<std::uint32_t>(longest / attention_pack)), 8U);
 }
 
-/// Lanes that join the shares of a row: of few shares most of them would idle.
+/// Returns the lanes that join the shares of a row: with few shares most of them would idle.
 [[nodiscard]] constexpr std::uint32_t merge_lanes(std::uint32_t shares) noexcept {
   return std::bit_ceil(std::clamp(shares, 8U, host_lanes::most));
 }
 
-/// Query heads that an item takes: one where each has its own, else four, of which some may idle.
+/// Returns the query heads of an item: one if each has its own head of the cache, else four, of which some
+/// may idle.
 [[nodiscard]] constexpr std::uint32_t attention_heads(std::uint32_t group) noexcept {
   return group == 1 ? 1 : 4;
 }
@@ -43,8 +44,8 @@ namespace detail {
   return element == dtype::f32 || element == dtype::bf16 || element == dtype::f16;
 }
 
-/// Whether queries of a type go with a cache of another: its own, or floats; to quantised ones goes any.
-/// Others are a mistake, as bytes of the one would be read as the other.
+/// Whether queries of a type fit a cache of another: its own, or floats; quantised caches accept any. Others
+/// are a mistake, because the bytes would be read as the wrong type.
 [[nodiscard]] constexpr bool may_attend(dtype batch, dtype cache) noexcept {
   if (!is_attention_element(batch)) return false;
   if (cache == dtype::fp8_e4m3) return true;
@@ -64,7 +65,7 @@ struct attention_request {
   bool is_part = false;
 };
 
-/// What else they must be for tensor cores.
+/// Checks the further requirements of tensor cores.
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
   if (layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
@@ -80,7 +81,7 @@ struct attention_request {
   return {};
 }
 
-/// What the part of a context-parallel rank must be.
+/// Checks the part of a context-parallel rank.
 [[nodiscard]] inline result<void> check_deal(const attention_request& of) noexcept {
   const paging::kv_part& part = of.cache.layout.part;
   constexpr std::uint64_t most = 0x7FFF'FFFF;
@@ -95,7 +96,7 @@ struct attention_request {
   return {};
 }
 
-/// What the layout and the elements must be.
+/// Checks the layout and the elements.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
   if (auto fits = check_forms(layout, "paged_attention: cache.layout"); !fits) return fits;
@@ -142,7 +143,7 @@ struct attention_request {
           static_cast<std::uint32_t>(of.cache.layout.vector_elements(1))};
 }
 
-/// What the batch's distances must be, where there is something in it.
+/// Checks the batch's distances, if it is not empty.
 [[nodiscard]] inline result<void> check_attention_vectors(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
   const std::uint64_t element_bytes = bits_of(of.options.element) / 8;
@@ -160,7 +161,7 @@ struct attention_request {
   return check_vectors(array_of(of.out, 1), true, out);
 }
 
-/// What the batch and the rest must be.
+/// Checks the batch and the rest.
 [[nodiscard]] inline result<void> check_attention(const attention_request& of) noexcept {
   if (auto fits = check_attention_layout(of); !fits) return fits;
   const std::uint64_t unit = of.options.element == dtype::f32 ? 16 : attention_pack * 2;
@@ -277,18 +278,18 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
                                       std::uint64_t most_tokens, const launch_limits& limits,
                                       attention_arithmetic arithmetic) noexcept {
   if (layout.heads == 0) return {};  // which paged_attention refuses
-  // A row attends to no more.
+  // A row attends to at most so many.
   most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
   const std::uint32_t heads = is_tensor ? detail::tensor_heads : detail::attention_heads(group);
   const std::uint32_t lanes = is_tensor ? 32 : detail::attention_lanes(layout);
   const std::uint64_t units = std::uint64_t{layout.heads} * ((group - 1) / heads + 1);
-  // More rows than there can be have no use of shares either.
+  // More rows than possible gain nothing from shares either.
   const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * units;
-  // Twelve warps are what fits into a multiprocessor beside each other, and twice as many leave no long tail.
+  // Twelve warps fit into a multiprocessor at once, and twice as many leave no long tail.
   const std::uint64_t wanted = std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / lanes);
-  // A shorter share costs more to join than it gains, unless half of the device had nothing to do.
+  // A shorter share costs more to join than it gains, unless half of the device had no work.
   constexpr std::uint64_t least = 128;
   constexpr std::uint64_t least_idle = 32;
   const std::uint64_t usual = std::min(wanted / items, most_tokens / least);
@@ -322,7 +323,7 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
                    tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
                    layout.block_tokens, "paged_attention"};
   if constexpr (token_tables<Tables>) {
-    // A place in a list is no position: a window would end anywhere, and so would what is dealt to a rank.
+    // A place in a list is no position: a window would end at any token, and so would a rank's deal.
     if (of.options.window != 0)
       return failure{errc::out_of_range, 0, of.options.window, 0,
                      "paged_attention: options.window, over lists of tokens; list the window's tokens"};

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Whether every packet is aligned to itself, or they may have to go in pieces.
+/// Whether every packet is aligned to its size, or may be accessed in pieces.
 enum class group_access : std::uint8_t { packets, pieces };
 
 template <unsigned Piece, cache_hint How, unsigned Bytes>
@@ -78,7 +78,7 @@ struct group_end {
   }
 };
 
-/// Values, codes and scales of groups, of which some are read and others written.
+/// Values, codes and scales of groups, some read and others written.
 template <class Value, class Code>
 struct group_ends {
   group_end<Value> values;
@@ -87,7 +87,8 @@ struct group_ends {
 };
 
 /// A group for so many lanes that each has `Each` packets of values. Finding the group and its scale costs a
-/// lane as many instructions whatever it has: with one packet they take longer than the bytes to move.
+/// lane equally many instructions for any number of packets: with one packet they take longer than the move
+/// of the bytes.
 template <dtype Value, dtype Code, group_access Access, std::uint32_t Each>
 class quantize_work {
  public:
@@ -102,8 +103,8 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return rows_ * by_.by(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_ / Each; }
-  /// A host's one lane has all packets, and reads again what it does not hold. A device's have no more: a
-  /// loop for them would take registers that keep threads from running.
+  /// A host's one lane has all packets, and reads again what it does not hold. A device's lanes have at most
+  /// `Each`: a loop for more would take registers that keep threads from running.
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     held mine{};
     LLMMEM_UNROLL
@@ -186,13 +187,13 @@ class dequantize_work {
 };
 static_assert(item_work<dequantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
 
-/// Which work it takes to quantise.
+/// The works that quantise.
 struct quantize_works {
   template <dtype Value, dtype Code, group_access Access, class Run>
   static result<void> start(const Run& run, const group_shape& shape,
                             const group_ends<const std::byte, std::byte>& ends) {
     if constexpr (Access == group_access::packets) {
-      // As many packets a lane as leave lanes whose codes side by side are a sector of memory.
+      // As many packets a lane as leave lanes whose adjacent codes are a sector of memory.
       const std::uint32_t packets = ends.values.group_bytes / 16;
       const auto is_sector = [&](std::uint32_t each) {
         return packets / each * code_bytes<Value, Code> >= 32;
@@ -203,7 +204,7 @@ struct quantize_works {
     return run.each(quantize_work<Value, Code, Access, 2>(shape, ends));
   }
 };
-/// And back.
+/// The works that convert back.
 struct dequantize_works {
   template <dtype Value, dtype Code, group_access Access, class Run>
   static result<void> start(const Run& run, const group_shape& shape,
@@ -212,7 +213,7 @@ struct dequantize_works {
   }
 };
 
-/// One end, of `packet_bytes` an access, or why it cannot be.
+/// Returns one end, with accesses of `packet_bytes`, or its error.
 template <class Byte>
 [[nodiscard]] result<group_end<Byte>> end_of(Byte* data, std::uint64_t row_stride, const group_shape& shape,
                                              std::uint64_t group_bytes, std::uint32_t packet_bytes,
@@ -231,7 +232,7 @@ template <class Byte>
                          aligned < packet_bytes ? aligned : packet_bytes};
 }
 
-/// Names of what does not fit.
+/// The names of what does not fit.
 struct group_names {
   const char* groups;
   const char* types;
@@ -272,7 +273,7 @@ result<void> run_groups_of(const Run& run, const group_shape& shape, const group
   return run_groups_as<Works, Value, dtype::int4>(run, shape, values, codes, scales, names);
 }
 
-/// Runs one of `Works` for the elements that there are, if there is a kernel for them.
+/// Runs one of `Works` for the given elements, if there is a kernel for them.
 template <class Works, class Run, class ValueByte, class CodeByte>
 result<void> run_all_groups(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
                             const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,

@@ -16,7 +16,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What goes before a query. All numbers are in the order of the machine's bytes: ranks of one job.
+/// The header of a query. All numbers are in the machine's byte order, because the ranks are of one job.
 struct near_header {
   static constexpr std::uint32_t known = 0x316E'726EU;  // "nrn1"
 
@@ -34,7 +34,7 @@ struct near_header {
 };
 static_assert(sizeof(near_header) == near_header_bytes);
 
-/// What goes before a part, or instead of one.
+/// The header of a part, or a refusal.
 struct near_answer {
   std::uint32_t number = 0;  // of an error; 0: the part follows
   std::uint32_t index = 0;
@@ -45,7 +45,7 @@ struct near_answer {
 };
 static_assert(sizeof(near_answer) == near_answer_bytes);
 
-/// What attention refuses, by its number.
+/// The refusals of attention, by number.
 inline constexpr std::array near_refusals{
     errc::size_mismatch,      errc::out_of_range,        errc::bad_granularity,
     errc::too_short,          errc::no_conversion,       errc::bad_alignment,
@@ -67,7 +67,7 @@ template <class T>
   return out;
 }
 
-/// What another rank refused, in its words. A number that attention does not refuse with is not believed.
+/// Returns another rank's refusal, in its words. A number that attention does not refuse with is untrusted.
 [[nodiscard]] inline failure refusal_of(const near_answer& of, std::uint32_t rank) noexcept {
   const std::string_view where(of.where, std::find(of.where, of.where + sizeof of.where, '\0'));
   const auto* const code =
@@ -76,12 +76,12 @@ template <class T>
   return {*code, rank, of.wanted, of.found, where};
 }
 
-/// Bytes of the sequences and lengths of so many rows.
+/// Returns the bytes of the sequences and lengths of so many rows.
 [[nodiscard]] constexpr std::uint64_t near_tables_bytes(std::uint64_t rows) noexcept {
   return (rows * 8 + 15) / 16 * 16;
 }
 
-/// The message behind a header. @pre `to` has room for it
+/// Writes the message after a header. @pre `to` has room for it
 inline void write_query(std::byte* to, const near_query& of) noexcept {
   if (of.rows == 0) return;
   const auto half = static_cast<std::size_t>(of.rows * 4);
@@ -92,8 +92,8 @@ inline void write_query(std::byte* to, const near_query& of) noexcept {
   std::memcpy(to + tables, of.queries, static_cast<std::size_t>(of.query_bytes()));
 }
 
-/// The query that a header tells of, without its pointers, if the header is one. Nothing of it is believed
-/// before all of it fits together.
+/// Returns the query that a header describes, without its pointers, if the header is valid. It is untrusted
+/// until all of it is consistent.
 [[nodiscard]] inline result<near_query> query_of(const near_header& of, std::uint64_t most_bytes) noexcept {
   if (of.what != near_header::known)
     return failure{errc::size_mismatch, 0, near_header::known, of.what,
@@ -112,7 +112,7 @@ inline void write_query(std::byte* to, const near_query& of) noexcept {
   out.value_dim = of.value_dim;
   out.scale = of.scale;
   out.window = of.window;
-  // Vectors of kernels are of at most 256 elements; then no product below passes 64 bits.
+  // Vectors of kernels have at most 256 elements; then no product below exceeds 64 bits.
   constexpr std::uint32_t most_elements = 256;
   if (of.head_dim > most_elements || of.value_dim > most_elements)
     return failure{errc::out_of_range, 0, std::max(of.head_dim, of.value_dim), most_elements,
@@ -129,7 +129,7 @@ inline void write_query(std::byte* to, const near_query& of) noexcept {
   return out;
 }
 
-/// Where rank `i` of a transport is named.
+/// Returns the name of rank `i` of a transport.
 template <class Ranks>
 [[nodiscard]] auto rank_at(const Ranks& /*ranks*/, std::uint32_t i) noexcept {
   return decltype(std::declval<const Ranks&>().rank()){i};
@@ -184,7 +184,7 @@ result<near_traffic> asked_ranks<Ranks>::finish() {
   const auto bytes = static_cast<std::size_t>(attention_part_bytes(shape_));
   const auto stride = static_cast<std::size_t>(near_part_stride(shape_));
   failure first{};
-  // Each is heard, also behind a failure: what it sent is not left for the next call.
+  // Receives from each, after a failure too, so that no message is left for the next call.
   for (std::size_t i = 0; i < others_.size(); ++i) {
     auto taken = take_answer(others_[i], memory_.subspan(i * stride, bytes));
     if (!taken && first.code == errc::ok) first = taken.error();

@@ -1,5 +1,5 @@
 /// @file
-/// What `select_top` checks.
+/// Checks of `select_top`.
 #pragma once
 
 #include <llmmem/errors.hpp>

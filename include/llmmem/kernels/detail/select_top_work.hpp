@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Adds up what all lanes have: numbers below 2^24, of which no order makes another sum.
+/// Adds up the values of all lanes: numbers below 2^24, whose sum does not depend on the order.
 template <class Group>
 LLMMEM_HD inline void add_lanes(const Group& group, typename Group::template held<float>& values) noexcept {
   typename Group::template held<float> other;
@@ -26,7 +26,7 @@ LLMMEM_HD inline void add_lanes(const Group& group, typename Group::template hel
   }
 }
 
-/// Adds to each lane's number those of the lanes below.
+/// Adds to each lane's number those of the lanes below it.
 template <class Group>
 LLMMEM_HD inline void add_lanes_below(const Group& group,
                                       typename Group::template held<float>& values) noexcept {
@@ -37,7 +37,7 @@ LLMMEM_HD inline void add_lanes_below(const Group& group,
   }
 }
 
-/// What stands first has the largest key: scores in their order, and of equal ones the lowest number. 0: what
+/// The first in the order has the largest key: scores in their order, and among equals the lowest number. 0:
 /// does not count.
 [[nodiscard]] LLMMEM_HD inline std::uint64_t top_key(float score, std::int32_t number) noexcept {
   const float clean = score == 0 ? 0.0F : score;  // -0 is 0
@@ -74,8 +74,8 @@ struct top_row {
   return out;
 }
 
-/// Chooses those of a row whose key's upper bits are at least some number, found digit by digit; writes their
-/// places, rising, and -1 behind them.
+/// Chooses the candidates of a row whose key's upper bits are at least some number, found digit by digit;
+/// writes their places, rising, then -1.
 class choose_top_work {
  public:
   static constexpr std::uint32_t threads = 128;
@@ -99,7 +99,7 @@ class choose_top_work {
   static constexpr unsigned digits = 16;  // of a key, four bits each
   static constexpr unsigned words = 4;    // of counts, four in each: a lane has below 2^16 candidates
 
-  /// Those are chosen whose key >> shift is `from` or more.
+  /// Candidates are chosen whose key >> shift is at least `from`.
   struct least_key {
     std::uint64_t from = 1;
     std::uint32_t shift = 32;
@@ -141,14 +141,14 @@ class choose_top_work {
         }
         if (!is_found) beyond += found;
       }
-      if (!is_found) return {};  // fewer count than are to be chosen
+      if (!is_found) return {};  // fewer count than `k`
       prefix = prefix << 4U | value;
       if (above + chosen == k_) return {prefix, shift};
     }
     return {prefix, 0};
   }
 
-  /// What counts has a key of its own; what does not is in no digit.
+  /// A candidate that counts has a key of its own; others are in no digit.
   LLMMEM_HD static void count(std::uint64_t key, std::uint64_t prefix, unsigned digit, std::uint32_t shift,
                               digit_counts& to) noexcept {
     const bool is_in_question = key != 0 && (digit == 0 || key >> (shift + 4) == prefix);
@@ -195,7 +195,7 @@ class choose_top_work {
 };
 static_assert(lane_work<choose_top_work>);
 
-/// Puts each of the chosen where it stands: behind as many as come before it.
+/// Moves each chosen candidate to its place in the order: after all that come before it.
 class order_top_work {
  public:
   order_top_work(const top_scores& of, std::uint32_t k, const std::int32_t* chosen, std::int32_t* out,
@@ -223,7 +223,7 @@ class order_top_work {
   }
 
  private:
-  /// The largest stands first.
+  /// The largest comes first.
   [[nodiscard]] LLMMEM_HD std::uint64_t order_of(const top_row& row, std::int32_t place) const noexcept {
     const std::uint64_t key = row.key(static_cast<std::uint32_t>(place));
     return is_by_score_ ? key : key & 0xFFFF'FFFFU;

@@ -1,6 +1,6 @@
 /// @file
 /// Products of small matrices, of which each lane of a warp has some elements: a device's tensor cores, and
-/// what they come to on a host.
+/// the same products on a host.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,12 +33,12 @@ struct tensor_sum {
   float of[4];
 };
 
-/// Types whose products tensor cores make of 16 bits.
+/// Types of 16 bits that tensor cores multiply.
 template <dtype E>
 concept tensor_element = E == dtype::bf16 || E == dtype::f16;
 
-/// sum += left x right. All lanes have met before. Products are exact; in which order and to how many bits
-/// they are added is a device's own, and here that of a host.
+/// sum += left x right. All lanes have met before. Products are exact; the order and precision of their sum
+/// is a device's own, and here that of a host.
 template <dtype E>
   requires tensor_element<E>
 LLMMEM_HD void multiply_add(const host_lanes& group, host_lanes::held<tensor_sum>& sum,

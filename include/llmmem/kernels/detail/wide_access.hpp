@@ -1,5 +1,5 @@
 /// @file
-/// 16 bytes at a time from and to places of any alignment, for kernels that go by packets of 16.
+/// Accesses of 16 bytes at places of any alignment, for kernels that use packets of 16.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -77,7 +77,7 @@ LLMMEM_HD inline void add_packet(packet<16>& a, const packet<16>& b) noexcept {
   return (in.words[0] | in.words[1] | in.words[2] | in.words[3]) == 0;
 }
 
-/// A kernel for each width of an access: calls `start` with 16, 4 or 1 as a constant, the widest of them that
+/// A kernel for each width of an access: calls `start` with 16, 4 or 1 as a constant, the widest that
 /// addresses of this alignment allow.
 template <class Start>
 [[nodiscard]] result<void> at_width(std::uint32_t aligned, const Start& start) {

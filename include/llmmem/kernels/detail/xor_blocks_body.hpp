@@ -1,5 +1,5 @@
 /// @file
-/// The bodies of what <llmmem/kernels/xor_blocks.hpp> declares.
+/// The bodies of the functions in <llmmem/kernels/xor_blocks.hpp>.
 #pragma once
 
 #include <llmmem/kernels/detail/wide_access.hpp>
@@ -18,12 +18,12 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Addresses as numbers: two of them may be of different objects, or of a device.
+/// Returns an address as a number, because two addresses may be of different objects, or of a device.
 [[nodiscard]] inline std::uint64_t place_of(const void* at) noexcept {
   return reinterpret_cast<std::uintptr_t>(at);
 }
 
-/// Bytes that two ranges share which do not begin with the same byte.
+/// Returns how many bytes two ranges share that do not begin with the same byte.
 [[nodiscard]] inline std::uint64_t shared_bytes(const void* a, std::uint64_t a_bytes, const void* b,
                                                 std::uint64_t b_bytes) noexcept {
   const std::uint64_t one = place_of(a);
@@ -32,7 +32,7 @@ namespace detail {
   return one - other < b_bytes ? std::min(b_bytes - (one - other), a_bytes) : 0;
 }
 
-/// What the functions on pages are asked alike.
+/// The common arguments of the functions on pages.
 struct page_question {
   const std::byte* ends[3];  ///< null pointers come last
   std::uint32_t end_count;
@@ -70,7 +70,7 @@ struct page_question {
   return static_cast<std::uint32_t>(std::countr_zero(options.page_bytes)) - xor_unit::stretch_bits;
 }
 
-/// `xor_delta` and `compare_dirty`, of what was found to be well.
+/// Runs `xor_delta` and `compare_dirty` on checked arguments.
 template <delta_use Use, class Run>
 result<void> run_delta(const Run& run, const std::byte* old_bytes, const std::byte* new_bytes,
                        std::byte* delta, std::uint64_t bytes, std::span<std::uint32_t> dirty_bits,

@@ -18,8 +18,8 @@ inline constexpr std::uint32_t most_parity_shards = 16;
 
 namespace detail {
 
-/// A unit is what 32 threads take at once, four packets each: four stretches of 32 packets, one behind the
-/// other, so that threads side by side read side by side.
+/// A unit is what 32 threads take at once, four packets each: four consecutive stretches of 32 packets, so
+/// that neighbouring threads read neighbouring bytes.
 struct xor_unit {
   static constexpr std::uint32_t threads = 32;
   static constexpr std::uint32_t packets = 4;
@@ -27,7 +27,7 @@ struct xor_unit {
   static constexpr std::uint32_t bytes = packets * stretch_bytes;
   static constexpr std::uint32_t stretch_bits = 9;  ///< 2^9 bytes are a stretch
 
-  /// Bytes from a packet to the one of the same place i stretches on.
+  /// Returns the bytes from a packet to the one of the same place i stretches on.
   [[nodiscard]] static LLMMEM_HD constexpr std::uint64_t stretch(std::uint32_t i) noexcept {
     return std::uint64_t{i} * stretch_bytes;
   }
@@ -38,7 +38,7 @@ struct xor_unit {
 };
 static_assert(1U << xor_unit::stretch_bits == xor_unit::stretch_bytes);
 
-/// What is left at a packet that may be none, or not whole: 0 to 16 bytes.
+/// Returns the bytes left at a packet that may be absent, or partial: 0 to 16.
 [[nodiscard]] LLMMEM_HD inline std::uint32_t bytes_at(std::uint64_t at, std::uint64_t bytes) noexcept {
   if (at >= bytes) return 0;
   return bytes - at < 16 ? static_cast<std::uint32_t>(bytes - at) : 16U;
@@ -82,7 +82,7 @@ struct xor_parity_work {
  private:
   LLMMEM_HD void whole(std::uint64_t at) const noexcept {
     packet<16> sum[xor_unit::packets]{};
-    // More shards at once than two cost registers, and with them threads.
+    // More than two shards at once cost registers, and therefore threads.
 #if defined(__CUDA_ARCH__)
 #pragma unroll 2
 #endif
@@ -110,11 +110,12 @@ struct xor_parity_work {
 };
 static_assert(item_work<xor_parity_work<16>>);
 
-/// Whether the delta is written, or only looked at.
+/// Whether the delta is written, or only compared.
 enum class delta_use : std::uint8_t { written, looked_at };
 
-/// Delta and dirty bits: an item is a unit. Each lane writes its packets of the delta, and together they find
-/// out in which stretches any bit differs: a page is one or several, and a unit's pages are in one word.
+/// Delta and dirty bits: an item is a unit. Each lane writes its packets of the delta, and together they
+/// determine in which stretches any bit differs: a page is one or several, and a unit's pages are in one
+/// word.
 template <unsigned N, delta_use Use>
 struct xor_delta_work {
   const std::byte* old_bytes;

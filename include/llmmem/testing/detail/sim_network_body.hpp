@@ -89,7 +89,7 @@ inline void sim_network::choose(seat_id seat, std::uint64_t from_ns, std::uint64
   chosen_until_ = until_ns;
   orders_ = &orders;
 }
-/// Of so many things that the seat can hear next, one.
+/// Chooses one of the `of` things that the seat can receive next.
 inline std::size_t sim_network::choose_next(seat_id seat, std::size_t of) {
   const bool is_chosen =
       orders_ != nullptr && seat == chosen_seat_ && now_ >= chosen_from_ && now_ < chosen_until_;
@@ -108,7 +108,7 @@ inline std::uint64_t sim_network::calls(seat_id seat, std::uint32_t incarnation)
   return process == nullptr ? 0 : process->calls_;
 }
 
-/// Who is suspected by whom, and when: known beforehand, of the first processes.
+/// Determines which process suspects which, and when: known in advance, for the first processes.
 inline void sim_network::plan_silences() {
   const auto suspects = [this](std::uint32_t who, std::uint32_t whom, std::uint64_t from,
                                std::uint64_t until) {
@@ -149,7 +149,7 @@ void sim_network::live(sim_endpoint& process, Body& body, std::exception_ptr& th
   }
   const lock held(mutex_);
   process.phase_ = sim_endpoint::phase::over;
-  // Its end is a death to the others: nothing of it will come any more.
+  // Its end is a death to the others: nothing from it arrives later.
   if (!process.is_dead_) leave(process);
   pass_on();
 }
@@ -194,7 +194,7 @@ inline bool sim_network::fits_in_flight(std::uint32_t from, std::uint32_t to, st
   return under_way == 0 || under_way + bytes <= options_.lane_bytes;
 }
 
-/// When the next thing comes that it can hear.
+/// Returns when the next thing that it can receive arrives.
 inline std::uint64_t sim_network::next_due(sim_endpoint& process) noexcept {
   std::uint64_t due = detail::never;
   for (const sim_endpoint::notice& each : process.notices_)
@@ -234,7 +234,7 @@ inline std::uint64_t sim_network::resumes(sim_endpoint& process) noexcept {
   return past_pauses(process.self(), std::max(time, now_));
 }
 
-/// Chooses who goes on, of all that can do so first.
+/// Chooses which process continues, of all that can do so first.
 inline void sim_network::pass_on() {
   for (;;) {
     std::uint64_t first = detail::never;
@@ -301,7 +301,7 @@ inline void sim_network::begin_call(sim_endpoint& process) {
     die(process);
     throw process_killed{};
   }
-  // A call takes a moment: so that others come in between, and who asks again and again lets time pass.
+  // A call takes a moment, so that others can act in between, and a process that polls lets time pass.
   process.phase_ = sim_endpoint::phase::works;
   process.resumes_at_ = now_ + draw(100, 3000);
   give_way(process, held);
@@ -338,7 +338,7 @@ inline void sim_network::notify(sim_endpoint& whom, std::uint64_t due, std::uint
 inline void sim_network::connect(sim_endpoint& process) {
   const auto hears_of = [this](sim_endpoint& whom, sim_endpoint& of) {
     std::uint64_t due = now_ + draw(options_.least_delay_ns, options_.most_delay_ns);
-    // Not before it has noticed that the one before has died.
+    // Not before it has noticed the death of the previous process.
     for (const sim_endpoint::notice& each : whom.notices_) {
       const bool is_death = each.what == sim_endpoint::notice::kind::died;
       if (is_death && processes_[each.process]->self() == of.self()) due = std::max(due, each.due + 1);
@@ -372,7 +372,7 @@ inline void sim_network::leave(sim_endpoint& process) {
     if (other->self() == process.self()) continue;
     sim_endpoint::wire& wire = wire_between(process.number_, other->number_);
     for (auto* const lane : {&wire.told, &wire.data}) {
-      // The last of what it sent may never leave.
+      // The last frames that it sent may never leave.
       if (lane->empty() || random_() % 2 == 0) continue;
       lane->resize(random_() % (lane->size() + 1));
     }
@@ -390,8 +390,8 @@ inline void sim_network::leave(sim_endpoint& process) {
   }
 }
 
-/// When bytes that leave now have come. They go out one after another, and come in one after another: who
-/// takes from several at once takes from each more slowly.
+/// Returns when bytes that leave now have arrived. They leave one after another, and arrive one after
+/// another: a process that takes from several at once takes from each more slowly.
 inline std::uint64_t sim_network::past_links(sim_endpoint& from, sim_endpoint& to, std::uint64_t delay,
                                              std::uint64_t bytes) const {
   if (options_.bytes_per_second == 0 || bytes == 0) return now_ + delay;
@@ -440,7 +440,7 @@ inline bool sim_endpoint::is_connected(seat_id seat) const noexcept {
 inline void sim_endpoint::wake() noexcept {
   is_woken_ = true;
 }
-inline void sim_endpoint::withdraw(seat_id /*from*/) noexcept {}  // frames come whole, or not at all
+inline void sim_endpoint::withdraw(seat_id /*from*/) noexcept {}  // frames arrive complete, or not at all
 
 inline void sim_endpoint::tell(seat_id to, const frame_header& frame,
                                std::span<const std::byte> bytes) noexcept {
@@ -455,7 +455,7 @@ inline void sim_endpoint::give_up(seat_id seat) noexcept {
   const std::uint32_t process = std::exchange(speaks_[to_index(seat)], detail::no_process);
   connected_[to_index(seat)] = detail::no_process;
   if (is_dead_ || process == detail::no_process) return;
-  // Before the notice of its end, as an endpoint tells it.
+  // Before the notice of its end, as an endpoint reports it.
   wire& to = net_->wire_between(number_, process);
   to.last_due[0] = std::max(to.last_due[0], net_->now_) + 1;
   net_->notify(*net_->processes_[process], to.last_due[0], number_, notice::kind::suspected);
@@ -469,7 +469,7 @@ inline void sim_endpoint::work(std::uint64_t ns) {
   net_->give_way(*this, held);
 }
 
-/// What was `later` is asked for anew.
+/// Offers what was `later` again.
 inline void sim_endpoint::ask_again() noexcept {
   for (std::uint32_t from = 0; from < net_->processes_.size(); ++from)
     net_->wire_between(from, number_).is_held = false;
@@ -484,7 +484,7 @@ inline bool sim_endpoint::is_next_of_its_seat(std::size_t at) const noexcept {
   return true;
 }
 
-/// One of the things that have come, drawn from all of them: whether there was any.
+/// Receives one of the things that have arrived, drawn from all of them; returns whether there was any.
 template <frame_handler Handler>
 bool sim_endpoint::deliver_one(Handler& handler) {
   struct candidate {
@@ -506,7 +506,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
     for (std::size_t i = 0; i < notices_.size(); ++i) {
       const notice& each = notices_[i];
       if (each.due > net_->now_ || !is_next_of_its_seat(i)) continue;
-      // What was sent before is heard before, but for what nobody takes.
+      // Earlier sends are received earlier, except for data that no process takes.
       const std::uint32_t there = connected_[to_index(net_->processes_[each.process]->self())];
       const wire& w = net_->wire_between(each.process, number_);
       const bool is_heard = there != each.process || (w.told.empty() && (w.data.empty() || w.is_held));
@@ -527,7 +527,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       }
       const bool was_suspected = there == detail::no_process && speaks == what.process;
       const bool is_certain = what.what == notice::kind::died;
-      if (there != what.process && !(was_suspected && is_certain)) continue;  // nobody asks any more
+      if (there != what.process && !(was_suspected && is_certain)) continue;  // no process asks for it now
       there = detail::no_process;
       if (is_certain) speaks = detail::no_process;
       handler.died(seat, is_certain ? comm::death::certain : comm::death::suspected);

@@ -1,5 +1,5 @@
 /// @file
-/// The state behind a `simulated_storage`: both accounts, the power, the faults and who holds what.
+/// The state of a `simulated_storage`: both accounts, the power, the faults and the owners.
 #pragma once
 
 #include <llmmem/checkpoint/storage.hpp>
@@ -25,7 +25,7 @@ inline namespace v0 {
 namespace testing {
 namespace detail {
 
-/// A write of which `finish_write` is still to come.
+/// A write whose `finish_write` is still to come.
 struct simulated_flight {
   std::uint64_t number = 0;
   std::uint64_t node = 0;
@@ -45,7 +45,7 @@ struct simulated_disk {
     restart_faults();
   }
 
-  /// Runs `work` as a call: counts it, and lets it fail as planned. `refused` runs when it is never begun.
+  /// Runs `work` as a call: counts it, and lets it fail as planned. Runs `refused` if the call never begins.
   template <class Work, class Refused>
   void call(storage_call what, const std::string& path, const std::string& text, Work&& work,
             Refused&& refused) {
@@ -76,7 +76,7 @@ struct simulated_disk {
   [[nodiscard]] std::string full(const std::string& path) const {
     return path.empty() ? options.name : options.name + "/" + path;
   }
-  /// Where a name is to be: its folder and the last part.
+  /// The place of a name: its folder and the last part.
   struct place {
     std::uint64_t folder = simulated_tree::root;
     std::string name;
@@ -86,8 +86,7 @@ struct simulated_disk {
       return folder == other.folder && name == other.name;
     }
   };
-  /// Throws ENOENT or ENOTDIR when there is no such folder, EINVAL for a path that is none. Name "" is the
-  /// root.
+  /// Throws ENOENT or ENOTDIR if there is no such folder, EINVAL for an invalid path. Name "" is the root.
   [[nodiscard]] place find(storage_call what, const std::string& path) const {
     place at;
     at.node = simulated_tree::root;
@@ -168,7 +167,7 @@ struct simulated_disk {
           {},
           "size of '" + path + "': " + std::to_string(bytes) + " bytes"});
   }
-  /// A write's bytes come where reads see them.
+  /// Moves a write's bytes to where reads see them.
   void land(simulated_flight& flight) {
     if (flight.now == simulated_flight::state::landed) return;
     flight.now = simulated_flight::state::landed;
@@ -183,7 +182,7 @@ struct simulated_disk {
           "data of '" + flight.path + "': " + std::to_string(flight.bytes.size()) + " bytes at " +
               std::to_string(flight.offset)});
   }
-  /// The write of that number, no longer under way; one that has landed when there is none.
+  /// Returns the write of that number, no longer in flight; one that has landed if there is none.
   [[nodiscard]] simulated_flight take_out(std::uint64_t number) {
     simulated_flight flight;
     flight.now = simulated_flight::state::landed;
@@ -193,7 +192,7 @@ struct simulated_disk {
     });
     return flight;
   }
-  /// Lands all writes of a file and forgets them: their memory is its owner's again.
+  /// Lands all writes of a file and forgets them: their memory belongs to its owner again.
   void land_all_of(std::uint64_t node) {
     std::vector<simulated_flight> mine;
     std::erase_if(flights, [&](const simulated_flight& each) {
@@ -203,7 +202,7 @@ struct simulated_disk {
     for (simulated_flight& each : mine)
       land(each);
   }
-  /// What pending effects a sync of that node covers comes to the device.
+  /// Moves the pending effects that a sync of that node covers to the device.
   void settle(std::uint64_t node) {
     std::erase_if(pending, [&](const simulated_effect& each) {
       if (each.node == node) device.apply(each, options.unwritten);
@@ -219,13 +218,14 @@ struct simulated_disk {
   [[noreturn]] void power_off() {
     off = true;
     trace.emplace_back("-- power cut --");
-    // Writes under way may have come to the device with what their memory holds now; nobody may look later.
+    // Writes in flight may have reached the device with the present contents of their memory, which may not
+    // be read later.
     std::vector<simulated_flight> last;
     std::swap(last, flights);
     for (simulated_flight& each : last) {
       try {
         land(each);
-      } catch (const storage_error&) {  // no room: so it did not come
+      } catch (const storage_error&) {  // no room: so it did not arrive
       }
     }
     throw power_cut{calls};
@@ -248,7 +248,7 @@ struct simulated_disk {
     for (const storage_fault& each : options.faults)
       fault_left.push_back(each.count);
   }
-  /// The fault of this call; one with `count` 0 when there is none.
+  /// Returns the fault of this call; one with `count` 0 if there is none.
   [[nodiscard]] storage_fault next_fault(storage_call what) {
     storage_fault found;
     found.count = 0;
@@ -273,7 +273,7 @@ struct simulated_disk {
   simulated_tree device;
   std::vector<simulated_effect> pending;
   std::vector<simulated_flight> flights;
-  std::set<std::uint64_t> dead;   ///< files and folders that no sync will do any more
+  std::set<std::uint64_t> dead;   ///< files and folders that no sync makes durable any longer
   std::set<std::uint64_t> locks;  ///< files that are locked
   std::vector<std::uint64_t> fault_seen;
   std::vector<std::uint64_t> fault_left;

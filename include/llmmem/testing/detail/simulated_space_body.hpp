@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of simulated_space.hpp. Included by it alone.
+/// Bodies of simulated_space.hpp. Only it includes them.
 #pragma once
 
 #include <llmmem/space/errors.hpp>
@@ -98,12 +98,12 @@ inline result<virtual_fence> simulated_space::start(direction way, interval from
   };
   clock_->at(taken.start, on_begin, this, wanted.number);
   clock_->at(taken.finish, on_finish, this, wanted.number);
-  clock_->advance_to(clock_->now());  // what starts, or even ends, at once
+  clock_->advance_to(clock_->now());  // what starts, or ends, immediately
   return virtual_fence{*clock_, taken.finish};
 }
 
-/// Throws when `wanted`, which may start at `ready`, touches what an unfinished copy touches, one of them
-/// writing.
+/// Throws if `wanted`, which may start at `ready`, touches what an unfinished copy touches, and one of them
+/// writes.
 inline void simulated_space::check_order(const copy& wanted, virtual_time ready) const {
   static constexpr const char* names[] = {"copy in", "copy out", "copy within"};
   for (const copy& other : in_flight_) {
@@ -130,7 +130,7 @@ inline std::string simulated_space::describe(const interval& bytes) const {
          std::to_string(live->payload.number);
 }
 
-/// Where the simulator itself may touch these bytes: the alias of a range, or the host's bytes as they are.
+/// Returns where the simulator itself may touch these bytes: the alias of a range, or the host's bytes.
 inline std::byte* simulated_space::touchable(const interval& bytes) const noexcept {
   const auto* live = live_.holding(bytes.data, bytes.bytes);
   return live == nullptr ? const_cast<std::byte*>(bytes.data)

@@ -44,7 +44,7 @@ inline simulated_disk_handle::~simulated_disk_handle() {
   return "'" + path + "'";
 }
 
-/// A new name for a node that is there or new.
+/// A new name for a new or existing node.
 [[nodiscard]] inline std::string name_text(const std::string& path) {
   return "name of " + quoted(path);
 }
@@ -71,7 +71,7 @@ inline void move_name(simulated_disk& disk, storage_call what, const std::string
                   "rename of " + quoted(from) + " to " + quoted(to));
 }
 
-/// Shows a write that is under way among what is pending, with the bytes that its memory holds now.
+/// Adds a write in flight to the pending effects, with the present contents of its memory.
 [[nodiscard]] inline std::vector<simulated_effect> pending_now(const simulated_disk& disk) {
   std::vector<simulated_effect> effects = disk.pending;
   std::map<std::uint64_t, std::uint64_t> sizes;
@@ -108,7 +108,7 @@ struct simulated_crash {
   std::byte fill{};
   std::uint64_t sector_bytes = 1;
 
-  /// What is left. @pre `check(choice)` passes.
+  /// Returns what is left. @pre `check(choice)` passes.
   [[nodiscard]] simulated_tree tree(const crash_choice& choice) const {
     simulated_tree left = device;
     for (std::size_t i = 0; i < choice.survives.size(); ++i) {
@@ -119,7 +119,7 @@ struct simulated_crash {
     left.prune(fill);
     return left;
   }
-  /// Throws `argument_error` where a device could not have come to it.
+  /// Throws `argument_error` for a state that a device cannot reach.
   void check(const crash_choice& choice) const {
     const auto survives = [&](std::size_t i) { return i < choice.survives.size() && choice.survives[i]; };
     if (choice.survives.size() > effects.size()) {
@@ -147,8 +147,8 @@ struct simulated_crash {
   }
 };
 
-/// The file at `path`, for damage; throws `argument_error`. Calls `change(node)` for what running code sees
-/// and for what the device has.
+/// Finds the file at `path`, to damage it; throws `argument_error`. Calls `change(node)` for what running
+/// code sees and for what the device has.
 template <class Change>
 void damage(simulated_disk& disk, const std::string& path, const std::string& what, Change&& change) {
   const std::lock_guard lock(disk.mutex);
@@ -255,7 +255,7 @@ inline std::vector<storage_entry> simulated_storage::list(const std::string& pat
   disk_->call(storage_call::list, path, "list " + detail::quoted(path), [&] {
     for (const auto& [name, node] :
          disk_->seen.nodes.at(disk_->find_folder(storage_call::list, path)).names) {
-      // Sorted names would hide that somebody counts on them.
+      // Sorted names would hide code that relies on their order.
       std::uint64_t place = detail::spread(disk_->options.seed);
       for (const char each : name)
         place = detail::spread(place ^ static_cast<unsigned char>(each));
@@ -375,7 +375,7 @@ inline simulated_storage simulated_storage::restarted(const detail::simulated_cr
   after->seen = tree;
   after->device = std::move(tree);
   after->next_node = disk_->next_node;
-  // Far enough on that neither meets the other's.
+  // Far enough apart that the two never give the same number.
   after->nonces = disk_->nonces + (std::uint64_t{1} << 32);
   return {std::in_place, std::move(after)};
 }
@@ -476,7 +476,7 @@ inline simulated_storage::output::~output() {
   try {
     disk_->land_all_of(node_);
   } catch (const storage_error&) {   // no room: what was not synced may be lost
-  } catch (const std::bad_alloc&) {  // no memory: likewise
+  } catch (const std::bad_alloc&) {  // no memory: the same
   }
 }
 
@@ -501,7 +501,7 @@ inline simulated_storage::output::write_token simulated_storage::output::begin_w
       disk_->flights.push_back(std::move(flight));
     });
   } catch (const storage_error&) {
-    // Its caller has no token to wait with: the memory is his own again.
+    // Its caller has no token to wait with, so the memory belongs to the caller again.
     const std::lock_guard lock(disk_->mutex);
     auto flight = disk_->take_out(token.number);
     disk_->land(flight);
@@ -517,7 +517,7 @@ inline void simulated_storage::output::finish_write(const write_token& token) {
         auto flight = disk_->take_out(token.number);
         disk_->land(flight);
       },
-      // A refused one is over, too.
+      // A refused write has ended too.
       [&](bool) { (void)disk_->take_out(token.number); });
 }
 
@@ -586,7 +586,7 @@ inline bool simulated_storage::lock_type::is_held() const {
   try {
     return !disk_->off && disk_->find(storage_call::lock, path_).node == node_;
   } catch (const storage_error&) {
-    return false;  // its folder is gone
+    return false;  // its folder no longer exists
   }
 }
 

@@ -1,5 +1,5 @@
 /// @file
-/// The folders and files of a `simulated_storage`, and the effects that a device may have or not have.
+/// The folders and files of a `simulated_storage`, and the effects that may or may not survive.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ inline namespace v0 {
 namespace testing {
 namespace detail {
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection, so counted inputs never meet.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection, so counted inputs never collide.
 [[nodiscard]] constexpr std::uint64_t spread(std::uint64_t x) noexcept {
   x += 0x9E37'79B9'7F4A'7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
@@ -27,35 +27,35 @@ namespace detail {
   return x ^ (x >> 31);
 }
 
-/// A file or a folder, apart from its names.
+/// A file or a folder, without its names.
 struct simulated_node {
   enum class kind : std::uint8_t { file, folder } what = kind::file;
   std::uint64_t size = 0;                      ///< of a file
-  std::vector<std::byte> data;                 ///< may end before `size` or past it: what was written
+  std::vector<std::byte> data;                 ///< may end before `size` or past it: the written bytes
   std::map<std::string, std::uint64_t> names;  ///< of a folder: name to node
 
   [[nodiscard]] bool is_folder() const noexcept { return what == kind::folder; }
 };
 
-/// What is done to a node. Neither half of one is ever there without the other.
+/// A change of a node. A device has all of one, or nothing of it.
 struct simulated_effect {
   enum class kind : std::uint8_t { data, size, names } what = kind::data;
   std::uint64_t node = 0;
   std::uint64_t offset = 0;                                  ///< of data; or the size
   std::vector<std::byte> bytes;                              ///< of data
-  std::vector<std::pair<std::string, std::uint64_t>> names;  ///< each with its node from now on; 0: gone
+  std::vector<std::pair<std::string, std::uint64_t>> names;  ///< each with its node from now on; 0: removed
   std::string text;
 };
 
-/// Nodes by number. Those that no name leads to are there until somebody prunes.
+/// Nodes by number. Nodes without a name stay until `prune`.
 struct simulated_tree {
   static constexpr std::uint64_t root = 1;
   std::map<std::uint64_t, simulated_node> nodes;
 
   simulated_tree() { nodes[root].what = simulated_node::kind::folder; }
 
-  /// @param fill   what bytes hold that nobody wrote
-  /// @param bytes  how much of the data there is: all, or the first of a torn write
+  /// @param fill   the contents of bytes that were never written
+  /// @param bytes  how much of the data there is: all, or the beginning of a torn write
   void apply(const simulated_effect& effect, std::byte fill,
              std::uint64_t bytes = static_cast<std::uint64_t>(-1)) {
     simulated_node& node = nodes[effect.node];
@@ -81,8 +81,8 @@ struct simulated_tree {
     }
   }
 
-  /// Calls `visit(path, number, node)` for what names lead to, folders before what is in them, by name. A
-  /// file with two names comes twice.
+  /// Calls `visit(path, number, node)` for what names lead to, folders before their contents, by name. A file
+  /// with two names comes twice.
   template <class Visit>
   void walk(Visit&& visit, std::uint64_t from = root, const std::string& at = {}) const {
     for (const auto& [name, number] : nodes.at(from).names) {
@@ -95,7 +95,7 @@ struct simulated_tree {
     }
   }
 
-  /// Leaves what names lead to, each file with as many bytes as its size.
+  /// Keeps what names lead to, each file with as many bytes as its size.
   void prune(std::byte fill) {
     std::map<std::uint64_t, bool> named{{root, true}};
     walk([&](const std::string&, std::uint64_t number, const simulated_node&) { named[number] = true; });
@@ -109,7 +109,7 @@ struct simulated_tree {
     }
   }
 
-  /// Bytes of all files that have a name.
+  /// Returns the bytes of all files that have a name.
   [[nodiscard]] std::uint64_t used() const {
     std::map<std::uint64_t, std::uint64_t> sizes;
     walk([&](const std::string&, std::uint64_t number, const simulated_node& node) {
@@ -121,7 +121,7 @@ struct simulated_tree {
     return sum;
   }
 
-  /// Equal for trees that no caller of a storage can tell apart. Of a pruned tree.
+  /// Equal for trees that no caller of a storage can distinguish. For a pruned tree.
   [[nodiscard]] std::uint64_t fingerprint() const {
     std::uint64_t hash = 0;
     const auto take = [&hash](std::uint64_t word) { hash = spread(hash ^ word); };
@@ -146,8 +146,8 @@ struct simulated_tree {
   }
 };
 
-/// For each effect, the earlier one that must have come to the device before it: the last that touched one of
-/// its names. An effect with two names may need two.
+/// Returns, for each effect, the earlier one that must have reached the device before it: the last that
+/// touched one of its names. An effect with two names may need two.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> needs_of(
     std::span<const simulated_effect> effects) {
   std::vector<std::vector<std::size_t>> needs(effects.size());

@@ -18,10 +18,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A copied page that is none.
+/// The value for "no copied page".
 inline constexpr std::uint32_t no_copy = 0xFFFF'FFFF;
 
-/// A snapshot that is held, and the copies of which it is the newest to see them.
+/// A live snapshot, and the copies of which it is the newest reader.
 struct live_snapshot {
   std::uint64_t version = 0;
   std::uint64_t pins = 0;
@@ -33,9 +33,9 @@ struct found_copy {
   std::uint64_t written = 0;  // the version that had written what it holds
 };
 
-/// Copied pages, each in two lists: of its page, newest first, and of the newest live snapshot that sees it.
-/// A copy of what was written in version w, made for snapshots up to n, is seen by the live ones from w to n;
-/// when the newest of them goes, it passes to the next, or is free.
+/// Copied pages, each in two lists: that of its page, newest first, and that of the newest live snapshot that
+/// sees it. The live snapshots from w to n see a copy of what version w wrote, made for snapshots up to n;
+/// when the newest of them ends, the copy passes to the next, or becomes free.
 class cow_copies {
  public:
   cow_copies(std::uint64_t pages, std::uint64_t copies, const metadata_source& source, const char* what)
@@ -71,7 +71,7 @@ class cow_copies {
     owner.first = copy;
   }
 
-  /// What snapshot `version`, which is live, sees of `page`. @pre it was copied.
+  /// Returns what snapshot `version`, which is live, sees of `page`. @pre it was copied.
   [[nodiscard]] found_copy find(std::uint64_t version, std::uint64_t page) const noexcept {
     std::uint32_t copy = heads_[page];
     while (records_[copy].written > version)
@@ -79,7 +79,7 @@ class cow_copies {
     return {copy, records_[copy].written};
   }
 
-  /// Passes what `gone` owns on to `next`, the newest live snapshot before it, where that sees it.
+  /// Passes the copies of `gone` to `next`, the newest live snapshot before it, if `next` sees them.
   void release(const live_snapshot& gone, live_snapshot* next) noexcept {
     for (std::uint32_t copy = gone.first; copy != no_copy;) {
       record& each = records_[copy];
@@ -160,7 +160,7 @@ class cow_copies {
   std::uint64_t free_ = 0;
 };
 
-/// Calls `visit(first, count)` for the runs of pages that `is_in` says yes to.
+/// Calls `visit(first, count)` for the runs of pages that `is_in` accepts.
 template <class IsIn, class Visit>
 void runs_of(std::uint64_t pages, const IsIn& is_in, Visit& visit) {
   std::uint64_t first = 0;
@@ -189,7 +189,7 @@ void runs_of(std::uint64_t pages, const IsIn& is_in, Visit& visit) {
   return snapshots;
 }
 
-/// Pages of `range`, after a look at both.
+/// Returns the number of pages of `range`, after it has checked both spans.
 [[nodiscard]] inline std::uint64_t cow_pages_of(std::span<const std::byte> range,
                                                 std::span<const std::byte> pool, std::uint64_t page_bytes,
                                                 const char* name) {

@@ -1,5 +1,5 @@
 /// @file
-/// Whole versions in a fixed number of slots: what `latest`, `double_buffer`, `stash` and `delta` stand on.
+/// Whole versions in a fixed number of slots: the base of `latest`, `double_buffer`, `stash` and `delta`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,10 +20,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The newest `retain.kept()` versions, and what is pinned, in `retain.slots()` values of `T`.
+/// The newest `retain.kept()` versions, and the pinned ones, in `retain.slots()` values of `T`.
 ///
-/// A version is written into a slot that holds none. Where `slots() == kept()` there is none to spare: the
-/// oldest version then makes room, and is gone while the next is being written.
+/// A version is written into an empty slot. If `slots() == kept()`, no slot is spare: the oldest version then
+/// makes room, and is lost while the next is written.
 ///
 /// @par Complexity      everything O(slots), and moving the value.
 /// @par Thread safety   one thread publishes at a time; everything else from any thread, also meanwhile. One
@@ -34,14 +34,14 @@ class version_slots {
   using value_type = T;
   using pinned = pinned_version<version_slots>;
 
-  /// @param prototype  what each slot is a copy of until it is first written: give it the size that versions
-  ///                   have, and nothing is allocated later.
+  /// @param prototype  each slot is a copy of it until its first write: give it the size of the versions, and
+  ///                   nothing allocates later.
   /// @param name       for error texts.
   /// @throws argument_error  for a policy without room for a version.
   explicit version_slots(Retain retain = {}, const T& prototype = T{}, const char* name = Retain::usual_name)
       : version_slots(retain, [&](std::size_t) -> T { return prototype; }, name, from_factory{}) {}
 
-  /// The same with slots that `make(0)`, `make(1)`, ... give: for values that cannot be copied.
+  /// The same with slots made by `make(0)`, `make(1)`, ...: for values that cannot be copied.
   template <class Make>
     requires std::is_invocable_r_v<T, Make&, std::size_t>
   version_slots(Retain retain, Make&& make, const char* name = Retain::usual_name)
@@ -51,17 +51,17 @@ class version_slots {
   version_slots& operator=(const version_slots&) = delete;
 
   /// Makes `value` the newest version.
-  /// @return its number, or `errc::version_pinned` when no slot can be had; then nothing has changed.
+  /// @return its number, or `errc::version_pinned` if no slot is available; then nothing has changed.
   result<version_id> publish(T value) noexcept(std::is_nothrow_move_assignable_v<T>) {
     return publish_in_place(
         [&](T& into, const T*) noexcept(std::is_nothrow_move_assignable_v<T>) { into = std::move(value); });
   }
 
-  /// Makes what `write(into, newest)` leaves in `into` the newest version. `into` holds some older version,
-  /// or the prototype. `newest` is null when there is none, and `&into` when there is only one slot: then the
-  /// newest itself is updated.
+  /// Publishes what `write(into, newest)` leaves in `into` as the newest version. `into` holds some older
+  /// version, or the prototype. `newest` is null if there is none, and `&into` if there is only one slot:
+  /// then the newest itself is updated.
   ///
-  /// What `write` throws comes through, and nothing is published; a version that made room is gone.
+  /// Passes on what `write` throws, and publishes nothing; a version that made room is lost.
   template <class Writer>
     requires std::is_invocable_v<Writer&, T&, const T*>
   result<version_id> publish_in_place(Writer&& write) noexcept(
@@ -79,7 +79,7 @@ class version_slots {
     return pin_locked(to_number(version));
   }
 
-  /// A pin of the newest; `errc::no_such_version` before the first.
+  /// Pins the newest version; `errc::no_such_version` before the first.
   [[nodiscard]] result<pinned> snapshot() noexcept {
     const std::lock_guard lock(mutex_);
     return pin_locked(newest_ == none ? last_ : slots_[newest_].version);
@@ -97,7 +97,7 @@ class version_slots {
     const std::lock_guard lock(mutex_);
     return counts_.live;
   }
-  /// The most versions there can be.
+  /// Returns how many versions there can be at most.
   [[nodiscard]] std::uint32_t slots() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
   [[nodiscard]] const Retain& retain() const noexcept { return retain_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -150,7 +150,7 @@ class version_slots {
     std::uint32_t into = none;
     const T* newest = nullptr;
   };
-  // Takes back what was begun, when the writer throws.
+  // Takes back what was begun if the writer throws.
   struct unfinished {
     version_slots* slots;
     bool armed;
@@ -230,7 +230,7 @@ class version_slots {
     return none;
   }
 
-  /// Slots that hold nothing and are not being written.
+  /// Returns the slots that hold no version and are not being written.
   [[nodiscard]] std::uint32_t empty_slots() const noexcept {
     std::uint32_t count = 0;
     for (std::uint32_t i = 0; i < slots_.size(); ++i)
@@ -255,7 +255,7 @@ class version_slots {
   Retain retain_;
   std::vector<slot> slots_{};
   mutable std::mutex mutex_{};
-  std::uint64_t last_ = 0;       // the number given last
+  std::uint64_t last_ = 0;       // the latest number given
   std::uint32_t newest_ = none;  // slot of the newest version
   std::uint32_t into_ = none;    // slot that is being written
   version_stats counts_{};
@@ -285,7 +285,7 @@ class version_slots {
     drop_if_unwanted(at);
   }
 
-  // Among the newest, which stay though nobody holds them. Numbers have no gaps.
+  // Whether a version is among the newest, which stay without pins. Numbers have no gaps.
   [[nodiscard]] bool is_kept(std::uint64_t version) const noexcept {
     return version + retain_.kept() > last_;
   }
@@ -293,12 +293,12 @@ class version_slots {
   [[nodiscard]] std::uint32_t find_free() const noexcept {
     const std::uint32_t empty = empty_slot();
     if (empty != none) return empty;
-    // With more slots than versions to keep, the oldest is there for its pins.
+    // If there are more slots than versions to keep, the oldest is kept for its pins.
     const std::uint32_t oldest = slot_of(oldest_slot_version());
     return slots_[oldest].pins == 0 ? oldest : none;
   }
 
-  // Of those whose release would give room: the newest version only keeps its slot where it is the only one.
+  // Considers versions whose release would make room; the newest only if it has the only slot.
   [[nodiscard]] std::uint64_t pinned_longest(std::uint32_t& pins) const noexcept {
     const std::uint32_t oldest = slot_of(oldest_slot_version());
     pins = slots_[oldest].pins;

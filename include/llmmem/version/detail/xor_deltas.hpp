@@ -15,8 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Calls `visit(begin, end)` for the runs in which `a` and `b` differ, in order. Runs that fewer equal bytes
-/// lie between than a record's head has are one. O(bytes), eight at a time while they are equal.
+/// Calls `visit(begin, end)` for the runs in which `a` and `b` differ, in order. Joins runs with fewer equal
+/// bytes between them than a record's head has. O(bytes), eight at a time while they are equal.
 template <class Visit>
 void for_each_difference(std::span<const std::byte> a, std::span<const std::byte> b, const Visit& visit) {
   constexpr std::uint64_t head = 16;
@@ -51,7 +51,7 @@ void for_each_difference(std::span<const std::byte> a, std::span<const std::byte
 }
 
 /// Differences, each to the version before it, newest last; the oldest leaves first. A record is a run's
-/// begin and length, 8 bytes each, and the xor of both versions there, so that it leads both ways.
+/// begin and length, 8 bytes each, and the xor of both versions there, so it leads in both directions.
 class xor_deltas {
  public:
   xor_deltas(std::uint64_t bytes, std::uint64_t most, const metadata_source& source, const char* what)
@@ -62,7 +62,7 @@ class xor_deltas {
   [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_.size(); }
 
-  /// Bytes that the difference of `older` and `newer` takes here.
+  /// Returns the bytes that the difference of `older` and `newer` takes here.
   [[nodiscard]] static std::uint64_t size_of(std::span<const std::byte> older,
                                              std::span<const std::byte> newer) noexcept {
     std::uint64_t size = 0;
@@ -78,7 +78,7 @@ class xor_deltas {
     --count_;
   }
 
-  /// @pre `size` is `size_of` both, `count() < most()` and `used() + size <= capacity()`.
+  /// @pre `size` is the `size_of` of both, `count() < most()` and `used() + size <= capacity()`.
   void append(std::span<const std::byte> older, std::span<const std::byte> newer,
               std::uint64_t size) noexcept {
     std::uint64_t at = wrapped(tail_ + used_);
@@ -96,7 +96,7 @@ class xor_deltas {
     used_ += size;
   }
 
-  /// Takes `value` from the newest version back by `steps`. @pre `steps <= count()`.
+  /// Changes `value` from the newest version back by `steps`. @pre `steps <= count()`.
   void take_back(std::span<std::byte> value, std::uint64_t steps) const noexcept {
     std::uint64_t end = wrapped(tail_ + used_);
     for (std::uint64_t i = 0; i < steps; ++i) {
