@@ -181,7 +181,7 @@ class gather_schedule {
     hold_type held{};        // its pieces, until it has arrived: leased and ended by the program's thread
     result<void> refused{};  // why they are not
     whole_type whole{};
-    bool is_here = false;  // gathered or under way
+    bool is_here = false;  // gathered or in flight
     bool is_pending = false;
     bool was_used = false;
     bool is_leased = false;
@@ -211,7 +211,7 @@ class gather_schedule {
   std::size_t cursor_ = 0;                // the next step
   std::size_t use_ = 0;                   // the next use
   bool is_in_use_ = false;                // a lease lives
-  std::uint64_t held_bytes_ = 0;          // here or under way, by whole scopes: the same on all ranks
+  std::uint64_t held_bytes_ = 0;          // here or in flight, by whole scopes: the same on all ranks
   gather_schedule_stats stats_{};
 };
 

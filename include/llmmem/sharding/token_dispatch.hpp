@@ -165,7 +165,7 @@ class token_dispatch {
   std::vector<std::uint32_t> slots_;  // by assignment
   std::vector<std::uint32_t> order_;  // by slot
   std::vector<std::uint32_t> dropped_;
-  std::vector<std::uint32_t> begins_;  // of the slots of each expert, and behind the last
+  std::vector<std::uint32_t> begins_;  // of the slots of each expert, and the end of the last
   std::vector<std::uint32_t> demand_;  // of each expert
   std::uint32_t tokens_ = 0;
   std::uint32_t kept_ = 0;

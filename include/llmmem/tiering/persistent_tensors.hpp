@@ -34,7 +34,7 @@ struct persistent_recovery {
   /// ended, they are damaged, or the tier gave them up (`persistent_file_space::recovery`).
   std::vector<tensor_id> missing{};
   std::string first_missing{};  ///< the name of the first missing tensor
-  std::uint64_t removed = 0;    ///< chunks in the tier that no `persist` covers
+  std::uint64_t removed = 0;    ///< chunks removed because no `persist` covers them
 
   /// Returns all of it in one sentence.
   [[nodiscard]] std::string message() const;

@@ -52,7 +52,7 @@ class owner_table {
   }
 
   std::vector<sharding::write_share> shares_;
-  std::vector<std::size_t> begins_;  // of each item's shares, and behind the last
+  std::vector<std::size_t> begins_;  // of each item's shares, and the end of the last
 };
 
 }  // namespace detail

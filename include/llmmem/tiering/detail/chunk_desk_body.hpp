@@ -120,7 +120,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   mover_.unqueue_prefetch(slot);
   if (has_contents) {
     stack_.forget_middle(slot);
-    c.copies[0].dirty.clear();  // with nothing beneath it, all of it goes down
+    c.copies[0].dirty.clear();  // with no copy below, all of it moves down
   }
   return {};
 }

@@ -232,7 +232,7 @@ inline void chunk_index::recover() {
   const std::uint64_t size = file_.size().value();
   const bool has_header = size != 0 && check_header();
   records_ = size / record_bytes;
-  std::uint64_t good_end = 0;  // behind the last record that was read
+  std::uint64_t good_end = 0;  // after the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
   said_chunks said(options_.metadata);

@@ -277,7 +277,7 @@ void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency
       c.admitted[Index + 1] = true;  // not to be asked again when it is there
       if (begin_store<Index>(slot, true, how).is_done()) return;
     }
-    if (!c.copies[Index].is_valid()) return;  // the store ended at once, and badly
+    if (!c.copies[Index].is_valid()) return;  // the store ended at once, with a failure
   }
   stack_.drop_clean(nth<Index>, slot);
 }

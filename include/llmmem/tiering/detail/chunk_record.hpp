@@ -39,7 +39,7 @@ struct tier_copy {
   std::uint32_t checksum = 0;  // of the bytes as stored here
   std::uint64_t stored = 0;    // how many of these, if a codec decides it
   std::uint32_t pins = 0;      // leases and transfers
-  dirty_ranges dirty;          // what the next copy beneath does not have
+  dirty_ranges dirty;          // what the next copy below does not have
 
   [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
 };
