@@ -12,17 +12,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What the backward pass computes again instead of finding it stored.
+/// What the backward pass recomputes instead of reading it from memory.
 enum class recompute : std::uint8_t {
   none,       ///< nothing
   selective,  ///< the attention core: QK^T, softmax, its dropout, attention over V
   full,       ///< the whole layer from its input
 };
 
-/// Whether norms and dropouts, too, are split over the tensor-parallel ranks, along the sequence.
+/// Whether norms and dropouts are also split over the tensor-parallel ranks, along the sequence.
 enum class sequence_parallel : std::uint8_t { off, on };
 
-/// How a step is run.
+/// The size of a step.
 struct training_step {
   std::uint64_t sequence = 0;         ///< tokens of one sequence
   std::uint64_t batch = 1;            ///< sequences of a micro-batch
@@ -31,8 +31,8 @@ struct training_step {
   recompute again = recompute::none;
 };
 
-/// Bytes that one layer keeps on one rank for one micro-batch, 16-bit activations: Korthikanti et al. 2022
-/// (arXiv 2205.05198), Table 2, with `s` tokens, `b` sequences, `h` hidden, `a` heads, `t` ranks:
+/// Returns the bytes that one layer keeps on one rank for one micro-batch, 16-bit activations: Korthikanti et
+/// al. 2022 (arXiv 2205.05198), Table 2, with `s` tokens, `b` sequences, `h` hidden, `a` heads, `t` ranks:
 ///
 /// | | bytes |
 /// |---|---|
@@ -43,7 +43,7 @@ struct training_step {
 /// | full recomputation | 2sbh |
 ///
 /// It is the paper's layer: multi-head attention that stores its scores, an MLP of 4h with GELU, dropout.
-/// Gated MLPs, grouped heads and flash attention keep other amounts: take it as their order of magnitude.
+/// Gated MLPs, grouped heads and flash attention keep other amounts: for them it is an order of magnitude.
 /// Uneven divisions by `t` are rounded up.
 ///
 /// @throws argument_error  when the sequence or a count is 0, or `tensor_parallel` does not divide the heads.

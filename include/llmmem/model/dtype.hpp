@@ -11,10 +11,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How one element of a weight, activation, moment or KV entry is stored.
+/// The stored form of one element of a weight, activation, moment or KV entry.
 enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, int4, fp4_e2m1 };
 
-/// Bits of one element. Scales of block-quantised formats are not in it: they belong to the codec.
+/// Returns the bits of one element, without the scales of block-quantised formats, which belong to the codec.
 [[nodiscard]] constexpr std::uint64_t bits_of(dtype type) noexcept {
   switch (type) {
     case dtype::f64:
@@ -35,7 +35,7 @@ enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8,
   return 0;
 }
 
-/// The name as command lines and tables write it: `"bf16"`.
+/// Returns the name as command lines and tables write it: `"bf16"`.
 [[nodiscard]] constexpr std::string_view name_of(dtype type) noexcept {
   switch (type) {
     case dtype::f64:
@@ -60,7 +60,7 @@ enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8,
   return "unknown";
 }
 
-/// Bytes of `elements` packed elements, rounded up to a whole byte.
+/// Returns the bytes of `elements` packed elements, rounded up to a whole byte.
 /// @throws length_error  when the product passes 2^63 - 1.
 [[nodiscard]] constexpr std::uint64_t bytes_of(std::uint64_t elements, dtype type) {
   const std::uint64_t bits = bits_of(type);

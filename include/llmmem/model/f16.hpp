@@ -10,8 +10,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The bits of the half nearest to the float of these bits; of two equally near, the one with an even last
-/// bit. What is too large becomes an infinity, a NaN 0x7FFF, whatever its sign, as in NVIDIA's hardware.
+/// Returns the bits of the half nearest to the float of these bits; of two equally near, the one with an even
+/// last bit. Values too large become an infinity, a NaN of either sign 0x7FFF, as in NVIDIA's hardware.
 [[nodiscard]] LLMMEM_HD constexpr std::uint16_t f16_from_f32_bits(std::uint32_t bits) noexcept {
   const std::uint32_t sign = bits >> 16 & 0x8000U;
   const std::uint32_t size = bits & 0x7FFF'FFFFU;
@@ -27,7 +27,7 @@ inline namespace v0 {
   return static_cast<std::uint16_t>(sign | out);
 }
 
-/// The bits of the float that equals the half of these bits.
+/// Returns the bits of the float that equals the half of these bits.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t f32_from_f16_bits(std::uint16_t bits) noexcept {
   const std::uint32_t sign = (std::uint32_t{bits} & 0x8000U) << 16;
   const std::uint32_t exponent = bits >> 10 & 0x1FU;

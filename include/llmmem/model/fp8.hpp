@@ -13,9 +13,9 @@ inline namespace v0 {
 /// The largest finite e4m3 value. There are no infinities.
 inline constexpr float e4m3_max = 448.0F;
 
-/// The bits of the e4m3 value nearest to the float of these bits; of two equally near, the one with an even
-/// last bit. What is too large, infinities too, becomes the largest value of that sign (saturation); a NaN
-/// becomes 0x7F, whatever its sign, as in NVIDIA's hardware.
+/// Returns the bits of the e4m3 value nearest to the float of these bits; of two equally near, the one with
+/// an even last bit. Values too large, and infinities, become the largest value of that sign (saturation); a
+/// NaN of either sign becomes 0x7F, as in NVIDIA's hardware.
 /// @par Source   Micikevicius et al., "FP8 Formats for Deep Learning", 2022; OCP 8-bit floating point 1.0.
 [[nodiscard]] LLMMEM_HD constexpr std::uint8_t e4m3_from_f32_bits(std::uint32_t bits) noexcept {
   const std::uint32_t sign = bits >> 24 & 0x80U;
@@ -33,7 +33,7 @@ inline constexpr float e4m3_max = 448.0F;
   return static_cast<std::uint8_t>(sign | out);
 }
 
-/// The bits of the float that equals the e4m3 value of these bits.
+/// Returns the bits of the float that equals the e4m3 value of these bits.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t f32_from_e4m3_bits(std::uint8_t bits) noexcept {
   const std::uint32_t sign = (std::uint32_t{bits} & 0x80U) << 24;
   const std::uint32_t exponent = bits >> 3 & 0xFU;

@@ -1,5 +1,5 @@
 /// @file
-/// The shape of a transformer, and what follows from it exactly: parameters and bytes of KV cache.
+/// The shape of a transformer, and the exact numbers that follow from it: parameters and bytes of KV cache.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ enum class norm_kind : std::uint8_t { layer, rms };
 enum class bias_kind : std::uint8_t { none, qkv, all };
 /// Learned positions are a table of `context` rows; rotary ones take no parameters.
 enum class position_kind : std::uint8_t { learned, rotary };
-/// Whether the output head is the input embedding again, or a table of its own.
+/// Whether the output head shares the input embedding, or has its own table.
 enum class output_kind : std::uint8_t { tied, separate };
 /// A bias for each expert's score that is corrected, not learned (DeepSeek's `e_score_correction_bias`).
 enum class router_kind : std::uint8_t { plain, score_correction };
@@ -46,7 +46,7 @@ struct expert_mix {
   router_kind router = router_kind::plain;
 };
 
-/// A decoder-only transformer, by the numbers of its published configuration. An aggregate: engines write
+/// A decoder-only transformer, by the numbers of its published configuration. An aggregate: engines define
 /// their own with designated initialisers and call `validate` once.
 ///
 /// Everything is `constexpr` and exact integer arithmetic; a product that passes 2^63 - 1 is a
@@ -78,51 +78,53 @@ struct model_shape {
   /// quantisation scales and multi-token prediction modules.
   /// @{
 
-  /// Every parameter of the model.
+  /// Returns the number of all parameters of the model.
   [[nodiscard]] constexpr std::uint64_t parameters() const;
 
-  /// Those that one token meets: all but the routed experts it does not visit. The input embedding and the
-  /// output head are counted whole, as Mixtral's 12.9 B does; DeepSeek's 36.6 B leaves the first one out:
-  /// subtract `embedding_parameters()`.
+  /// Returns those that one token uses: all except the routed experts it does not visit. The input embedding
+  /// and the output head are counted in full, as in Mixtral's 12.9 B; DeepSeek's 36.6 B leaves the first one
+  /// out: subtract `embedding_parameters()`.
   [[nodiscard]] constexpr std::uint64_t active_parameters() const;
 
-  /// The input embedding table.
+  /// Returns the parameters of the input embedding table.
   [[nodiscard]] constexpr std::uint64_t embedding_parameters() const {
     return checked_multiply(vocabulary, hidden, "model_shape: vocabulary x hidden");
   }
 
-  /// Attention of one layer: projections, their biases, and the norms of latent attention.
+  /// Returns the parameters of one layer's attention: projections, their biases, and the norms of latent
+  /// attention.
   [[nodiscard]] constexpr std::uint64_t attention_parameters() const;
 
-  /// One MLP of inner width `inner`: the layer's own, or one expert.
+  /// Returns the parameters of one MLP of inner width `inner`: the layer's own, or one expert.
   [[nodiscard]] constexpr std::uint64_t mlp_parameters(std::uint64_t inner) const;
   /// @}
 
   /// @name KV cache
   /// @{
 
-  /// Elements that one token leaves in one layer's cache: a key and a value for each key/value head, or with
-  /// latent attention the compressed vector and the rotary key.
+  /// Returns the elements of one token in one layer's cache: a key and a value for each key/value head, or
+  /// with latent attention the compressed vector and the rotary key.
   [[nodiscard]] constexpr std::uint64_t kv_elements_per_layer() const {
     if (latent.kv_rank != 0) return checked_add(latent.kv_rank, latent.rope_width, "model_shape: latent KV");
     return checked_multiply(2, checked_multiply(kv_heads, head_width, "model_shape: kv_heads x head_width"),
                             "model_shape: keys and values");
   }
 
-  /// Bytes that one token leaves in the caches of all layers.
+  /// Returns the bytes of one token in the caches of all layers.
   [[nodiscard]] constexpr std::uint64_t kv_bytes_per_token(dtype type = dtype::bf16) const {
     return bytes_of(checked_multiply(kv_elements_per_layer(), layers, "model_shape: KV elements x layers"),
                     type);
   }
 
-  /// Bytes of a block of `tokens` tokens over all layers: what a paged cache allocates at a time.
+  /// Returns the bytes of a block of `tokens` tokens over all layers: what a paged cache allocates at a time.
   [[nodiscard]] constexpr std::uint64_t kv_bytes_per_block(std::uint64_t tokens,
                                                            dtype type = dtype::bf16) const {
     return checked_multiply(kv_bytes_per_token(type), tokens, "model_shape: KV bytes x tokens a block");
   }
 
-  /// Bytes of a layer's input against bytes of its KV, in the same type. Below 1 it pays to store hidden
-  /// states and project them again (HCache, arXiv 2410.05004); with grouped heads it is above 1 and does not.
+  /// Returns the bytes of a layer's input divided by the bytes of its KV, in the same type. Below 1 it pays
+  /// to store hidden states and project them again (HCache, arXiv 2410.05004); with grouped heads it is above
+  /// 1 and does not.
   [[nodiscard]] constexpr double hidden_over_kv() const {
     return static_cast<double>(hidden) / static_cast<double>(kv_elements_per_layer());
   }

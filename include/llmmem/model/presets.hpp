@@ -14,8 +14,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// One constant a model. Every parameter count is checked against the published checkpoint by
-/// tests/model/presets_test.cpp; docs/model_shapes.md is the table.
+/// One constant per model. tests/model/presets_test.cpp checks every parameter count against the published
+/// checkpoint; docs/model_shapes.md is the table.
 namespace models {
 
 /// GPT-2 small (Radford et al. 2019): 124 M, as the checkpoint counts; the report's "117 M" was a slip.
@@ -67,7 +67,7 @@ inline constexpr model_shape llama2_70b{.name = "llama2-70b",
                                         .intermediate = 28672,
                                         .context = 4096};
 
-/// Llama 3 8B (arXiv 2407.21783, Table 3). Llama 3.1 is the same but for a context of 131072.
+/// Llama 3 8B (arXiv 2407.21783, Table 3). Llama 3.1 differs only by a context of 131072.
 inline constexpr model_shape llama3_8b{.name = "llama3-8b",
                                        .vocabulary = 128256,
                                        .hidden = 4096,
@@ -78,7 +78,7 @@ inline constexpr model_shape llama3_8b{.name = "llama3-8b",
                                        .intermediate = 14336,
                                        .context = 8192};
 
-/// Llama 3 70B. Llama 3.1 is the same but for a context of 131072.
+/// Llama 3 70B. Llama 3.1 differs only by a context of 131072.
 inline constexpr model_shape llama3_70b{.name = "llama3-70b",
                                         .vocabulary = 128256,
                                         .hidden = 8192,
@@ -101,7 +101,7 @@ inline constexpr model_shape llama3_405b{.name = "llama3-405b",
                                          .intermediate = 53248,
                                          .context = 131072};
 
-/// Mixtral 8x7B (arXiv 2401.04088): two of eight experts a token.
+/// Mixtral 8x7B (arXiv 2401.04088): two of eight experts per token.
 inline constexpr model_shape mixtral_8x7b{.name = "mixtral-8x7b",
                                           .vocabulary = 32000,
                                           .hidden = 4096,
@@ -114,7 +114,7 @@ inline constexpr model_shape mixtral_8x7b{.name = "mixtral-8x7b",
                                           .experts = {.count = 8, .active = 2, .intermediate = 14336}};
 
 /// DeepSeek-V3 (arXiv 2412.19437), without its multi-token prediction module: latent attention; eight of 256
-/// routed experts and one shared one a token; the first three layers are dense.
+/// routed experts and one shared one per token; the first three layers are dense.
 inline constexpr model_shape deepseek_v3{
     .name = "deepseek-v3",
     .vocabulary = 129280,
@@ -163,12 +163,12 @@ inline constexpr std::array all{gpt2_124m,   llama2_7b,    llama2_13b,  llama2_7
 
 }  // namespace models
 
-/// Every preset, for tables and `--model` help.
+/// Returns every preset, for tables and `--model` help.
 [[nodiscard]] constexpr std::span<const model_shape> all_models() noexcept {
   return models::all;
 }
 
-/// The preset that command lines call `name`.
+/// Returns the preset that command lines call `name`.
 /// @throws argument_error  listing the known names.
 [[nodiscard]] constexpr const model_shape& find_model(std::string_view name) {
   for (const model_shape& model : models::all) {

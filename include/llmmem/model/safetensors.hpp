@@ -1,5 +1,6 @@
 /// @file
-/// safetensors, the file format of model weights: its header read with suspicion and written to the byte.
+/// safetensors, the file format of model weights: reads its header as untrusted input and writes it byte for
+/// byte.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,7 +19,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A tensor to be written.
+/// A tensor to write.
 struct safetensors_tensor {
   std::string name;
   safetensors_type type = safetensors_type::f32;
@@ -37,33 +38,34 @@ struct safetensors_entry {
   friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
 };
 
-/// Strings beside the tensors, by key.
+/// Strings in addition to the tensors, by key.
 using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
 
-/// What a file's header says.
+/// The contents of a file's header.
 struct safetensors_header {
-  std::vector<safetensors_entry> entries{};  ///< as they lie in the file
+  std::vector<safetensors_entry> entries{};  ///< in the order of the file
   safetensors_metadata metadata{};           ///< in the header's order
-  std::uint64_t data_begin = 0;              ///< of the data, in the file: behind the header
+  std::uint64_t data_begin = 0;              ///< of the data, in the file: after the header
   std::uint64_t data_bytes = 0;
 
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return data_begin + data_bytes; }
   friend bool operator==(const safetensors_header&, const safetensors_header&) = default;
 };
 
-/// Longest header, without its length: of the reference reader and writer.
+/// The longest header, without its length, of the reference reader and writer.
 inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
-/// Bytes of the header of a file that begins so, its length included; what to read before `read_safetensors`.
+/// Returns the bytes of the header of a file that begins with these bytes, its length included; read so many
+/// before `read_safetensors`.
 /// @param what  names the file, for error texts.
 /// @throws format_error  for less than 8 bytes, and a length beyond `max_safetensors_header`.
 [[nodiscard]] std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin,
                                                      const std::string& what);
 
-/// Reads a header. It believes nothing: names and metadata must be UTF-8 and occur once; types be known;
-/// shapes, sizes and offsets fit each other, without holes, overlaps or overflow, and end where the file
-/// does. What a writer may add does no harm: white space before, in and behind the JSON, keys of a tensor
-/// that are not known, nested at most 32 deep.
+/// Reads a header. It treats the header as untrusted input: names and metadata must be UTF-8 and occur once;
+/// types must be known; shapes, sizes and offsets must fit each other, without holes, overlaps or overflow,
+/// and end where the file does. Accepts what a writer may add: white space before, in and after the JSON, and
+/// unknown keys of a tensor, nested at most 32 deep.
 ///
 /// @param begin       the file's beginning, the header's bytes at least.
 /// @param file_bytes  the whole file's length.
@@ -71,11 +73,11 @@ inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 /// @throws format_error  which names the byte of the file, or the tensor, and what is wrong with it.
 /// @par Complexity   O(header), and O(n log n) for n tensors.
 /// @par Source   huggingface/safetensors, README.md and `tensor.rs` at 24b0b28 (2026-05): as lenient as that
-///      reader, but for keys that occur twice, which it takes the last of.
+///      reader, except for keys that occur twice, of which that reader takes the last.
 [[nodiscard]] safetensors_header read_safetensors(std::span<const std::byte> begin, std::uint64_t file_bytes,
                                                   const std::string& what);
 
-/// Where tensors will lie, and the bytes before them.
+/// The places of tensors in a file to write, and the bytes before them.
 struct safetensors_layout {
   std::string head;             ///< the file's first bytes: length, JSON, spaces
   safetensors_header header{};  ///< the same, as it will be read
@@ -86,8 +88,8 @@ struct safetensors_layout {
 /// Lays out a file of these tensors as the reference writer does: by type, the widest first, then by name;
 /// metadata first, by key.
 ///
-/// @param data_alignment  of the data in the file, by spaces behind the JSON; a multiple of 8, which is what
-///                        the reference writer takes. 4096 lets data be read directly, and mapped pages
+/// @param data_alignment  of the data in the file, by spaces after the JSON; a multiple of 8, which is what
+///                        the reference writer takes. 4096 allows direct reads of data, and mapped pages
 ///                        begin with it.
 /// @throws argument_error  for names or metadata keys that occur twice or are not UTF-8, a tensor called
 ///      `__metadata__`, elements of less than a byte that fill no whole bytes, an alignment that is no

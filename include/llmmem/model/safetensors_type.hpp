@@ -54,12 +54,12 @@ inline constexpr std::array<safetensors_type_row, safetensors_types> safetensors
 
 }  // namespace detail
 
-/// As files write it: `"BF16"`.
+/// Returns the name in files: `"BF16"`.
 [[nodiscard]] inline std::string_view name_of(safetensors_type type) noexcept {
   return detail::safetensors_type_table[static_cast<std::size_t>(type)].name;
 }
 
-/// The type that files call so, if there is one.
+/// Returns the type with that name in files, if there is one.
 [[nodiscard]] inline std::optional<safetensors_type> safetensors_type_of(std::string_view name) noexcept {
   for (std::size_t i = 0; i < safetensors_types; ++i) {
     if (detail::safetensors_type_table[i].name == name) return static_cast<safetensors_type>(i);
@@ -67,7 +67,7 @@ inline constexpr std::array<safetensors_type_row, safetensors_types> safetensors
   return std::nullopt;
 }
 
-/// Bits of one element: 4 and 6 for the smallest.
+/// Returns the bits of one element: 4 and 6 for the smallest.
 [[nodiscard]] inline std::uint64_t bits_of(safetensors_type type) noexcept {
   return detail::safetensors_type_table[static_cast<std::size_t>(type)].bits;
 }

@@ -1,5 +1,5 @@
 /// @file
-/// The last accesses of a running program, and how far what came up for them is from the fewest bytes
+/// The last accesses of a running program, and how far the bytes brought up for them are from the fewest
 /// possible.
 #pragma once
 
@@ -18,11 +18,11 @@ inline namespace v0 {
 struct access_regret {
   std::uint64_t accesses = 0;     ///< leases that began in the window
   std::uint64_t moved_bytes = 0;  ///< brought up for them, or in advance
-  std::uint64_t least_bytes = 0;  ///< that had to be, whoever chooses what leaves
+  std::uint64_t least_bytes = 0;  ///< the fewest, for any choice of what leaves
 
-  /// Bytes that a choice with foresight would not have brought.
+  /// Returns the bytes that a choice with foresight would not have moved.
   [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return moved_bytes - least_bytes; }
-  /// Bytes moved for each one that had to be; 1 where nothing was to be gained.
+  /// Returns the bytes moved for each necessary one; 1 if no choice moves fewer.
   [[nodiscard]] constexpr double ratio() const noexcept {
     if (moved_bytes == least_bytes) return 1.0;
     return static_cast<double>(moved_bytes) / static_cast<double>(least_bytes);
@@ -31,7 +31,7 @@ struct access_regret {
   friend constexpr bool operator==(const access_regret&, const access_regret&) noexcept = default;
 };
 
-/// Keeps the last events of a tier 0 in a ring, and tells what Belady's MIN would have made of them.
+/// Keeps the last events of a tier 0 in a ring, and compares them with Belady's MIN.
 ///
 ///     struct watched : tiered_traits {
 ///       using observer = access_window;
@@ -41,19 +41,19 @@ struct access_regret {
 ///     ...
 ///     buffer.observer().regret(budget).ratio();     // 1.0: no policy could have moved less
 ///
-/// An `access_observer`; it may as well be fed by whoever else has chunks and a budget.
+/// An `access_observer`; any other code with chunks and a budget may feed it as well.
 ///
-/// **The least** is `lower_bound`'s on the window's events (bounds.hpp has the proof), from what lay in tier
-/// 0 when the window began: for equal chunks exactly what MIN fetches from there, for others and with leases
-/// that overlap a bound below it. What lay there is told by each chunk's first event, so that nothing is had
-/// for free: `moved_bytes` is never less than the least. Bytes are as tier 0 rounds them. Of clones that
-/// share what they hold the buffer tells as of one chunk.
+/// **The least** is `lower_bound`'s on the window's events (bounds.hpp has the proof), from the contents of
+/// tier 0 when the window began: for equal chunks exactly what MIN fetches from there, for others and with
+/// overlapping leases a bound below it. Each chunk's first event shows whether it was there, so that nothing
+/// is free: `moved_bytes` is never less than the least. Bytes are as tier 0 rounds them. The buffer reports
+/// clones that share contents as one chunk.
 ///
-/// What was brought in advance and is still to be used counts as moved, and is regretted until the window has
-/// the lease that uses it. A chunk that gets another size counts as a new one.
+/// A chunk that was prefetched and is not yet used counts as moved, and as regret until the window has the
+/// lease that uses it. A chunk that gets another size counts as a new one.
 ///
-/// @par Complexity      an event O(1), 16 bytes, in memory taken by the constructor. `regret` is
-///                      O(events log events), and allocates.
+/// @par Complexity      an event O(1), 16 bytes, in memory taken by the constructor. `regret` is O(events log
+///                      events), and allocates.
 /// @par Thread safety   as a plain value; movable.
 /// @par Errors          the constructor throws `argument_error` for no events, and `out_of_memory`.
 class access_window {
@@ -72,23 +72,23 @@ class access_window {
   }
   /// The last lease of it ended.
   void on_released(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::released); }
-  /// It was brought from beneath.
+  /// It was brought up from the tier below.
   void on_arrived(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::arrived); }
-  /// It came to be there without a lease, and without coming from beneath: copied from what lay there.
+  /// It appeared there without a lease, and without coming from below: copied from contents of this tier.
   void on_made(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::made); }
   /// It was evicted, discarded or removed.
   void on_left(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::left); }
   /// @}
 
-  /// How well what is in the window was done, by a tier 0 of `budget` bytes.
+  /// Returns the regret of the window's events, for a tier 0 of `budget` bytes.
   [[nodiscard]] access_regret regret(std::uint64_t budget) const;
 
-  /// Events it keeps now, at most `capacity()`, the oldest given up first.
+  /// Returns the number of events it keeps now, at most `capacity()`; it drops the oldest first.
   [[nodiscard]] std::size_t size() const noexcept {
     return seen_ < events_.size() ? static_cast<std::size_t>(seen_) : events_.size();
   }
   [[nodiscard]] std::size_t capacity() const noexcept { return events_.size(); }
-  /// Begins anew.
+  /// Drops all events.
   void clear() noexcept { seen_ = 0; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return events_.bytes(); }
 
@@ -103,7 +103,7 @@ class access_window {
   void add(chunk_id chunk, std::uint64_t bytes, kind what) noexcept {
     events_[static_cast<std::size_t>(seen_++ % events_.size())] = {bytes, chunk, what};
   }
-  /// The i-th of those kept, the oldest first.
+  /// Returns the i-th of those kept, the oldest first.
   [[nodiscard]] const event& at(std::size_t i) const noexcept {
     return events_[seen_ <= events_.size() ? i : static_cast<std::size_t>((seen_ + i) % events_.size())];
   }

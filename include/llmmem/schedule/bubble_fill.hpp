@@ -1,5 +1,5 @@
 /// @file
-/// Puts work that can wait into the bubbles of a pipeline, without making the pipeline longer.
+/// Places deferrable work into the bubbles of a pipeline, without making the pipeline longer.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,10 +18,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Work to be put into a device's bubbles: an offload copy, a checkpoint's write, the neighbour's forward
-/// pass computed a second time (Bamboo, Thorpe et al., NSDI 2023).
+/// Work for a device's bubbles: an offload copy, a checkpoint's write, the redundant forward pass of the
+/// neighbour (Bamboo, Thorpe et al., NSDI 2023).
 struct bubble_work {
-  /// A deadline that is none.
+  /// No deadline.
   static constexpr std::uint64_t no_deadline = ~std::uint64_t{0};
 
   std::uint32_t device = 0;
@@ -30,7 +30,7 @@ struct bubble_work {
   std::uint64_t deadline_ns = no_deadline;  ///< must have ended by
 };
 
-/// A copy that takes the device's time: what `bubble_work::ns` is for it.
+/// A copy that takes the device's time: `copy_ns` gives its `bubble_work::ns`.
 struct bubble_copy {
   std::uint64_t bytes = 0;
   std::uint64_t bytes_per_second = 0;  ///< 1 to 2^53
@@ -46,26 +46,27 @@ struct bubble_copy {
 
 namespace schedule {
 
-/// Whether work may be cut: then a piece may go into one bubble and the rest into later ones, at no cost.
+/// Whether work may be cut: then a piece may be in one bubble and the rest in later ones, at no cost.
 enum class preemption : std::uint8_t { none, free };
 
 }  // namespace schedule
 
 using preemption [[deprecated("its name is schedule::preemption")]] = schedule::preemption;
 
-/// How hard to look.
+/// How thoroughly to search.
 enum class bubble_search : std::uint8_t {
   greedy,  ///< earliest deadline first
   exact,   ///< as many items as can be placed, for few items a device
 };
 
-/// How `bubble_fill` goes about it.
+/// How `bubble_fill` searches.
 struct bubble_options {
   schedule::preemption cut = schedule::preemption::none;
   bubble_search search = bubble_search::greedy;
 };
 
-/// The most items of one device that `bubble_search::exact` takes: it looks at each of their 2^n subsets.
+/// The most items of one device that `bubble_search::exact` takes, because it tries each of their 2^n
+/// subsets.
 inline constexpr std::size_t max_exact_bubble_items = 16;
 
 /// Part of an item, or all of it.
@@ -78,7 +79,7 @@ struct bubble_piece {
   friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
 };
 
-/// What goes where, and what found no room.
+/// What is placed where, and what found no room.
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending
@@ -86,7 +87,8 @@ struct bubble_plan {
   std::uint64_t idle_ns = 0;            ///< of the bubbles, left over
 };
 
-/// The times from 0 to the makespan in which `device` computes nothing, ascending, none of them empty.
+/// Returns the times from 0 to the makespan in which `device` computes nothing, ascending, none of them
+/// empty.
 /// @throws argument_error  when the timeline has no such device, or its spans overlap or pass the makespan.
 [[nodiscard]] inline std::vector<time_gap> bubbles_of(const pipeline_timeline& timeline,
                                                       std::uint32_t device) {
@@ -110,29 +112,29 @@ struct bubble_plan {
   return gaps;
 }
 
-/// Places each item wholly into bubbles of its device, between release and deadline, one item at a time; or
-/// leaves it out. No task moves, so the makespan stays. Devices do not touch each other's work.
+/// Places each item completely into bubbles of its device, between release and deadline, one item at a time;
+/// or leaves it out. No task moves, so the makespan stays. Devices do not affect each other's work.
 ///
 /// **Greedy, cut freely.** At each moment of a bubble the released item with the earliest deadline runs
-/// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and it
-/// starts again; at the end those left out are tried once more. So nothing left out could be added to the
-/// rest. All items are placed whenever that is possible at all, and as many as possible when no item has a
-/// release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
+/// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and the
+/// search starts again; at the end it tries those left out once more. So no left-out item could be added to
+/// the rest. All items are placed whenever that is possible at all, and as many as possible when no item has
+/// a release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
 /// met:* take a schedule that meets all, and the first moment when it does not run what EDF runs, item a, but
 /// b or nothing. Item a has work left, which the schedule does later, before a's deadline. Exchange as much
 /// of it with what is done now: a is ready, so it may run now; b, due no earlier than a, now ends before a's
 /// deadline at the latest. All deadlines are still met, and the schedules agree for longer. (Time outside the
-/// bubbles is for both as if it did not exist.)
+/// bubbles does not exist for either schedule.)
 ///
-/// **Greedy, whole.** By rising deadline, each item goes to the earliest place where it fits. What is left
-/// out fits into nothing left over; but more could be placed by another order: the question is NP-hard.
+/// **Greedy, undivided.** By rising deadline, each item is placed at the earliest place where it fits. A
+/// left-out item fits into no remaining gap; but another order could place more: the problem is NP-hard.
 ///
 /// **Exact.** As many items as possible, and of two such sets the one with the item listed first. Cut freely:
-/// EDF decides each subset. Whole: for each subset the earliest moment by which all of it can be done, from
-/// that of the subsets with one item less.
+/// EDF decides each subset. Undivided: for each subset the earliest moment by which all of it can be done,
+/// from that of the subsets with one item less.
 ///
 /// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) log n) cut, O(n (n + g))
-///                   whole; exact O(2^n (n + g) log n) cut, O(2^n n g) whole.
+///                   undivided; exact O(2^n (n + g) log n) cut, O(2^n n g) undivided.
 /// @throws argument_error  for an item of no length, of a device the timeline lacks, or released after its
 ///                         deadline; as `bubbles_of`.
 /// @throws length_error    for more than `max_exact_bubble_items` of a device under exact search.

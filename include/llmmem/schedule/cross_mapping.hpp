@@ -16,12 +16,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most devices that `cross_mapping` takes: it may have to look at each of their n! orders.
+/// The most devices that `cross_mapping` takes, because it may have to try each of their n! orders.
 inline constexpr std::uint32_t max_cross_mapping_devices = 10;
 
 namespace schedule {
 
-/// Which device takes which position, and what that costs.
+/// Which device takes which position, and the cost.
 struct device_mapping {
   std::vector<std::uint32_t> device{};  ///< of each position
   std::uint64_t contention = 0;         ///< sum of the overlaps of pairs that share a link
@@ -31,8 +31,8 @@ struct device_mapping {
 
 using device_mapping [[deprecated("its name is schedule::device_mapping")]] = schedule::device_mapping;
 
-/// How much the loads of two positions overlap, when nothing is known but their order: n less the distance,
-/// as neighbours load one shortly after the other. A matrix of n x n, row by row; 0 on the diagonal.
+/// Returns how much the loads of two positions overlap, if only their order is known: n less the distance,
+/// because neighbours load one shortly after the other. A matrix of n x n, row by row; 0 on the diagonal.
 /// @throws length_error  for 0 devices or more than `max_cross_mapping_devices`.
 [[nodiscard]] inline std::vector<std::uint64_t> overlap_by_distance(std::uint32_t devices) {
   if (devices == 0 || devices > max_cross_mapping_devices) {
@@ -48,8 +48,8 @@ using device_mapping [[deprecated("its name is schedule::device_mapping")]] = sc
   return overlap;
 }
 
-/// The mapping of least contention: the sum, over pairs of positions whose devices share a link, of how much
-/// their loads overlap. Its aim is that of Mobius's cross mapping (Feng et al., ASPLOS 2023).
+/// Returns the mapping of least contention: the sum, over pairs of positions whose devices share a link, of
+/// how much their loads overlap. It has the aim of Mobius's cross mapping (Feng et al., ASPLOS 2023).
 ///
 /// `overlap` and `shares_link` are n x n matrices, row by row: nanoseconds, or any other measure, for two
 /// positions of a wave; not 0 for two devices on one link. Both are read above the diagonal and must be

@@ -1,5 +1,5 @@
 /// @file
-/// Where a running program stands in its frozen trace, and what to do when it leaves it.
+/// The position of a running program in its frozen trace, and the response when the program leaves it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,24 +10,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What to do when the program does something else than was recorded.
+/// What to do when the program leaves the recorded calls.
 enum class on_divergence : std::uint8_t {
-  repair,        ///< look for the place where the program goes on in the trace, and keep the rest of the plan
+  repair,        ///< find where the program continues in the trace, and keep the rest of the plan
   re_record,     ///< drop the plan; record the next whole iteration and plan it
-  fall_back,     ///< drop the plan for good: on demand, least recently used
-  by_frequency,  ///< drop the plan for good: on demand, and what leaves is what iterations use least often
-                 ///< (`use_forecast`): for routed experts, and whatever else is drawn anew each time
+  fall_back,     ///< drop the plan permanently: on demand, least recently used
+  by_frequency,  ///< drop the plan permanently: on demand, evicting what iterations use least often
+                 ///< (`use_forecast`): for routed experts, and other state that is drawn again each time
 };
 
-/// What a cursor says of one call.
+/// The verdict of a cursor on one call.
 enum class cursor_verdict : std::uint8_t {
   on_plan,   ///< it is the event at `index`
   skipped,   ///< it is the event at `index`, and those between the last one and it did not happen
-  inserted,  ///< it is not in the trace here; the program is expected to go on at `index`
-  diverged,  ///< too much does not fit: the plan is of no use any more
+  inserted,  ///< it is absent from the trace here; the program should continue at `index`
+  diverged,  ///< too many calls differ: the plan is of no further use
 };
 
-/// What a cursor says, and of which event.
+/// The verdict, and the event it is about.
 struct cursor_step {
   cursor_verdict verdict = cursor_verdict::on_plan;
   std::uint32_t index = 0;  ///< of an event of the trace
@@ -35,13 +35,13 @@ struct cursor_step {
   friend constexpr bool operator==(const cursor_step&, const cursor_step&) noexcept = default;
 };
 
-/// Follows a program's calls along a trace: a pure state machine, fed each call before it is served.
+/// Follows a program's calls along a trace: a pure state machine that receives each call before it is served.
 ///
-/// A call that is the next event is `on_plan`. Another one is sought up to `reach` events further on, over
-/// the end of the iteration too: found, it is `skipped`, and the cursor stands behind it; not found, it is
-/// `inserted`, and the cursor stays. More than `patience` calls in a row that are not on plan, and it is
-/// `diverged`, and stays so until `restart`. A cursor never says what is in a chunk: a caller serves every
-/// call by what it holds, so that a wrong plan costs time and never data.
+/// A call that is the next event is `on_plan`. Another one is looked for among the next `reach` events, also
+/// across the end of the iteration: if found, it is `skipped`, and the cursor moves to the event after it; if
+/// not, it is `inserted`, and the cursor stays. After more than `patience` consecutive calls off plan, the
+/// verdict is `diverged`, until `restart`. A cursor never says what a chunk contains: a caller serves every
+/// call from its own state, so that a wrong plan costs time and never data.
 ///
 /// @par Complexity      `call` O(1) on plan, otherwise O(reach); no allocation.
 /// @par Thread safety   one at a time; the trace outlives it.
@@ -55,13 +55,13 @@ class schedule_cursor {
   explicit schedule_cursor(const schedule_trace& trace) noexcept : schedule_cursor(trace, options{}) {}
   schedule_cursor(const schedule_trace& trace, options with) noexcept : trace_(&trace), options_(with) {}
 
-  /// The program is about to do `what` to `chunk`; `mode` is that of an acquire.
+  /// Reports that the program is about to do `what` to `chunk`; `mode` is that of an acquire.
   cursor_step call(trace_call what, chunk_id chunk, access_mode mode = access_mode::read) noexcept;
 
-  /// The event that is expected next; 0 again after the last.
+  /// Returns the next expected event; 0 again after the last.
   [[nodiscard]] std::uint32_t next() const noexcept { return next_; }
   [[nodiscard]] bool diverged() const noexcept { return diverged_; }
-  /// Iterations that were followed to their end.
+  /// Returns the number of iterations followed to their end.
   [[nodiscard]] std::uint64_t iterations() const noexcept { return iterations_; }
   /// Expects the trace from its beginning.
   void restart() noexcept {

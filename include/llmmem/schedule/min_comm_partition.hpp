@@ -18,24 +18,25 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What is known of one layer. Times are of one micro-batch.
+/// The costs of one layer. Times are of one micro-batch.
 struct swap_layer {
   std::uint64_t parameter_bytes = 0;
   std::uint64_t input_bytes = 0;  ///< activations that enter it, of one micro-batch
   std::uint64_t forward_ns = 0;
-  std::uint64_t backward_ns = 0;  ///< with what it computes again
+  std::uint64_t backward_ns = 0;  ///< including recomputation
 };
 
-/// Devices alike, each with a full-duplex link of its own to the host.
+/// Equal devices, each with its own full-duplex link to the host.
 struct swap_devices {
   std::uint32_t count = 1;
-  /// Of each, less what layers need while they compute and gradients until they have left: never exceeded.
+  /// Of each, without the memory that layers need while they compute and gradients until they have left: a
+  /// hard limit.
   std::uint64_t bytes = 0;
   std::uint64_t bytes_per_second = 0;
   std::uint64_t latency_ns = 0;
 };
 
-/// Layers `first_layer` up to, but not, `end_layer`, computed by one device. See `cross_mapping` for which.
+/// Layers `first_layer` to `end_layer` - 1, computed by one device. `cross_mapping` selects the device.
 struct swapped_stage {
   std::size_t first_layer = 0;
   std::size_t end_layer = 0;
@@ -49,25 +50,25 @@ struct swapped_stage {
   friend constexpr bool operator==(const swapped_stage&, const swapped_stage&) noexcept = default;
 };
 
-/// Stages that the devices hold at the same time, at most one each.
+/// Stages that are on the devices at the same time, at most one on each.
 struct swap_wave {
   std::size_t first_stage = 0;
   std::size_t end_stage = 0;
   std::uint64_t load_ns = 0;      ///< of its largest stage
   std::uint64_t forward_ns = 0;   ///< all micro-batches through all its stages
   std::uint64_t backward_ns = 0;  ///< the same
-  bool prefetched = false;        ///< has room beside the wave before it: loaded while that computes
+  bool prefetched = false;        ///< fits next to the previous wave: loaded while that computes
 
   friend constexpr bool operator==(const swap_wave&, const swap_wave&) noexcept = default;
 };
 
-/// A partition with what a step of it takes.
+/// A partition, and the costs of its step.
 struct swap_plan {
   std::vector<swapped_stage> stages{};
   std::vector<swap_wave> waves{};
   std::uint64_t step_ns = 0;
   std::uint64_t compute_ns = 0;    ///< forward and backward of all waves
-  std::uint64_t stall_ns = 0;      ///< step less compute: what swapping costs
+  std::uint64_t stall_ns = 0;      ///< step less compute: the cost of swapping
   std::uint64_t bytes_loaded = 0;  ///< host to devices
   std::uint64_t bytes_stored = 0;  ///< devices to host: gradients, and inputs kept for the backward pass
 };
@@ -116,34 +117,35 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
 
 }  // namespace detail
 
-/// What a given partition takes. Waves in order, each the ends of its stages: `{{2, 4}, {7}}` is layers 0-1
-/// and 2-3 on two devices, then 4-6 on one.
+/// Returns the costs of a given partition. Waves in order, each the ends of its stages: `{{2, 4}, {7}}` is
+/// layers 0-1 and 2-3 on two devices, then 4-6 on one.
 ///
 /// **The model.** Parameters, optimizer and the inputs that each stage keeps for its backward pass live in
 /// host memory; a stage is loaded before it computes. The stages of a wave are on different devices and the
-/// micro-batches m go through them as through a pipeline:
+/// micro-batches m pass through them as through a pipeline:
 ///
 ///     forward(k) = sum of the stages' times + (m - 1) x the slowest stage's;  backward(k) alike
-///     load(k)    = latency + bytes of the largest stage / bandwidth, rounded up: links work side by side
+///     load(k)    = latency + bytes of the largest stage / bandwidth, rounded up: links work in parallel
 ///
-/// While wave k computes, wave k + 1 is loaded if the largest stages of both fit into a device together, else
-/// after it (not prefetched). Sized by the largest, they fit whichever device takes which stage. The last
-/// wave begins its backward pass at once; the others are loaded again, in reverse. Gradients leave while they
-/// are computed, over the other direction of the link, taking no longer than the stage's load:
+/// While wave k computes, wave k + 1 is loaded if the largest stages of both fit into a device together,
+/// otherwise after it (not prefetched). Because the largest stage decides, they fit for any assignment of
+/// stages to devices. The last wave begins its backward pass at once; the others are loaded again, in
+/// reverse. Gradients leave while they are computed, over the other direction of the link, and take no longer
+/// than the stage's load:
 ///
 ///     step = load(0) + forward(last) + max(backward(0), load(0)) + sum over k > 0 of
 ///         prefetched(k): max(forward(k-1), load(k)) + max(backward(k), load(k), load(k-1))
 ///         otherwise:     forward(k-1) + load(k) + max(backward(k), load(k)) + load(k-1)
 ///
-/// Not in it: a wave that begins before the one ahead of it has ended on all devices, sends between stages of
-/// a wave, the optimizer on the host, links that devices share.
+/// The model leaves out: a wave that begins before the previous one has ended on all devices, sends between
+/// stages of a wave, the optimizer on the host, links that devices share.
 ///
 /// @par Complexity   O(layers).
-/// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends
-///                         that do not rise to the number of layers, a wave without stages or of more than
-///                         there are devices.
-/// @throws length_error    when a stage is larger than a device (naming a layer, if that alone is), or
-///                         bytes or times pass 2^63 - 1.
+/// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends that
+///                         do not rise to the number of layers, a wave without stages or of more than there
+///                         are devices.
+/// @throws length_error    when a stage is larger than a device (naming a layer, if that alone is), or bytes
+///                         or times pass 2^63 - 1.
 [[nodiscard]] inline swap_plan price_partition(std::span<const swap_layer> layers,
                                                const swap_devices& devices, std::uint32_t micro_batches,
                                                std::span<const std::vector<std::size_t>> waves) {
@@ -207,19 +209,20 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
   return plan;
 }
 
-/// The partition that makes a step shortest in the model of `price_partition`, of all that keep the budget:
-/// any number of waves, each of one stage a device at most. After Mobius (Feng et al., ASPLOS 2023), which
-/// finds its partition by a mixed-integer program; this model is plain enough to be solved exactly.
+/// Returns the partition with the shortest step in the model of `price_partition`, of all that meet the
+/// budget: any number of waves, each of at most one stage per device. After Mobius (Feng et al., ASPLOS
+/// 2023), which finds its partition by a mixed-integer program; this model is simple enough for an exact
+/// solution.
 ///
-/// *How.* A wave is priced by its slowest forward, slowest backward and largest stage. For each run of
-/// layers, the ways to cut it into stages that no other way beats in all three are kept. Over these goes a
-/// dynamic program on where a wave ends; of plans that end there, those are kept that none beats in time so
-/// far, forward time of the last wave and its largest stage, all that what follows can depend on. A good
-/// plan, found first, bounds it.
+/// *How.* A wave is priced by its slowest forward, slowest backward and largest stage. For each range of
+/// layers, the search keeps the ways to cut it into stages that no other way beats in all three. A dynamic
+/// program over these decides where a wave ends; of plans that end there, it keeps those that none beats in
+/// time so far, forward time of the last wave and its largest stage, because the rest depends on nothing
+/// else. A good plan, found first, bounds it.
 ///
 /// @par Complexity   of L layers, at most w of which fit in a wave on G devices: O(L w^2 G P), P the ways
 ///                   kept, mostly few: 1 for G = 1 or equal layers. docs/pipelines.md has times.
-/// @throws argument_error, length_error  as `price_partition`; a layer that does not fit is named.
+/// @throws argument_error, length_error as `price_partition`; a layer that does not fit is named.
 [[nodiscard]] inline swap_plan min_comm_partition(std::span<const swap_layer> layers,
                                                   const swap_devices& devices, std::uint32_t micro_batches) {
   const auto problem = detail::checked_swap(layers, devices, micro_batches, "min_comm_partition");

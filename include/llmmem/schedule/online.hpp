@@ -1,5 +1,5 @@
 /// @file
-/// What an online eviction policy would make of a trace, in the same virtual time as a plan.
+/// The result of an online eviction policy on a trace, in the same virtual time as a plan.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,10 +17,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Runs a trace over two tiers on demand: what is missing is fetched when it is asked for, and `policy` names
-/// what leaves, one chunk after another until it fits; what is dirty is written back first. A chunk is the
-/// slot of its own number. The policy is told, with each access, when the chunk is next used, as a count of
-/// events: `min_eviction` takes it up, `lru_eviction` does not.
+/// Runs a trace over two tiers on demand: a missing chunk is fetched when the program asks for it, and
+/// `policy` names the chunks that leave, one after another until it fits; dirty ones are written back first.
+/// A chunk is the slot of its own number. With each access the policy receives the chunk's next use, as a
+/// count of events: `min_eviction` uses it, `lru_eviction` does not.
 ///
 /// @param policy  fresh, with a capacity of at least as many slots as there are chunks.
 /// @par Complexity   O(events) policy calls an iteration.

@@ -14,12 +14,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which way a micro-batch goes.
+/// The direction of a micro-batch.
 enum class pipeline_pass : std::uint8_t { forward, backward };
 
-/// How large a pipeline is. The model is cut into `devices * chunks` stages; stage `s` is chunk
-/// `s / devices` of device `s % devices`, so each device holds `chunks` pieces of the model that do not touch
-/// (virtual stages). With one chunk, stage and device are the same.
+/// The size of a pipeline. The model is cut into `devices * chunks` stages; stage `s` is chunk `s / devices`
+/// of device `s % devices`, so each device holds `chunks` pieces of the model that are not adjacent (virtual
+/// stages). With one chunk, stage and device are the same.
 struct pipeline_shape {
   std::uint32_t devices = 0;
   std::uint32_t micro_batches = 0;
@@ -39,8 +39,8 @@ struct pipeline_task {
   friend constexpr bool operator==(const pipeline_task&, const pipeline_task&) noexcept = default;
 };
 
-/// What each device computes, in its order: `tasks[d]` is device d's list. Says nothing of time: see
-/// `simulate_pipeline`, which also refuses an order that cannot be run.
+/// What each device computes, in its order: `tasks[d]` is device d's list. It contains no times: see
+/// `simulate_pipeline`, which also refuses an order that cannot run.
 struct pipeline_order {
   pipeline_shape shape{};
   std::vector<std::vector<pipeline_task>> tasks{};
@@ -53,7 +53,7 @@ inline constexpr std::uint64_t max_pipeline_tasks = std::uint64_t{1} << 28;
 
 namespace detail {
 
-/// `shape`'s tasks, forward and backward, or the refusal.
+/// Returns the number of `shape`'s tasks, forward and backward, or refuses it.
 inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who) {
   const auto refuse = [&](const char* what) {
     throw argument_error(std::string(who) + ": " + what + " is 0; a pipeline needs at least one");
@@ -81,8 +81,9 @@ inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
   }
 }
 
-/// The task that is number `i` of its pass on `device`: micro-batches go in groups of as many as there are
-/// devices, each group through all chunks before the next; the backward pass takes the chunks from the last.
+/// Returns task number `i` of its pass on `device`: micro-batches are in groups of as many as there are
+/// devices, and each group passes through all chunks before the next; the backward pass takes the chunks from
+/// the last.
 [[nodiscard]] constexpr pipeline_task interleaved_task(const pipeline_shape& shape, std::uint32_t device,
                                                        std::uint64_t i, pipeline_pass pass) noexcept {
   const std::uint64_t group = std::uint64_t{shape.devices} * shape.chunks;
@@ -93,7 +94,8 @@ inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
           .pass = pass};
 }
 
-/// `warm_up` forward passes, then one forward and one backward in turn, then the backward passes left.
+/// `warm_up` forward passes, then one forward and one backward alternately, then the remaining backward
+/// passes.
 template <class TaskAt>
 [[nodiscard]] std::vector<pipeline_task> warmed_up(std::uint64_t passes, std::uint64_t warm_up,
                                                    const TaskAt& task) {
@@ -132,11 +134,11 @@ template <class TaskAt>
   return order;
 }
 
-/// One forward, one backward in turn, after p - 1 - i forward passes on device i (PipeDream-flush: Narayanan
-/// et al. 2021, arXiv 2006.09503; the order is PipeDream's 1F1B, Narayanan et al. 2019).
+/// One forward, one backward alternately, after p - 1 - i forward passes on device i (PipeDream-flush:
+/// Narayanan et al. 2021, arXiv 2006.09503; the order is PipeDream's 1F1B, Narayanan et al. 2019).
 ///
 /// Device i keeps the activations of at most p - i micro-batches. With equal stages and free sends no order
-/// is faster (`pipeline_bound_ns`); otherwise some may be, and a long send is better hidden by `gpipe`.
+/// is faster (`pipeline_bound_ns`); otherwise some may be, and `gpipe` hides a long send better.
 ///
 /// @par Complexity   O(tasks).
 /// @throws argument_error  for a 0 in the shape, or more than one chunk.

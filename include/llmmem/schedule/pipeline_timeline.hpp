@@ -1,5 +1,5 @@
 /// @file
-/// When each task of a pipeline order runs, what the bubbles are, and how many weight versions are alive.
+/// When each task of a pipeline order runs, where the bubbles are, and how many weight versions are alive.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What tasks and sends take, in nanoseconds. One entry a stage, see `pipeline_shape`.
+/// Times of tasks and sends, in nanoseconds. One entry per stage, see `pipeline_shape`.
 struct pipeline_costs {
   std::vector<std::uint64_t> forward_ns{};
   std::vector<std::uint64_t> backward_ns{};
@@ -31,7 +31,7 @@ struct task_span {
   std::uint64_t finish_ns = 0;
 };
 
-/// An order in virtual time. All lists have one entry a device.
+/// An order in virtual time. All lists have one entry per device.
 struct pipeline_timeline {
   std::vector<std::vector<task_span>> tasks{};  ///< in the order's order
   std::uint64_t makespan_ns = 0;                ///< when the last task ends
@@ -71,13 +71,14 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
 }  // namespace detail
 
 /// Runs an order in virtual time: each device takes its tasks one after the other, each as soon as its inputs
-/// are there. The forward pass of a stage waits for that of the stage before, the backward pass for that of
-/// the stage after and for its own forward pass. A send takes `send_ns` of nobody's time, and any number go
-/// on at once.
+/// are there. The forward pass of a stage waits for that of the previous stage, the backward pass for that of
+/// the next stage and for its own forward pass. A send takes `send_ns` of no device's time, and any number of
+/// sends run at once.
 ///
 /// @par Complexity   O(tasks) time and memory.
-/// @throws argument_error  when the order lacks a task, has one twice, or cannot go on because devices wait
-///                         for each other (the text names the tasks); when the costs have the wrong length.
+/// @throws argument_error  when the order lacks a task, has one twice, or cannot continue because devices
+///                         wait for each other (the text names the tasks); when the costs have the wrong
+///                         length.
 /// @throws length_error    when times pass 2^63 - 1 ns.
 [[nodiscard]] inline pipeline_timeline simulate_pipeline(const pipeline_order& order,
                                                          const pipeline_costs& costs) {
@@ -117,7 +118,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
     return true;
   };
 
-  // A device that stands still is asked again when a neighbour, which is all that it can wait for, went on.
+  // A blocked device is asked again after a neighbour has advanced, because it can wait only for a neighbour.
   std::vector<std::uint32_t> ask;
   for (std::uint32_t device = devices; device-- > 0;)
     ask.push_back(device);
@@ -148,15 +149,15 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   return timeline;
 }
 
-/// A time that no order of `shape` can beat: each stage has its 2m passes to run one after the other (with
-/// the other chunks of its device), the first not before a micro-batch came down the stages before, and after
-/// its last, a backward pass, the gradient goes back up through them.
+/// Returns a time that no order of `shape` can beat: each stage has its 2m passes to run one after the other
+/// (with the other chunks of its device), the first not before a micro-batch came down the previous stages,
+/// and after its last, a backward pass, the gradient returns up through them.
 ///
 /// `one_f_one_b` and `gpipe` meet it when stages are equal and sends are free: the last device is then never
 /// idle between its first task and its last.
 ///
 /// @par Complexity   O(stages).
-/// @throws argument_error, length_error  as `simulate_pipeline`.
+/// @throws argument_error, length_error as `simulate_pipeline`.
 [[nodiscard]] inline std::uint64_t pipeline_bound_ns(const pipeline_shape& shape,
                                                      const pipeline_costs& costs) {
   detail::check_costs(shape, costs, "pipeline_bound_ns");
@@ -176,12 +177,12 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   return std::max(bound, chain);
 }
 
-/// Which weights each task uses, and how many versions its stage keeps meanwhile, when every backward pass
-/// ends with an update of its stage and a micro-batch's two passes must use the same weights: PipeDream's
-/// weight stashing (Narayanan et al., SOSP 2019). Parallel to `order.tasks`.
+/// Returns which weights each task uses, and how many versions its stage keeps meanwhile, when every backward
+/// pass ends with an update of its stage and a micro-batch's two passes must use the same weights:
+/// PipeDream's weight stashing (Narayanan et al., SOSP 2019). Parallel to `order.tasks`.
 ///
-/// Kept are the latest version and each that a begun micro-batch still needs; a backward pass gives its own
-/// up as it makes the new one. Under `one_f_one_b`, stage i of n keeps at most n - i.
+/// A stage keeps the latest version and each that a begun micro-batch still needs; a backward pass releases
+/// its own version when it makes the new one. Under `one_f_one_b`, stage i of n keeps at most n - i.
 ///
 /// @par Complexity   O(tasks).
 /// @throws argument_error  as `simulate_pipeline`, and for a backward pass before its forward pass.
@@ -211,7 +212,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
       }
       const std::uint64_t version = uses[device][forward].version;
       uses[device].push_back({.version = version, .live = stage.kept});
-      // The latest so far is kept on only for its readers.
+      // The latest version so far is kept only for its readers.
       if (--stage.readers[version] == 0 && version != stage.latest) --stage.kept;
       if (stage.readers[stage.latest] == 0) --stage.kept;
       ++stage.latest;

@@ -1,6 +1,6 @@
 /// @file
-/// How much of weights, KV cache and activations lies on the device, in host memory and on NVMe, so that a
-/// generation step is fastest.
+/// How much of weights, KV cache and activations to place on the device, in host memory and on NVMe, so that
+/// a generation step is fastest.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,13 +12,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Where attention over KV that is not on the device is computed.
+/// Where attention over KV away from the device is computed.
 enum class away_attention : std::uint8_t {
   on_device,  ///< the KV is sent there, every step
   on_host,    ///< on the host, which takes `host_attention_ns` for all KV; only results travel, not counted
 };
 
-/// What placement depends on. A *step* makes one token for each sequence of the block, the batches that go
+/// The input of placement. A *step* makes one token for each sequence of the block, the batches that pass
 /// through a layer while its weights are there (FlexGen's zig-zag block schedule).
 struct placement_facts {
   // To be placed, in bytes
@@ -26,17 +26,17 @@ struct placement_facts {
   std::uint64_t kv_bytes = 0;  ///< of all sequences of the block, at their longest
   std::uint64_t activation_bytes = 0;
 
-  // Moved in a step, in bytes, where it does not lie on the device
+  // Moved in a step, in bytes, if it is not on the device
   std::uint64_t kv_read_bytes = 0;
   std::uint64_t kv_written_bytes = 0;
   std::uint64_t activation_moved_bytes = 0;  ///< each way
 
-  // Room, in bytes, less what buffers need
+  // Room, in bytes, without buffers
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
 
-  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are not read when it has no room
+  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no room
   std::uint64_t host_to_device = 0;
   std::uint64_t device_to_host = 0;
   std::uint64_t nvme_to_host = 0;
@@ -47,14 +47,14 @@ struct placement_facts {
   std::uint64_t host_attention_ns = 0;  ///< of a step, if all KV were away
 };
 
-/// Shares of something in each tier. They add up to 1.
+/// Shares of one kind in each tier. They add up to 1.
 struct tier_fractions {
   double device = 0;
   double host = 0;
   double nvme = 0;
 };
 
-/// What a step is made of; it takes the longest of them, as all go on at once.
+/// The parts of a step; it takes the longest of them, because all run at once.
 struct placement_times {
   std::uint64_t compute_ns = 0;  ///< device, and attention on the host
   std::uint64_t host_to_device_ns = 0;
@@ -69,7 +69,7 @@ struct placement_times {
 
 namespace schedule {
 
-/// Shares of each kind in each tier, and what a step then takes.
+/// Shares of each kind in each tier, and the resulting time of a step.
 struct placement {
   tier_fractions weights{};
   tier_fractions kv{};
@@ -92,7 +92,7 @@ struct tier_chunks {
 
 namespace schedule {
 
-/// Into how many equal chunks each is divided: weights into layers, for example. At most `max_chunks`.
+/// The number of equal chunks of each kind: weights into layers, for example. At most `max_chunks`.
 struct chunk_counts {
   static constexpr std::uint32_t max_chunks = 1U << 20;
 
@@ -105,11 +105,11 @@ struct chunk_counts {
 
 using chunk_counts [[deprecated("its name is schedule::chunk_counts")]] = schedule::chunk_counts;
 
-/// The most ways to distribute chunks over the tiers among which `round_placement` finds the best for
-/// certain: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
+/// The most ways to distribute chunks over the tiers among which `round_placement` is certain to find the
+/// best: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
 inline constexpr std::uint64_t max_exact_placements = std::uint64_t{1} << 18;
 
-/// Whole chunks in each tier, and what a step then takes.
+/// Whole chunks in each tier, and the resulting time of a step.
 struct chunked_placement {
   tier_chunks weights{};
   tier_chunks kv{};
@@ -117,8 +117,8 @@ struct chunked_placement {
   placement_times times{};
 };
 
-/// The fractions with which a step takes least, after FlexGen (Sheng et al., ICML 2023, arXiv 2303.06865,
-/// section 4.3): compute and the four directions of traffic go on at the same time, so the step takes the
+/// Returns the fractions with the shortest step, after FlexGen (Sheng et al., ICML 2023, arXiv 2303.06865,
+/// section 4.3): compute and the four directions of traffic run at the same time, so the step takes the
 /// longest. With W, K, A the bytes and w, k, a the fractions on host (h) and NVMe (n), R, N, M the bytes of
 /// KV read and written and of activations moved:
 ///
@@ -128,33 +128,34 @@ struct chunked_placement {
 ///     host to NVMe                     k_n N         + a_n M
 ///     compute          compute_ns    + (k_h + k_n) host_attention_ns
 ///
-/// bytes over bandwidth each. The last term, and instead of it no R from host to device, is for
-/// `away_attention::on_host`. FlexGen prices a layer; layers being alike, a step is so many times that. Its
-/// prefill, and its choice of block size by trying several, are left to the caller.
+/// bytes over bandwidth each. With `away_attention::on_host` the last term applies, and R from host to device
+/// does not. FlexGen prices a layer; because layers are alike, a step is a multiple of that. Its prefill, and
+/// its choice of block size by trying several, are left to the caller.
 ///
 /// That is a linear program of nine fractions, solved by the simplex method in double precision: times are
 /// within a millionth of the slowest that a placement could have, and budgets within a millionth of a
-/// millionth of all bytes. `round_placement` keeps them exactly. Of equally fast placements it takes one with
-/// most bytes on the device, a byte in host memory counting half.
+/// millionth of all bytes. `round_placement` meets them exactly. Of equally fast placements it returns one
+/// with most bytes on the device, where a byte in host memory counts half.
 ///
 /// @par Complexity   constant; some microseconds.
 /// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
 /// @throws argument_error  for a bandwidth of 0 or above 2^53.
 [[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts);
 
-/// Whole chunks near the fractions of `solve_placement`, or any others: within `device_bytes`, `host_bytes`
-/// and `nvme_bytes`, exactly, a chunk counted as its bytes over the number of chunks, rounded up.
+/// Returns whole chunks near the fractions of `solve_placement`, or any others: within `device_bytes`,
+/// `host_bytes` and `nvme_bytes`, exactly; a chunk counts as its kind's bytes over the number of chunks,
+/// rounded up.
 ///
-/// With up to `max_exact_placements` ways to distribute the chunks it looks at each and takes the fastest, of
-/// equal ones that with fewest bytes away from the device, then on NVMe. With more it looks at every
-/// combination of numbers of chunks less than 1 away from the fractions, then than 2 and 3, until one keeps
-/// the budgets, and from the fastest of these moves one or two chunks at a time as long as that helps: near
-/// the best, not always it.
+/// With up to `max_exact_placements` ways to distribute the chunks it tries each and takes the fastest, of
+/// equal ones that with fewest bytes away from the device, then on NVMe. With more it tries every combination
+/// of numbers of chunks less than 1 away from the fractions, then than 2 and 3, until one meets the budgets,
+/// and from the fastest of these moves one or two chunks at a time while that helps: the result is near the
+/// best, not always the best.
 ///
 /// @par Complexity   O(ways) when exact; else 46,656 ways, and 342 for each chunk that is moved then.
-/// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, no
+/// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, not a
 ///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
-/// @throws length_error    when none of the ways looked at keeps the budgets; as `solve_placement`.
+/// @throws length_error    when none of the tried ways meets the budgets; as `solve_placement`.
 [[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
                                                        const schedule::placement& fractional,
                                                        const schedule::chunk_counts& chunks);

@@ -37,12 +37,12 @@ inline constexpr std::uint32_t plan_text_version = 1;
 /// @par Complexity   O(steps).
 [[nodiscard]] std::string write_plan(const schedule_plan& plan);
 
-/// The plan in `text`, exactly as it was written. The text is not trusted: what it says of sizes allocates no
-/// more than its own length warrants.
+/// Returns the plan in `text`, exactly as it was written. The text is untrusted: its sizes allocate no more
+/// memory than its own length warrants.
 ///
-/// @throws argument_error  when it is not a plan of this version, was cut or damaged, or names a tier,
-///                         chunk or event there is not; the text gives the line and the reason. Whether its
-///                         steps can be executed is for `simulate` to tell.
+/// @throws argument_error  when it is not a plan of this version, was cut or damaged, or names a tier, chunk
+///                         or event that does not exist; the text gives the line and the reason. `simulate`
+///                         checks whether its steps can be executed.
 [[nodiscard]] schedule_plan read_plan(std::string_view text);
 
 }  // namespace v0

@@ -16,17 +16,18 @@ inline namespace v0 {
 
 /// Whether the iteration is repeated for ever, or runs once.
 enum class plan_span : std::uint8_t {
-  cyclic,  ///< what is used first in the next iteration is soon used again when this one ends
-  once,    ///< nothing comes after it: the plan has a first iteration only
+  cyclic,  ///< a chunk used first in the next iteration is soon used again when this one ends
+  once,    ///< no iteration follows: the plan has a first iteration only
 };
 
-/// What to have least of. The other one decides between equals.
+/// What to minimise; the other breaks ties.
 enum class plan_objective : std::uint8_t { time, bytes };
 
-/// Makes a plan of a trace for a machine. Same trace, machine and planner, same plan, bit for bit.
+/// Makes a plan of a trace for a machine. The same trace, machine and planner give the same plan, bit for
+/// bit.
 /// @par Complexity   O(n log n) for n events and each plan that is tried, bounds included; it allocates.
 /// @par Thread safety   pure functions.
-/// @throws argument_error  when the machine is none, tier 0 cannot hold what the trace leases at once, or
+/// @throws argument_error  when the machine is invalid, tier 0 cannot hold what the trace leases at once, or
 ///                         a tier in between cannot hold two of the largest chunk.
 template <class P>
 concept schedule_planner =
@@ -36,14 +37,14 @@ concept schedule_planner =
 
 namespace schedule {
 
-/// Fetches what is missing when it is asked for; drops what was used least recently. The baseline.
+/// Fetches a missing chunk when the program asks for it; drops the least recently used. The baseline.
 struct on_demand {
   plan_span span = plan_span::cyclic;
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-/// At every event asks for what the next `accesses` acquires lack, where room can be made of chunks that are
-/// not among them, the least recently used first: prefetch by count, not by time, as DeepSpeed's bucket of
+/// At every event fetches what the next `accesses` acquires lack, if room can be made of chunks that are not
+/// among them, the least recently used first: prefetch by count, not by time, like DeepSpeed's bucket of
 /// elements and Gemini's of chunks.
 struct lookahead {
   std::uint32_t accesses = 1;
@@ -51,12 +52,13 @@ struct lookahead {
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-/// Fetches in the order of use, ahead of time; drops what is used furthest ahead, round the end of the
-/// iteration, a clean chunk rather than a dirty one unless it is needed back more than twice as soon. The
-/// working planner: it tries how much to hold ahead, and keeps the best plan (docs/schedules.md).
+/// Fetches in the order of use, ahead of time. Drops the chunk whose next use is furthest ahead, counted
+/// across the end of the iteration; a clean chunk rather than a dirty one unless it is needed again more than
+/// twice as soon. The working planner: it tries how much to hold ahead, and keeps the best plan
+/// (docs/schedules.md).
 ///
 /// By bytes it prefetches nothing: a single iteration (`plan_span::once`) of equal clean chunks then moves
-/// exactly MIN's bytes. By time it may move some chunks more.
+/// exactly MIN's bytes. By time it may move some chunks in addition.
 struct next_use {
   plan_objective objective = plan_objective::time;
   plan_span span = plan_span::cyclic;

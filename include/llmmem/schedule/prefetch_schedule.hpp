@@ -1,6 +1,6 @@
 /// @file
-/// `prefetch_schedule`: learns what one iteration of a program touches, plans its transfers, and carries the
-/// plan out on a `tiered_buffer` while the program runs on.
+/// `prefetch_schedule`: learns what one iteration of a program accesses, plans its transfers, and executes
+/// the plan on a `tiered_buffer` while the program runs.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,7 +26,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Stands between a program and its buffer. The program brackets its iterations and takes its leases here:
+/// A layer between a program and its buffer. The program brackets its iterations and takes its leases here:
 ///
 ///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
 ///     for (const chunk_handle each : chunks) schedule.add(each);
@@ -38,29 +38,29 @@ inline namespace v0 {
 ///     }
 ///     schedule.plan().steady.regret();  // stall_ns and bytes above what no plan could beat
 ///
-/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`. A program that knows its calls
-/// beforehand need not record; its first iteration is then planned, too:
+/// or calls `record`, `freeze`, `make_plan` and `replay` itself. A program that knows its calls beforehand
+/// need not record; its first iteration is then planned, too:
 ///
 ///     trace_recorder known = schedule.recorder();
 ///     known.acquire(schedule.add(layer_weights), access_mode::read);      // and so on, with guessed times
 ///     schedule.foresee(known.freeze());
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
-/// time (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
-/// reaches its event, not when a clock says so: a program that is slower or faster than recorded keeps the
-/// plan's order. A step that cannot begin yet waits for its turn; when the event of a step comes first, the
-/// lease that needs the chunk brings it up.
+/// time (`simulate`), replace it by your own (`replay(plan)`). The schedule executes a step when the program
+/// reaches its event, regardless of the clock: a program that is slower or faster than recorded keeps the
+/// plan's order. A step that cannot begin yet waits for its turn; if its event comes first, the lease that
+/// needs the chunk brings it up.
 ///
-/// **A wrong plan costs time, never data.** Every lease is the buffer's own. When the program does something
-/// else than was recorded, `on_divergence` says what becomes of the plan.
+/// **A wrong plan costs time, never data.** Every lease is the buffer's own. When the program leaves the
+/// recorded calls, `on_divergence` determines what happens to the plan.
 ///
-/// Give tier 0 `min_eviction`: the schedule tells the buffer every chunk's next use, so that an eviction
+/// Give tier 0 `min_eviction`: the schedule informs the buffer of every chunk's next use, so that an eviction
 /// without a plan takes the chunk that is used last.
 ///
 /// A chunk has at most one lease at a time here, also for reading: a recording with two leases of one chunk
 /// is refused.
 ///
-/// **Tensors** stand on a schedule as on a buffer: the schedule knows their chunks from the beginning, and
+/// **Tensors** work over a schedule as over a buffer: the schedule knows their chunks from the beginning, and
 /// every lease of a tensor is that of its chunk, or a share in it.
 ///
 ///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
@@ -68,13 +68,13 @@ inline namespace v0 {
 ///
 /// @tparam Buffer   a `tiered_buffer`.
 /// @tparam Planner  a `schedule_planner`.
-/// @par Complexity      a call O(1) and the steps of its event, beside the buffer's own. Recording and
-///                      planning allocate; replaying does not.
+/// @par Complexity      a call O(1) and the steps of its event, in addition to the buffer's own. Recording
+///                      and planning allocate; replaying does not.
 /// @par Thread safety   as the buffer: one thread at a time.
 /// @par Errors          the constructor, `add`, `freeze`, `make_plan` and `replay` throw `argument_error`,
-///                      `add` and `record` also `handle_error` for a chunk that is gone; leases are refused
-///                      as by the buffer. What a space's copies throw when a lease ends is thrown by the
-///                      next call.
+///                      `add` and `record` also `handle_error` for a chunk that no longer exists; leases are
+///                      refused as by the buffer. The next call throws what a space's copies throw when a
+///                      lease ends.
 template <class Buffer, schedule_planner Planner = schedule::next_use>
 class prefetch_schedule {
   using desk_type = detail::schedule_desk<Buffer>;
@@ -85,14 +85,14 @@ class prefetch_schedule {
   static constexpr bool persists_chunks = Buffer::persists_chunks;
   [[deprecated("its name is persists_chunks")]] static constexpr bool keeps_chunks = persists_chunks;
 
-  /// A lease of the buffer whose end the schedule learns of: see `scheduled_lease`.
+  /// A lease of the buffer that reports its end to the schedule: see `scheduled_lease`.
   template <access_mode Mode>
   using lease = typename desk_type::template lease<Mode>;
   using read_lease = lease<access_mode::read>;
   using write_lease = lease<access_mode::write>;
   using update_lease = lease<access_mode::read_write>;
 
-  /// @param buffer  outlives the schedule, and gives leases to nothing else while the schedule records or
+  /// @param buffer  outlives the schedule, and gives leases to no other caller while the schedule records or
   ///                replays.
   prefetch_schedule(Buffer& buffer, prefetch_options options, Planner planner = {})
       : desk_(buffer, std::move(options)), planner_(std::move(planner)) {}
@@ -101,7 +101,7 @@ class prefetch_schedule {
 
   /// @name Chunks
   /// @{
-  /// Makes a chunk of the buffer known. Numbers count up from 0; a known chunk keeps its number. Before the
+  /// Adds a chunk of the buffer. Numbers count up from 0; a known chunk keeps its number. Call it before the
   /// first recording, or after a `remove`.
   chunk_id add(chunk_handle chunk) { return desk_.add(chunk); }
   /// The buffer's calls; the schedule knows the chunk from then on. @throws as `add`.
@@ -120,8 +120,8 @@ class prefetch_schedule {
   {
     return desk_.added(buffer().find(key));
   }
-  /// Ends a chunk of the buffer. If the schedule knows it, trace and plan go with it: the next iteration is
-  /// recorded, and the numbers of the chunks behind it count down.
+  /// Ends a chunk of the buffer. If the schedule knows it, trace and plan are dropped with it: the next
+  /// iteration is recorded, and the numbers of the chunks after it decrease by one.
   result<void> remove(chunk_handle chunk) { return desk_.remove(chunk); }
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept {
     return buffer().bytes(chunk);
@@ -133,18 +133,18 @@ class prefetch_schedule {
 
   /// @name Iterations
   /// @{
-  /// Records if there is no plan; else replays, from the beginning wherever the iteration before was left.
-  /// After `on_divergence::fall_back` dropped the plan, it changes nothing; after `by_frequency` did, it
-  /// counts what the iteration before has used: O(chunks).
+  /// Records if there is no plan; otherwise replays from the beginning, regardless of where the program left
+  /// the previous iteration. After `on_divergence::fall_back` dropped the plan, it changes nothing; after
+  /// `by_frequency` did, it counts what the previous iteration has used: O(chunks).
   void begin_iteration() { desk_.begin_iteration(); }
-  /// Freezes and plans what was recorded, unless that is nothing. With `prefetch_options::replans`, plans
-  /// what was timed. From here to the next `begin_iteration` the program may use any chunks, in an evaluation
-  /// say: the plan is not about that and does not end by it.
+  /// Freezes and plans the recording, unless it is empty. With `prefetch_options::replans`, plans what was
+  /// timed. From here to the next `begin_iteration` the program may use any chunks, for an evaluation for
+  /// example: the plan does not cover these calls and does not end by them.
   void end_iteration() {
     desk_.end_iteration([this] { make_plan(); });
   }
 
-  /// Knows the chunks that were added, by their numbers: to write down what an iteration will do.
+  /// Returns a recorder with the added chunks, by their numbers: to write down what an iteration will do.
   [[nodiscard]] trace_recorder recorder() { return desk_.recorder(); }
   /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses, if
   /// `prefetch_options::replans` has them measured.
@@ -155,18 +155,18 @@ class prefetch_schedule {
   }
 
   void record() { desk_.record(); }
-  /// Ends the recording. @throws argument_error  naming the event that cannot be, a lease that is still held
-  /// say.
+  /// Ends the recording. @throws argument_error naming the impossible event, such as a lease that is still
+  /// held.
   const schedule_trace& freeze() { return desk_.freeze(); }
-  /// Plans what was frozen for the buffer's tiers.
+  /// Plans the frozen trace for the buffer's tiers.
   const schedule_plan& make_plan() {
     return desk_.set_plan(planner_(desk_.trace_to_plan(), desk_.machine()));
   }
-  /// Follows the plan from the beginning of an iteration on.
+  /// Follows the plan from the beginning of an iteration.
   void replay() { desk_.replay(); }
-  /// The same with a plan from elsewhere. @throws argument_error  when it was made for another trace.
+  /// The same with another plan. @throws argument_error when it was made for another trace.
   void replay(schedule_plan plan) { desk_.replay(std::move(plan)); }
-  /// Follows nothing and notes nothing.
+  /// Stops following and recording.
   void stop() noexcept { desk_.stop(); }
   /// @}
 
@@ -189,10 +189,10 @@ class prefetch_schedule {
   result<void> discard(chunk_handle chunk) { return desk_.discard(chunk); }
   /// @}
 
-  /// @name Movement   the buffer's, beside every plan
+  /// @name Movement   the buffer's, in addition to every plan
   /// @{
-  /// Changes nothing while a plan is followed, which knows better. Tell the buffer what a plan cannot know:
-  /// experts that were just chosen, say.
+  /// Does nothing while a plan is followed, because the plan knows more. Otherwise informs the buffer of what
+  /// a plan cannot know: experts that were just chosen, for example.
   result<void> prefetch(chunk_handle chunk) {
     return state() == schedule_state::replaying ? result<void>{} : buffer().prefetch(chunk);
   }
@@ -205,8 +205,8 @@ class prefetch_schedule {
   }
   /// @}
 
-  /// Begins what can begin by now. Room that comes free while the program computes is used here, or else at
-  /// the next call. Never waits.
+  /// Begins the steps that can begin now. It uses room that is freed while the program computes, which
+  /// otherwise the next call uses. Never waits.
   void progress() { desk_.progress(); }
 
   [[nodiscard]] schedule_state state() const noexcept { return desk_.state(); }
@@ -215,13 +215,14 @@ class prefetch_schedule {
   [[nodiscard]] const schedule_plan& plan() const noexcept { return desk_.planned().plan(); }
   [[nodiscard]] const schedule_trace& trace() const noexcept { return desk_.planned().trace(); }
   [[nodiscard]] schedule_machine machine() const { return desk_.machine(); }
-  /// The plan in virtual time. @pre `has_plan()`.
+  /// Returns the plan in virtual time. @pre `has_plan()`.
   [[nodiscard]] schedule::simulation simulate(std::size_t iterations = 2,
                                               timeline_detail detail = timeline_detail::none) const {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return desk_.stats(); }
-  /// What it is over: for views of a checkpoint, and to `audit`. Lease its chunks through the schedule alone.
+  /// Returns the buffer below: for views of a checkpoint, and to `audit`. Lease its chunks through the
+  /// schedule only.
   [[nodiscard]] Buffer& buffer() const noexcept { return desk_.buffer(); }
 
  private:

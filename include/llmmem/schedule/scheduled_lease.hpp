@@ -1,5 +1,5 @@
 /// @file
-/// A lease of a chunk that a schedule gave out.
+/// A lease of a chunk, granted by a schedule.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,9 +12,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A lease of the buffer whose end the schedule learns of. Movable. The schedule outlives it.
+/// A lease of the buffer that reports its end to the schedule. Movable. The schedule outlives it.
 ///
-/// @tparam Desk   the part of `prefetch_schedule` that gives leases out.
+/// @tparam Desk   the part of `prefetch_schedule` that grants leases.
 /// @tparam Lease  the buffer's lease.
 /// @par Thread safety   as the buffer's lease.
 template <class Desk, class Lease, access_mode Mode>
@@ -23,7 +23,7 @@ class scheduled_lease {
   using buffer_lease = Lease;
 
   scheduled_lease() noexcept = default;
-  /// For the schedule: `held` is the buffer's lease of the chunk that `desk` knows as `chunk`.
+  /// Called by the schedule: `held` is the buffer's lease of the chunk that `desk` knows as `chunk`.
   scheduled_lease(Desk& desk, chunk_id chunk, Lease held) noexcept
       : desk_(&desk), chunk_(chunk), held_(std::move(held)) {}
   scheduled_lease(scheduled_lease&& other) noexcept

@@ -1,5 +1,5 @@
 /// @file
-/// Traces of well-known programs: to try planners on, in tests, benchmarks and documentation.
+/// Traces of well-known programs: for trials of planners, in tests, benchmarks and documentation.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ inline namespace v0 {
 namespace shapes {
 
 /// One pass over `layers` that only reads: weights streamed for inference.
-/// @param bytes  of each layer; `compute_ns` that each takes.
+/// @param bytes  of each layer; `compute_ns` of each.
 [[nodiscard]] inline schedule_trace forward(std::size_t layers, std::uint64_t bytes,
                                             std::uint64_t compute_ns) {
   trace_recorder record;
@@ -33,7 +33,7 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Forward and back again, reading only; the way back computes twice as long, as it does.
+/// A forward and a backward pass, reading only; the backward pass computes twice as long, as is usual.
 [[nodiscard]] inline schedule_trace forward_backward(std::size_t layers, std::uint64_t bytes,
                                                      std::uint64_t compute_ns) {
   trace_recorder record;
@@ -52,7 +52,7 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of two sizes by turns, `little` and `large`, forward only.
+/// Layers of two sizes, `little` and `large` alternately, forward only.
 [[nodiscard]] inline schedule_trace unequal(std::size_t layers, std::uint64_t little, std::uint64_t large,
                                             std::uint64_t compute_ns) {
   trace_recorder record;
@@ -66,9 +66,9 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of `experts` chunks, of which each iteration reads `active` a layer, drawn with probabilities that
-/// fall as 1 / rank (Zipf's law), anew for every seed; every layer's ranks are the experts' own order turned
-/// by the layer's number. All in integers: the same everywhere.
+/// Layers of `experts` chunks. Each iteration reads `active` of them per layer, drawn with probabilities that
+/// fall as 1 / rank (Zipf's law), different for every seed; every layer's ranks are the experts' own order
+/// rotated by the layer's number. All in integers: the same everywhere.
 [[nodiscard]] inline schedule_trace skewed_experts(std::size_t layers, std::size_t experts,
                                                    std::size_t active, std::uint64_t bytes,
                                                    std::uint64_t compute_ns, std::uint64_t seed) {
@@ -112,10 +112,10 @@ namespace shapes {
   return record.freeze();
 }
 
-/// A training step that keeps weights, gradients and optimizer state of every layer apart: forward and
+/// A training step that stores weights, gradients and optimizer state of every layer separately: forward and
 /// backward read weights, backward writes gradients, and the optimizer, layer by layer, holds all three at
-/// once, changes weights and state and is done with the gradients.
-/// @param weights, gradients, optimizer  bytes of a layer.
+/// once, changes weights and state and discards the gradients.
+/// @param weights, gradients, optimizer bytes of a layer.
 [[nodiscard]] inline schedule_trace training_step(std::size_t layers, std::uint64_t weights,
                                                   std::uint64_t gradients, std::uint64_t optimizer,
                                                   std::uint64_t compute_ns) {
@@ -153,8 +153,8 @@ namespace shapes {
   return record.freeze();
 }
 
-/// One decoding step of a model: embedding, layers and output head read in turn, each computing for as long
-/// as memory of `memory_bytes_per_second` takes to read it.
+/// One decoding step of a model: embedding, layers and output head are read in turn, each computing for as
+/// long as memory of `memory_bytes_per_second` takes to read it.
 /// @param bytes_per_parameter  2 for bf16.
 [[nodiscard]] inline schedule_trace decode(const model_shape& model, std::uint64_t bytes_per_parameter,
                                            std::uint64_t memory_bytes_per_second) {

@@ -29,12 +29,12 @@ struct simulation {
 
 using simulation [[deprecated("its name is schedule::simulation")]] = schedule::simulation;
 
-/// Runs `plan` for `iterations` iterations: its first one, then the steady one over and over. Budgets hold at
-/// every instant, bytes in flight counted in the tier they go to from a transfer's start; the contents that
-/// an acquire gets are the newest, always.
+/// Runs `plan` for `iterations` iterations: its first one, then the steady one repeatedly. Budgets hold at
+/// every instant; bytes in flight count in their destination tier from a transfer's start. An acquire always
+/// gets the newest contents.
 ///
 /// @par Complexity   O((events + steps) log steps) an iteration.
-/// @throws argument_error  when the plan was made for another trace, or does what cannot be done; the text
+/// @throws argument_error  when the plan was made for another trace, or contains an impossible step; the text
 ///                         names iteration, step and reason.
 [[nodiscard]] schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
                                             std::size_t iterations = 2,

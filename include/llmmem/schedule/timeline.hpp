@@ -15,22 +15,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// `run` in the Trace Event format that chrome://tracing and ui.perfetto.dev read: one track for the program
-/// with its stalls, named by cause, and one for each edge and direction with its transfers, named by chunk.
+/// Returns `run` in the Trace Event format that chrome://tracing and ui.perfetto.dev read: one track for the
+/// program with its stalls, named by cause, and one for each edge and direction with its transfers, named by
+/// chunk.
 ///
-/// @pre `run` was made with `timeline_detail::full`; otherwise there are tracks with nothing on them.
+/// @pre `run` was made with `timeline_detail::full`; otherwise the tracks are empty.
 /// @par Complexity   O(spans), about 100 bytes of text each.
 [[nodiscard]] std::string write_chrome_trace(const schedule::simulation& run);
 
 /// How a time line is drawn.
 struct timeline_svg_options {
   std::uint32_t width = 1200;  ///< pixels of the longest row
-  std::uint64_t from_ns = 0;   ///< what lies before is left out
+  std::uint64_t from_ns = 0;   ///< earlier spans are left out
   std::uint64_t until_ns = ~std::uint64_t{0};
 };
 
-/// `run` as rows of bars over time: computing, stalls, and each edge and direction. Neighbouring bars of a
-/// row that would touch within a tenth of a pixel are drawn as one.
+/// Returns `run` as rows of bars over time: computing, stalls, and each edge and direction. Neighbouring bars
+/// of a row that would touch within a tenth of a pixel are drawn as one.
 ///
 /// @throws argument_error  when the width is 0 or over 100,000.
 [[nodiscard]] std::string write_timeline_svg(const schedule::simulation& run,
@@ -148,7 +149,7 @@ inline std::string write_timeline_svg(const schedule::simulation& run, const tim
     if (each.finish_ns <= options.from_ns || each.start_ns >= end) continue;
     const std::size_t row = detail::row_of(each);
     bar& last = bars[row];
-    // A seam of half a pixel tells one bar from the next, where they are wide enough to have one.
+    // A seam of half a pixel separates one bar from the next, if they are wide enough to have one.
     const std::uint64_t from = at(each.start_ns);
     const std::uint64_t to = at(each.finish_ns);
     if (last.open && from <= last.to + 1 && (to - from < 30 || last.to - last.from < 30)) {

@@ -1,5 +1,5 @@
 /// @file
-/// Stretches of time: what a simulation's time line is made of.
+/// Spans of time: the elements of a simulation's time line.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,14 +13,14 @@ inline namespace v0 {
 
 namespace schedule {
 
-/// What a stretch of a time line shows.
+/// What a span of a time line shows.
 enum class span_kind : std::uint8_t { compute, stall, transfer };
 
 }  // namespace schedule
 
 using span_kind [[deprecated("its name is schedule::span_kind")]] = schedule::span_kind;
 
-/// A stretch of time. Those of one kind and lane do not overlap and are in order.
+/// A span of time. Those of one kind and lane do not overlap and are in order.
 struct timeline_span {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
@@ -29,12 +29,12 @@ struct timeline_span {
   link_direction way = link_direction::onboard;   ///< of a transfer
   std::uint8_t tier = 0;                          ///< of a transfer: the upper end of its edge
   chunk_id chunk{};                               ///< of a stall or transfer
-  std::uint32_t event = 0;                        ///< that the computing leads to, or that waits
+  std::uint32_t event = 0;                        ///< after the computing, or that waits
 
   friend constexpr bool operator==(const timeline_span&, const timeline_span&) noexcept = default;
 };
 
-/// Whether a simulation keeps its time line.
+/// Whether a simulation records its time line.
 enum class timeline_detail : std::uint8_t { none, full };
 
 }  // namespace v0

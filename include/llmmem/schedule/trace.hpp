@@ -19,12 +19,12 @@ inline namespace v0 {
 
 /// What happens to a chunk at an event.
 enum class trace_call : std::uint8_t {
-  acquire,  ///< from here to its release it must lie in tier 0
-  release,  ///< the lease ends; what was written stays written
-  discard,  ///< its contents are worthless from here on; the next acquire is a `write`
+  acquire,  ///< from here to its release it must be in tier 0
+  release,  ///< the lease ends; what was written remains
+  discard,  ///< its contents are dropped; the next acquire is a `write`
 };
 
-/// One event. `compute_ns` passes between the event before it, or the iteration's beginning, and this one.
+/// One event. `compute_ns` passes between the previous event, or the iteration's beginning, and this one.
 struct trace_event {
   std::uint64_t compute_ns = 0;
   chunk_id chunk{};
@@ -34,11 +34,11 @@ struct trace_event {
   friend constexpr bool operator==(const trace_event&, const trace_event&) noexcept = default;
 };
 
-/// One iteration, checked, of a program that repeats it: after the last event comes the first again. Made by
-/// `trace_recorder::freeze`; never changes.
+/// One iteration, checked, of a program that repeats it: after the last event the first follows again. Made
+/// by `trace_recorder::freeze`; never changes.
 ///
-/// Leases of different chunks overlap as they like; one chunk is not leased twice at once. Before the first
-/// iteration every chunk's contents lie in the last tier.
+/// Leases of different chunks may overlap; one chunk is not leased twice at once. Before the first iteration
+/// every chunk's contents are in the last tier.
 ///
 /// @par Thread safety   const throughout.
 class schedule_trace {
@@ -48,20 +48,20 @@ class schedule_trace {
   /// The longest iteration without stalls, some 36 years: times computed from it cannot overflow by it.
   static constexpr std::uint64_t most_compute_ns = std::uint64_t{1} << 60;
 
-  /// Bytes of each chunk; none is 0.
+  /// Returns the bytes of each chunk; none is 0.
   [[nodiscard]] std::span<const std::uint64_t> sizes() const noexcept LLMMEM_LIFETIMEBOUND { return sizes_; }
   [[nodiscard]] std::uint64_t size(chunk_id chunk) const noexcept { return sizes_[to_index(chunk)]; }
   [[nodiscard]] std::span<const trace_event> events() const noexcept LLMMEM_LIFETIMEBOUND { return events_; }
-  /// Computing after the last event.
+  /// Returns the computing after the last event.
   [[nodiscard]] std::uint64_t tail_ns() const noexcept { return tail_ns_; }
-  /// Computing in all: how long the iteration takes if nothing ever stalls.
+  /// Returns the computing in all: the time of the iteration if nothing ever stalls.
   [[nodiscard]] std::uint64_t compute_ns() const noexcept { return compute_ns_; }
-  /// The most bytes leased at once: the least budget of tier 0 that can work.
+  /// Returns the most bytes leased at once: the least budget of tier 0 that can work.
   [[nodiscard]] std::uint64_t most_leased_bytes() const noexcept { return most_leased_; }
-  /// Tells programs apart: sizes and events go into it, times do not, so that a plan outlives a recording.
+  /// Identifies the program: a hash of sizes and events, without times, so that a plan outlives a recording.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
-  /// `times` iterations as one: to plan over several, or to count over a run of them.
+  /// Returns `times` iterations as one: to plan over several, or to count over a run of them.
   /// @throws length_error  when the events or the computing pass what a trace may have.
   [[nodiscard]] schedule_trace repeated(std::size_t times) const;
 
@@ -77,7 +77,7 @@ class schedule_trace {
   std::uint64_t fingerprint_ = 0;
 };
 
-/// Takes down one iteration, call by call, and freezes it into a `schedule_trace`.
+/// Records one iteration, call by call, and freezes it into a `schedule_trace`.
 ///
 ///     trace_recorder record;
 ///     const chunk_id weights = record.add_chunk(bytes);
@@ -86,7 +86,7 @@ class schedule_trace {
 ///     record.release(weights);
 ///     const schedule_trace trace = record.freeze();
 ///
-/// Calls are checked when it freezes, so that recording beside a running engine costs a `push_back`.
+/// Calls are checked when it freezes, so that recording during a running engine costs a `push_back`.
 ///
 /// @par Complexity      each call O(1) amortised; `freeze` O(events + chunks).
 /// @par Thread safety   one writer.
@@ -94,7 +94,7 @@ class schedule_trace {
 ///                      is wrong; `length_error` past the limits of `schedule_trace`.
 class trace_recorder {
  public:
-  /// Makes a chunk known. Its id counts up from 0.
+  /// Adds a chunk. Its id counts up from 0.
   chunk_id add_chunk(std::uint64_t bytes) {
     sizes_.push_back(bytes);
     acquired_.push_back(0);
@@ -106,7 +106,7 @@ class trace_recorder {
     if (to_index(chunk) < acquired_.size()) acquired_[to_index(chunk)] = events_.size();
   }
   void release(chunk_id chunk) { add(chunk, trace_call::release, access_mode::read); }
-  /// What the chunk was last acquired to read changes as well, as turned out since.
+  /// Notes that a chunk that was acquired to read also changes.
   void also_changes(chunk_id chunk) noexcept {
     const std::uint32_t index = to_index(chunk);
     if (index >= acquired_.size() || acquired_[index] == 0) return;
@@ -114,15 +114,15 @@ class trace_recorder {
     if (event.mode == access_mode::read) event.mode = access_mode::read_write;
   }
   void discard(chunk_id chunk) { add(chunk, trace_call::discard, access_mode::read); }
-  /// `ns` of computing follow the last event; several calls add up.
+  /// Adds `ns` of computing after the last event; several calls add up.
   void compute(std::uint64_t ns) noexcept {
     pending_ns_ = ns > ~std::uint64_t{0} - pending_ns_ ? ~std::uint64_t{0} : pending_ns_ + ns;
   }
 
-  /// Events so far.
+  /// Returns the number of events so far.
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
 
-  /// The trace of what was recorded; the recorder stays as it is.
+  /// Returns the trace of the recording; the recorder is unchanged.
   [[nodiscard]] schedule_trace freeze() const;
 
  private:
@@ -132,7 +132,7 @@ class trace_recorder {
   }
 
   std::vector<std::uint64_t> sizes_;
-  std::vector<std::size_t> acquired_;  // by chunk: one more than its last acquire's event
+  std::vector<std::size_t> acquired_;  // by chunk: the event of its last acquire, plus one
   std::vector<trace_event> events_;
   std::uint64_t pending_ns_ = 0;
 };

@@ -1,5 +1,6 @@
 /// @file
-/// When a chunk is expected back, by how often iterations have used it: for programs that draw what they use.
+/// When a chunk's next use is expected, by how often iterations have used it: for programs that draw what
+/// they use.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,16 +14,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Counts uses by iteration, and foresees each chunk's next one: what a plan cannot know of routed experts,
-/// whose draw is another in every batch though the same ones are popular.
+/// Counts uses by iteration, and forecasts each chunk's next one. A plan cannot know this for routed experts:
+/// their draw differs in every batch, although the same ones are popular.
 ///
-/// A chunk's *rate* is its uses an iteration, averaged over the last `memory` iterations with weights that
-/// fall off exponentially, over all of them while they are fewer. Of an iteration of L uses, a chunk of rate
-/// r is expected L / r uses after its last one; at the beginning of an iteration that did not use it, as much
-/// after its place in that iteration as it is likely to be passed over (draws know no past: the time waited
-/// counts for nothing). Of equal sizes, dropping what is expected last is then to keep those used most often,
-/// and to forget those that were once popular after about `memory` iterations. Positions count uses, from 0:
-/// hints for `min_eviction`.
+/// A chunk's *rate* is its uses per iteration, averaged over the last `memory` iterations with weights that
+/// fall off exponentially, over all of them while they are fewer. In an iteration of L uses, a chunk of rate
+/// r is expected L / r uses after its last one. At the beginning of an iteration that did not use it, it is
+/// expected as much after its place in that iteration as it is likely to be passed over (draws are
+/// independent of the past: the time waited counts for nothing). For equal sizes, dropping the chunk expected
+/// last thus keeps those used most often, and forgets those that were once popular after about `memory`
+/// iterations. Positions count uses, from 0: hints for `min_eviction`.
 ///
 /// @par Complexity      `used` and `next_use` O(1), `begin_iteration` O(chunks); 24 bytes a chunk, allocated
 ///                      in the constructor.
@@ -31,12 +32,12 @@ class use_forecast {
  public:
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
-  /// @param memory  iterations that count, 1 to 2^16: fewer follow a change sooner, more guess better while
-  ///                there is none.
+  /// @param memory  iterations that count, 1 to 2^16: a smaller value follows a change sooner, a larger one
+  ///                estimates better while there is none.
   explicit use_forecast(std::size_t chunks, std::uint32_t memory = 16)
       : memory_(std::clamp<std::uint32_t>(memory, 1, 1U << 16)), chunks_(chunks) {}
 
-  /// The uses from here on are another iteration's.
+  /// Begins another iteration, to which the next uses belong.
   void begin_iteration() noexcept {
     if (position_ == began_) return;  // nothing happened in the one before
     length_ = position_ - began_;
@@ -51,14 +52,14 @@ class use_forecast {
     }
   }
 
-  /// The program uses `chunk` now.
+  /// Notes that the program uses `chunk` now.
   void used(chunk_id chunk) noexcept {
     chunk_uses& own = chunks_[to_index(chunk)];
     if (own.uses != ~std::uint32_t{0}) ++own.uses;
     own.last = position_++;
   }
 
-  /// The position at which `chunk` is expected next; `never` when it was not used yet.
+  /// Returns the position at which `chunk` is expected next; `never` if it was not used yet.
   [[nodiscard]] std::uint64_t next_use(chunk_id chunk) const noexcept {
     const chunk_uses& own = chunks_[to_index(chunk)];
     if (own.last == never) return never;
@@ -72,7 +73,7 @@ class use_forecast {
     return own.last + rounds * length + gap - std::min(gap, length);
   }
 
-  /// Uses that were counted.
+  /// Returns the number of counted uses.
   [[nodiscard]] std::uint64_t position() const noexcept { return position_; }
 
  private:
@@ -89,7 +90,7 @@ class use_forecast {
   std::vector<chunk_uses> chunks_;
   std::uint64_t position_ = 0;
   std::uint64_t began_ = 0;   // position at which this iteration began
-  std::uint64_t length_ = 0;  // uses in the one before
+  std::uint64_t length_ = 0;  // uses in the previous iteration
   std::uint64_t iterations_ = 0;
 };
 

@@ -1,5 +1,5 @@
 /// @file
-/// Who writes what everybody holds: replicated items dealt out so that all ranks write about as much.
+/// Which rank writes what all ranks hold: replicated items dealt out so that all ranks write about as much.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,17 +12,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Gives each item whole to one rank: the largest first, each to the rank that writes least so far (LPT;
-/// Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
+/// Assigns each item undivided to one rank: the largest first, each to the rank that writes least so far
+/// (LPT; Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
 ///
-/// Where nothing else is written, the rank with the most has at most 4/3 - 1/(3 world) times what the best
-/// assignment would give it. The rank with the most, if it was given an item at all, is ahead of the one with
-/// the least by no more than that item: so while no item is above a tenth of what the least comes to, the two
-/// are within 1.1. Where an item is larger, `cut_writes`.
+/// If nothing else is written, the rank with the most has at most 4/3 - 1/(3 world) times what the best
+/// assignment would give it. The rank with the most, if it received an item at all, exceeds the one with the
+/// least by at most that item: so while no item is above a tenth of the least rank's total, the two are
+/// within 1.1. If an item is larger, use `cut_writes`.
 ///
 /// @param item_bytes  of each replicated item.
-/// @param already     bytes that each rank writes besides: one a rank, so that its size is the world.
-/// @returns the rank of each item. The same input, the same answer: ties go to the lower item and rank.
+/// @param already     bytes that each rank writes in addition: one entry per rank, so that its size is the
+///                    world. @returns the rank of each item. The same input, the same answer: ties go to the
+///                    lower item and rank.
 /// @par Complexity   O(items x log items + items x log world).
 /// @throws argument_error  when `already` is empty; length_error when the bytes together pass 2^63 - 1.
 [[nodiscard]] std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_bytes,
@@ -36,7 +37,7 @@ struct cuttable_item {
   std::uint32_t element_bytes = 1;
 };
 
-/// Elements `first` to `first + count - 1` of an item, which `rank` writes.
+/// Elements `first` to `first + count - 1` of an item, written by `rank`.
 struct write_share {
   std::uint32_t item = 0;
   rank_id rank{};
@@ -51,18 +52,18 @@ struct write_share {
 using cuttable_item [[deprecated("its name is sharding::cuttable_item")]] = sharding::cuttable_item;
 using write_share [[deprecated("its name is sharding::write_share")]] = sharding::write_share;
 
-/// Cuts the items, laid end to end, into one range a rank, so that all ranks come to write the same. There
-/// are fewer cuts than ranks, and each rank writes one stretch; the cuts are rounded to the next multiple of
-/// `alignment` elements of their item, or to its end.
+/// Cuts the items, laid end to end, into one range per rank, so that all ranks write the same amount. There
+/// are fewer cuts than ranks, and each rank writes one contiguous range; the cuts are rounded to the next
+/// multiple of `alignment` elements of their item, or to its end.
 ///
 /// With `a` = `alignment` x the largest `element_bytes`, and `level` = all bytes, `already` included, divided
 /// by the world: when no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
-/// more than 1.1 times what another does. (Two cuts are each at most a / 2 off, so that a rank is at most
-/// a + 1 off the level.) A rank that already writes more than that gets nothing, and the others become even.
+/// more than 1.1 times what another does. (Two cuts are each at most a / 2 off, so that a rank is at most a +
+/// 1 off the level.) A rank that already writes more than that gets nothing, and the others become even.
 ///
 /// @param alignment  elements, at least 1: of a file system block, so that two ranks never share one.
-/// @param already    as for `assign_writers`.
-/// @returns shares that are not empty, sorted by item, then element; they cover each item once.
+/// @param already    as for `assign_writers`. @returns shares that are not empty, sorted by item, then
+///                   element; they cover each item once.
 /// @par Complexity   O(items + world x log world).
 /// @throws argument_error  when `already` is empty or `alignment` 0.
 /// @throws length_error    when the bytes together pass 2^63 - 1, or items 2^32.

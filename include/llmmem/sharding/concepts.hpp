@@ -1,5 +1,5 @@
 /// @file
-/// What a partition is: the map from ranks to the elements they hold, and nothing else.
+/// The concept of a partition: the map from ranks to the elements they hold, and nothing else.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,19 +14,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Says who holds which part of each tensor of a catalogue. Answers index maps only: no bytes, no transport,
-/// no I/O, so that a plan made of two partitions can be checked without either.
+/// Defines which rank holds which part of each tensor of a catalogue. A partition returns index maps only: no
+/// bytes, no transport, no I/O, so that a plan made of two partitions can be checked without either.
 ///
 ///     world(), tensors()   how many ranks and tensors; ids count up from 0
 ///     shape(t)             as it was given
 ///     local(t, r)          what `r` holds of `t`; often nothing, and a world may exceed the elements
-///     owned(t, r)          what `r` answers for and writes: a part of `local(t, r)`
+///     owned(t, r)          what `r` owns and writes: a part of `local(t, r)`
 ///     owner(t, e)          the one rank whose `owned(t, ...)` contains element `e`
 ///     is_replicated(t)     true only if every rank holds all of `t`
 ///
 /// Every element of `t` is in the `local` of at least one rank and in the `owned` of exactly one. A rank
-/// holds one regular set of a tensor: what is not regular is several tensors in the catalogue. Stages,
-/// experts and grids fit: most ranks' `local` is then empty, or a box that several hold and one owns.
+/// holds one regular set of a tensor: an irregular set is several tensors in the catalogue. Stages, experts
+/// and grids fit: most ranks' `local` is then empty, or a box that several hold and one owns.
 ///
 /// Ids are a precondition: `t` is less than `tensors()`, `r` than `world()`, `e` than the tensor's elements.
 template <class P>
@@ -40,8 +40,8 @@ concept partition = requires(const P& p, tensor_id t, rank_id r, std::uint64_t e
   { p.is_replicated(t) } noexcept -> std::same_as<bool>;
 };
 
-/// The `part`-th of `parts` shares of `total`, as even as they can be: the first `total % parts` have one
-/// more. @pre part < parts
+/// Returns the `part`-th of `parts` shares of `total`, as even as possible: the first `total % parts` have
+/// one element in addition. @pre part < parts
 [[nodiscard]] constexpr index_range even_share(std::uint64_t total, std::uint64_t part,
                                                std::uint64_t parts) noexcept {
   const std::uint64_t share = total / parts;
@@ -49,7 +49,7 @@ concept partition = requires(const P& p, tensor_id t, rank_id r, std::uint64_t e
   return {part * share + (part < longer ? part : longer), share + (part < longer ? 1U : 0U)};
 }
 
-/// The part whose `even_share` contains `index`. @pre index < total
+/// Returns the part whose `even_share` contains `index`. @pre index < total
 [[nodiscard]] constexpr std::uint64_t even_share_of(std::uint64_t total, std::uint64_t index,
                                                     std::uint64_t parts) noexcept {
   const std::uint64_t share = total / parts;

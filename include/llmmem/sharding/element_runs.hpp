@@ -1,5 +1,5 @@
 /// @file
-/// `element_runs`: a regular set of a tensor's elements. What one rank holds, as four numbers.
+/// `element_runs`: a regular set of a tensor's elements, as four numbers. It describes what one rank holds.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,7 +13,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// `count` indices from `first` on.
+/// `count` indices from `first`.
 struct index_range {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
@@ -23,18 +23,18 @@ struct index_range {
 
 /// The elements { begin + i x stride + j : i < count, j < run } of a row-major tensor, by their index in it.
 ///
-/// One form for all that common partitions cut out: a whole tensor, a range of its flat elements (ZeRO),
+/// One form for all sets that common partitions cut out: a whole tensor, a range of its flat elements (ZeRO),
 /// rows, columns, a box of both. A *piece* is such a set stored densely, in the order of its elements: the
-/// element at `position` p of the set is the p-th of the storage. What is not regular (the queries, keys and
+/// element at `position` p of the set is the p-th of the storage. An irregular set (the queries, keys and
 /// values of one rank in a fused matrix, with fewer heads of the latter) is described as several tensors.
 ///
 /// Canonical form, which makes equal sets equal values: no elements is {0, 0, 0, 0}; runs that touch are one;
-/// one run has its own length for stride. Factories return it. Of a set that comes from elsewhere, call
-/// `validate` before anything else: the other functions take it for granted.
+/// one run has its own length for stride. Factories return it. For a set from another source, call `validate`
+/// first: the other functions assume it.
 ///
-/// @par Complexity      O(1), all of it; `intersect` tells its own.
+/// @par Complexity      O(1) for all; `intersect` documents its own.
 /// @par Thread safety   a plain value.
-/// @par Errors          factories throw argument_error for what lies outside of the shape.
+/// @par Errors          factories throw argument_error for elements outside the shape.
 struct element_runs {
   std::uint64_t begin = 0;   ///< the first element
   std::uint64_t run = 0;     ///< elements of one run
@@ -45,7 +45,7 @@ struct element_runs {
   [[nodiscard]] static constexpr element_runs all_of(std::uint64_t elements) noexcept {
     return canonical({0, elements, elements, 1});
   }
-  /// Elements `first` to `first + count - 1`, whatever the shape.
+  /// Elements `first` to `first + count - 1`, for any shape.
   /// @throws length_error  when they pass 2^63 - 1.
   [[nodiscard]] static constexpr element_runs flat_range(std::uint64_t first, std::uint64_t count) {
     static_cast<void>(checked_add(first, count, "element_runs: first element + elements"));
@@ -57,7 +57,7 @@ struct element_runs {
   [[nodiscard]] static constexpr element_runs columns(const tensor_shape& shape, index_range columns) {
     return box(shape, {0, shape.rows()}, columns);
   }
-  /// What lies in both, `rows` and `columns`.
+  /// The elements in both `rows` and `columns`.
   [[nodiscard]] static constexpr element_runs box(const tensor_shape& shape, index_range rows,
                                                   index_range columns) {
     check_within(rows, shape.rows(), "rows");
@@ -78,7 +78,7 @@ struct element_runs {
     const std::uint64_t from_begin = element - begin;
     return from_begin / stride < count && from_begin % stride < run;
   }
-  /// How many elements of the set come before `element`: where it lies in the piece's storage.
+  /// Returns how many elements of the set come before `element`: its position in the piece's storage.
   /// @pre `contains(element)`
   [[nodiscard]] constexpr std::uint64_t position_of(std::uint64_t element) const noexcept {
     const std::uint64_t from_begin = element - begin;
@@ -88,18 +88,18 @@ struct element_runs {
   [[nodiscard]] constexpr std::uint64_t element_at(std::uint64_t position) const noexcept {
     return begin + position / run * stride + position % run;
   }
-  /// The first run that ends behind `element`; `count` or more when none does. @pre not `empty()`
+  /// Returns the first run that ends after `element`; `count` or more if none does. @pre not `empty()`
   [[nodiscard]] constexpr std::uint64_t first_run_behind(std::uint64_t element) const noexcept {
     return element < begin + run ? 0 : (element - begin - run) / stride + 1;
   }
 
-  /// Whether this is a set of elements of a tensor of `tensor_elements`, in canonical form.
+  /// Returns whether this is a set of elements of a tensor of `tensor_elements`, in canonical form.
   [[nodiscard]] constexpr bool is_valid(std::uint64_t tensor_elements) const noexcept {
     if (run == 0 || count == 0) return begin == 0 && run == 0 && stride == 0 && count == 0;
     return is_form_canonical() && lies_within(tensor_elements);
   }
-  /// The same, or an error that says what is wrong. Whatever the four numbers are, nothing overflows.
-  /// @param where  goes before the text: the file and tensor the numbers were read from.
+  /// The same, or an error that says what is wrong. No values of the four numbers cause an overflow.
+  /// @param where  precedes the text: the file and tensor the numbers were read from.
   /// @throws argument_error  when the form is not canonical, or runs overlap.
   /// @throws length_error    when it passes the tensor, or the tensor 2^63 - 1.
   constexpr void validate(std::uint64_t tensor_elements, std::string_view where) const;
@@ -144,10 +144,11 @@ constexpr void element_runs::validate(std::uint64_t tensor_elements, std::string
                      " elements");
 }
 
-/// Calls `visit(element, count)` for each range of elements that lie in both sets, in increasing order. The
-/// ranges are maximal: an element lies between any two that is not in both.
+/// Calls `visit(element, count)` for each range of elements in both sets, in increasing order. The ranges are
+/// maximal: between any two there is an element that is not in both.
 ///
-/// @par Complexity   O(ranges) and O(1) for each run of the set with fewer of them, however long they are.
+/// @par Complexity   O(ranges) and O(1) for each run of the set with fewer of them, regardless of their
+///                   length.
 template <class Visit>
 constexpr void intersect(const element_runs& a, const element_runs& b, Visit&& visit) {
   if (a.empty() || b.empty()) return;

@@ -22,7 +22,7 @@ inline namespace v0 {
 /// One of the experts of a layer, from 0.
 enum class expert_id : std::uint32_t {};
 
-/// No expert: of a tensor that all ranks hold, of a choice that a router did not make.
+/// No expert: for a tensor that all ranks hold, or a choice that a router did not make.
 inline constexpr expert_id no_expert{0xFFFF'FFFF};
 
 /// The number in it, to index with.
@@ -30,32 +30,32 @@ inline constexpr expert_id no_expert{0xFFFF'FFFF};
   return static_cast<std::uint32_t>(expert);
 }
 
-/// The experts of a rank: as even as can be, in their order. With more ranks than experts the last ranks
-/// have none.
+/// Returns the experts of a rank: as even as possible, in their order. With more ranks than experts the last
+/// ranks have none.
 /// @pre `rank` is less than `world`
 [[nodiscard]] constexpr index_range experts_of(std::uint32_t experts, rank_count world,
                                                rank_id rank) noexcept {
   return even_share(experts, to_index(rank), to_number(world));
 }
-/// The rank of an expert. @pre `expert` is less than `experts`
+/// Returns the rank of an expert. @pre `expert` is less than `experts`
 [[nodiscard]] constexpr rank_id rank_of(expert_id expert, std::uint32_t experts, rank_count world) noexcept {
   return rank_id{static_cast<std::uint32_t>(even_share_of(experts, to_index(expert), to_number(world)))};
 }
 
-/// Tensors of an expert on the rank that has it, all others on every rank (GShard: Lepikhin et al. 2020,
+/// Each expert's tensors are on the rank that has it, all others on every rank (GShard: Lepikhin et al. 2020,
 /// arXiv 2006.16668; Switch: Fedus et al. 2021, arXiv 2101.03961; FastMoE: He et al. 2021, arXiv 2103.13262).
-/// What all hold is written by turns, so that its bytes even out those of the experts.
+/// The ranks share the writes of what all hold, so that these bytes even out those of the experts.
 ///
-/// Expert e of every layer is on the same rank. Which tokens go there is `token_dispatch`'s to say.
+/// Expert e of every layer is on the same rank. `token_dispatch` decides which tokens go there.
 ///
 /// @par Complexity      `local` O(1), `owned` and `owner` O(log world) for what all hold, else O(1).
 /// @par Thread safety   as a plain value.
 class expert_parallel {
  public:
   /// @param expert_of  of each tensor; `no_expert` for what all hold: attention, norms, the router.
-  /// @param experts    how many there are.
-  /// @throws argument_error  when `world` is 0, the two lists differ in length, or a tensor is of an expert
-  ///                         that is not there; length_error when the bytes together pass 2^63 - 1.
+  /// @param experts    the number of experts.
+  /// @throws argument_error  when `world` is 0, the two lists differ in length, or a tensor names an expert
+  ///                         that does not exist; length_error when the bytes together pass 2^63 - 1.
   expert_parallel(std::span<const tensor_facts> tensors, std::span<const expert_id> expert_of,
                   std::uint32_t experts, rank_count world)
       : world_(world), experts_(experts), expert_of_(expert_of.begin(), expert_of.end()) {
@@ -91,7 +91,7 @@ class expert_parallel {
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(shapes_.size()); }
   [[nodiscard]] tensor_shape shape(tensor_id tensor) const noexcept { return shapes_[to_index(tensor)]; }
 
-  /// All of the tensor, or nothing.
+  /// Returns all of the tensor, or nothing.
   [[nodiscard]] element_runs local(tensor_id tensor, rank_id rank) const noexcept {
     const expert_id expert = expert_of_[to_index(tensor)];
     if (expert != no_expert && rank_of_expert(expert) != rank) return {};
@@ -108,7 +108,7 @@ class expert_parallel {
     return expert_of_[to_index(tensor)] == no_expert || to_number(world_) == 1;
   }
 
-  /// How many experts there are.
+  /// Returns the number of experts.
   [[nodiscard]] std::uint32_t experts() const noexcept { return experts_; }
   /// The expert of a tensor, or `no_expert`.
   [[nodiscard]] expert_id expert_of(tensor_id tensor) const noexcept { return expert_of_[to_index(tensor)]; }

@@ -20,17 +20,17 @@ namespace llmmem {
 inline namespace v0 {
 
 /// The elements of all tensors, in the order of their ids, are one flat space; each rank holds one contiguous
-/// range of it. What a rank holds of a tensor is a flat range, often none, whatever the shape.
+/// range of it. A rank holds a flat range of each tensor, often none, regardless of the shape.
 ///
-/// Right for optimizer state, gradients and weights that are gathered before they are used (ZeRO; Rajbhandari
-/// et al. 2020, arXiv 1910.02054). Ranges need not be even: a rank may be given what it has room for, and one
-/// may get nothing.
+/// Use it for optimizer state, gradients and weights that are gathered before they are used (ZeRO;
+/// Rajbhandari et al. 2020, arXiv 1910.02054). Ranges need not be even: a rank may receive the range that it
+/// has room for, and one may receive none.
 ///
 /// @par Complexity      `local` and `owned` O(1), `owner` O(log world).
 /// @par Thread safety   as a plain value.
 class flat_uneven {
  public:
-  /// Even ranges: sizes differ by one at most, the first ranks have the longer ones.
+  /// Even ranges: sizes differ by at most one, the first ranks have the longer ones.
   /// @throws argument_error  when `world` is 0; length_error when the elements together pass 2^63 - 1.
   [[nodiscard]] static flat_uneven even(std::span<const tensor_facts> tensors, rank_count world) {
     detail::check_world(world, tensors.size(), "flat_uneven");
@@ -45,8 +45,9 @@ class flat_uneven {
     return flat_uneven(tensors, boundaries);
   }
 
-  /// @param boundaries  in elements of the flat space, one more than ranks: 0, where each rank's range ends,
-  ///                    and so at last all elements. Never falling; two equal ones are an empty range.
+  /// @param boundaries  in elements of the flat space, one more than ranks: 0, then the end of each rank's
+  ///                    range; the last is the number of all elements. Never falling; two equal ones are an
+  ///                    empty range.
   /// @throws argument_error  when they are anything else.
   /// @throws length_error    when the elements together pass 2^63 - 1, or there are 2^32 ranks.
   flat_uneven(std::span<const tensor_facts> tensors, std::span<const std::uint64_t> boundaries)
@@ -84,12 +85,12 @@ class flat_uneven {
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(shapes_.size()); }
   [[nodiscard]] tensor_shape shape(tensor_id tensor) const noexcept { return shapes_[to_index(tensor)]; }
 
-  /// Elements of the flat space that `rank` holds.
+  /// Returns the elements of the flat space that `rank` holds.
   [[nodiscard]] index_range range_of(rank_id rank) const noexcept {
     const std::uint64_t first = boundaries_[to_index(rank)];
     return {first, boundaries_[std::size_t{to_index(rank)} + 1] - first};
   }
-  /// Where `tensor` begins in the flat space.
+  /// Returns where `tensor` begins in the flat space.
   [[nodiscard]] std::uint64_t offset_of(tensor_id tensor) const noexcept {
     return offsets_[to_index(tensor)];
   }
@@ -107,7 +108,7 @@ class flat_uneven {
     return local(tensor, rank);
   }
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t element) const noexcept {
-    // Behind all boundaries that are equal: ranks with an empty range own nothing.
+    // After all boundaries that are equal: ranks with an empty range own nothing.
     const auto behind = std::ranges::upper_bound(boundaries_, offset_of(tensor) + element);
     return rank_id{static_cast<std::uint32_t>(behind - boundaries_.begin() - 1)};
   }
@@ -118,7 +119,7 @@ class flat_uneven {
  private:
   std::vector<tensor_shape> shapes_;
   std::vector<std::uint64_t> boundaries_;  // of ranks, world + 1
-  std::vector<std::uint64_t> offsets_;     // of tensors, and behind the last one
+  std::vector<std::uint64_t> offsets_;     // of tensors, and the end of the last one
 };
 
 static_assert(partition<flat_uneven>);

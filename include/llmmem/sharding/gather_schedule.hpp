@@ -1,6 +1,6 @@
 /// @file
-/// `gather_schedule`: the next scopes of a sharded state are gathered while this one is computed with, as a
-/// plan says.
+/// `gather_schedule`: gathers the next scopes of a sharded state during the computation with this one,
+/// according to a plan.
 #pragma once
 
 #include <llmmem/comm/operation_queue.hpp>
@@ -32,18 +32,19 @@ struct gather_use {
   std::uint64_t compute_ns = 0;
 };
 
-/// Plans the gathers of one iteration: what is whole is the first tier, with a budget, and what the ranks
-/// hold between them the last. With `schedule::next_use` each scope is gathered as early as room and link
-/// allow, and what is used again soonest stays: the last layer of a forward pass, for the backward pass. With
+/// Plans the gathers of one iteration: whole tensors are the first tier, with a budget, and the ranks' pieces
+/// the last. With `schedule::next_use` each scope is gathered as early as room and link allow, and the scopes
+/// used again soonest stay: the last layer of a forward pass, for the backward pass. With
 /// `schedule::lookahead{n}`, n uses ahead.
 ///
-/// **All ranks follow the same plan**: make it of the same numbers everywhere, measured by one and sent to
-/// the others or taken from a model, or the ranks wait for each other in different gathers.
+/// **All ranks follow the same plan**: make it from the same numbers everywhere, measured by one rank and
+/// sent to the others or computed from a model; otherwise the ranks wait for each other in different gathers.
 ///
 /// @param scope_bytes  of each scope, whole.
 /// @param budget       bytes of whole tensors at once; at least the largest scope.
-/// @param link         a gather's time: `model/` and a measurement know it.
-/// @throws argument_error  for a use of no scope, or a budget that the largest does not fit.
+/// @param link         a gather's time: from `model/` and a measurement.
+/// @throws argument_error  for a use of a scope that does not exist, or a budget that is too small for the
+///                         largest.
 template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
@@ -64,15 +65,15 @@ template <schedule_planner Planner = schedule::next_use>
   return planner(recorder.freeze(), {.budgets = {budget}, .links = {link}});
 }
 
-/// What a schedule of gathers has done.
+/// Counters of a schedule of gathers.
 struct gather_schedule_stats {
   std::uint64_t uses = 0;
   std::uint64_t gathers = 0;
-  std::uint64_t ahead = 0;  ///< gathers that were begun while another scope was in use
-  std::uint64_t kept = 0;   ///< uses of what had been used before and was still there
+  std::uint64_t ahead = 0;  ///< gathers that began while another scope was in use
+  std::uint64_t kept = 0;   ///< uses of scopes that an earlier use had left gathered
 };
 
-/// Carries out the plan of an iteration's gathers on a queue, beside the program that uses them.
+/// Executes the plan of an iteration's gathers on a queue, concurrently with the program that uses them.
 ///
 ///     const schedule_plan plan = plan_gathers(bytes, uses, two_layers, link);
 ///     gather_schedule schedule(weights, queue, scopes, order, plan);
@@ -80,24 +81,23 @@ struct gather_schedule_stats {
 ///       schedule.begin_iteration();
 ///       for (std::size_t i = 0; i < order.size(); ++i) {
 ///         const auto layer = schedule.next().value();      // waits for it, if it must
-///         compute(layer.whole());                          // while the next one comes
+///         compute(layer.whole());                          // while the next one arrives
 ///       }
 ///       schedule.end_iteration().value();
-///       update();                                          // weights change: nothing gathered outlives this
+///       update();                                          // weights change: gathered scopes end here
 ///     }
 ///
-/// It follows the steps of a plan, and not the clock: what is begun when depends on what the program has used
-/// alone, so that all ranks gather in one order. (That is why this is no `prefetch_schedule`: there a step
-/// that is late is left to the lease, as each process finds it. The planners are the same.) A gather for
-/// which there is no room as yet waits for the drop that makes it.
+/// It follows the steps of a plan, not the clock: when a gather begins depends only on what the program has
+/// used, so that all ranks gather in one order. (Therefore this is no `prefetch_schedule`: there each process
+/// leaves a late step to the lease independently. The planners are the same.) A gather without room waits for
+/// the drop that frees it.
 ///
-/// @tparam State  a `sharded_state`, whose operations are the queue's meanwhile.
+/// @tparam State  a `sharded_state`; meanwhile only the queue runs its operations.
 /// @par Complexity      a use O(steps of the plan at it).
-/// @par Thread safety   one thread; the gathers run on the queue's. Pieces in tiers are leased on the one,
-/// when
-///                      a gather is begun, and stay in tier 0 until it has arrived.
+/// @par Thread safety   one thread; the gathers run on the queue's. The program's thread leases pieces in
+///                      tiers when a gather begins, and they stay in tier 0 until it has arrived.
 /// @par Errors          the constructor throws `argument_error` for a plan of other scopes or uses; `next`
-///                      and `end_iteration` return what a gather failed with.
+///                      and `end_iteration` return the failure of a gather.
 template <class State>
 class gather_schedule {
  public:
@@ -140,14 +140,14 @@ class gather_schedule {
                   std::vector<std::uint32_t> uses, schedule_plan plan);
   gather_schedule(const gather_schedule&) = delete;
   gather_schedule& operator=(const gather_schedule&) = delete;
-  /// Waits for what is under way.
+  /// Waits for operations in flight.
   ~gather_schedule() { static_cast<void>(drop_all()); }
 
-  /// Begins what the plan has before the first use. What an iteration before left is dropped.
+  /// Begins what the plan has before the first use. Drops what an earlier iteration left.
   void begin_iteration();
-  /// The next scope of the order. @pre the lease before has ended, and there is one more use
+  /// Returns the next scope of the order. @pre the previous lease has ended, and a use is left
   [[nodiscard]] result<lease> next();
-  /// Drops all, whether used or not: an iteration may end before its last use. @pre no lease lives
+  /// Drops all scopes, used or not: an iteration may end before its last use. @pre no lease lives
   result<void> end_iteration() {
     result<void> done = drop_all();
     cursor_ = plan_.first.steps.size();
@@ -181,7 +181,7 @@ class gather_schedule {
     hold_type held{};        // its pieces, until it has arrived: leased and ended by the program's thread
     result<void> refused{};  // why they are not
     whole_type whole{};
-    bool is_here = false;  // gathered or under way
+    bool is_here = false;  // gathered or in flight
     bool is_pending = false;
     bool was_used = false;
     bool is_leased = false;
@@ -211,7 +211,7 @@ class gather_schedule {
   std::size_t cursor_ = 0;                // the next step
   std::size_t use_ = 0;                   // the next use
   bool is_in_use_ = false;                // a lease lives
-  std::uint64_t held_bytes_ = 0;          // here or under way, by whole scopes: the same on all ranks
+  std::uint64_t held_bytes_ = 0;          // here or in flight, by whole scopes: the same on all ranks
   gather_schedule_stats stats_{};
 };
 

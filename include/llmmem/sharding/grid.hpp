@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a tensor is in Y = X W + b on a grid of q1 rows, q2 columns and depth d.
+/// The role of a tensor in Y = X W + b on a grid of q1 rows, q2 columns and depth d.
 enum class grid_role : std::uint8_t {
   weight,      ///< W [inputs, outputs]: q1 x q2 blocks, the same in every layer of depth
   activation,  ///< X, Y [tokens, features]: q1 d x q2 blocks; band k q1 + i of the tokens is row i of layer k
@@ -36,7 +36,8 @@ struct grid_block {
   friend constexpr bool operator==(const grid_block&, const grid_block&) noexcept = default;
 };
 
-/// The block of a matrix that the rank at `place` holds. Blocks are as even as can be, the first ones longer.
+/// Returns the block of a matrix that the rank at `place` holds. Blocks are as even as possible, the first
+/// ones longer.
 /// @pre `role` is `weight` or `activation`, and `place` in the grid
 [[nodiscard]] constexpr grid_block block_of(const process_grid& grid, grid_role role,
                                             const tensor_shape& shape, const grid_place& place) noexcept {
@@ -47,17 +48,17 @@ struct grid_block {
 }
 
 /// Weights and activations in blocks over a grid, as SUMMA multiplies them (`plan_summa`). `grid2d` and
-/// `grid25d` are this with a name; take it itself for grids of any sides.
+/// `grid25d` are this with a name; use it directly for grids of any sides.
 ///
-/// A rank holds 1/(q1 q2) of the weights and 1/(q1 q2 d) of the activations, where `split_2d` leaves all
-/// activations on each. What several hold, each owns a share of: the rows of a block of weights among the
-/// layers of depth, a part of a bias among layers and rows. Blocks are uneven where sides do not divide, and
-/// empty where the grid is the larger.
+/// A rank holds 1/(q1 q2) of the weights and 1/(q1 q2 d) of the activations, while `split_2d` leaves all
+/// activations on each. If several ranks hold an element set, each owns a share of it: the rows of a block of
+/// weights among the layers of depth, a part of a bias among layers and rows. Blocks are uneven if sides do
+/// not divide, and empty if the grid is larger than the matrix.
 ///
 /// Matrices are [inputs, outputs], row-major. PyTorch stores the transpose, [outputs, inputs]: transpose such
 /// weights before they are split.
 ///
-/// @par Complexity      O(1), but `owned` and `owner` O(log world) of what all hold.
+/// @par Complexity      O(1), except `owned` and `owner` of what all hold: O(log world).
 /// @par Thread safety   as a plain value.
 class grid_partition {
  public:
@@ -71,19 +72,19 @@ class grid_partition {
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(shapes_.size()); }
   [[nodiscard]] tensor_shape shape(tensor_id tensor) const noexcept { return shapes_[to_index(tensor)]; }
 
-  /// A block, a part of a bias, or everything.
+  /// Returns a block, a part of a bias, or everything.
   [[nodiscard]] element_runs local(tensor_id tensor, rank_id rank) const noexcept {
     return piece(to_index(tensor), grid_.coordinates_of(rank));
   }
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept;
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t element) const noexcept;
-  /// On a grid of one rank, for `whole`, for a weight on a grid that is all depth and for a bias of one
+  /// True on a grid of one rank, for `whole`, for a weight on a grid of depth only and for a bias of one
   /// column.
   [[nodiscard]] bool is_replicated(tensor_id tensor) const noexcept;
 
   [[nodiscard]] const process_grid& grid() const noexcept { return grid_; }
   [[nodiscard]] grid_role role(tensor_id tensor) const noexcept { return roles_[to_index(tensor)]; }
-  /// Rows and columns of what the rank at `place` holds. @pre the tensor is a weight or an activation
+  /// Returns rows and columns of what the rank at `place` holds. @pre the tensor is a weight or an activation
   [[nodiscard]] grid_block block(tensor_id tensor, const grid_place& place) const noexcept {
     return block_of(grid_, role(tensor), shapes_[to_index(tensor)], place);
   }
@@ -111,9 +112,9 @@ class grid2d : public grid_partition {
       : grid_partition(tensors, roles, process_grid(rows, columns)) {}
 };
 
-/// The 2.5-dimensional one of Tesseract (Wang et al. 2021, arXiv 2105.14500): q x q x d ranks. The layers of
-/// depth hold the same weights, d copies in all, and each has its own tokens, so that they exchange nothing
-/// but the sums of weights' gradients.
+/// The 2.5-dimensional tensor parallelism of Tesseract (Wang et al. 2021, arXiv 2105.14500): q x q x d ranks.
+/// The layers of depth hold the same weights, d copies in all, and each has its own tokens, so that they
+/// exchange only the sums of weights' gradients.
 class grid25d : public grid_partition {
  public:
   /// @throws as `process_grid` and `grid_partition`.

@@ -20,21 +20,21 @@ inline namespace v0 {
 
 /// The weights of ZeRO++'s hpZ (Wang et al. 2023, arXiv 2306.10209): every rank owns a *primary* shard, one
 /// of the world's, and holds a *secondary* one, one of its node's. The ranks of a node hold all weights
-/// between them, so that the gather of the backward pass crosses no link between nodes; that costs
-/// 1/node size of the weights on each rank, where plain ZeRO 3 keeps 1/world.
+/// between them, so that the gather of the backward pass crosses no link between nodes; that costs 1/node
+/// size of the weights on each rank, compared with 1/world for plain ZeRO 3.
 ///
-/// `owned` is the primary, `local` the secondary, and a primary lies within the secondary of its rank: what
-/// the optimizer has updated is sent to the other nodes alone. To that end the flat space of all tensors is
-/// dealt out by place in the node first, and by node second: with 2 nodes of 2 ranks the primaries lie in the
-/// order of ranks 0, 2, 1, 3, and the secondaries are 0 + 2 and 1 + 3.
+/// `owned` is the primary, `local` the secondary, and a primary is within the secondary of its rank: the
+/// optimizer's updates are sent to the other nodes only. To that end the flat space of all tensors is dealt
+/// out by place in the node first, and by node second: with 2 nodes of 2 ranks the primaries are in the order
+/// of ranks 0, 2, 1, 3, and the secondaries are 0 + 2 and 1 + 3.
 ///
-/// Where the last node is smaller, it holds all weights in fewer, larger secondaries, and its primaries,
-/// which are as large as everyone's, lie evenly among the others'. A secondary's ends are then moved as far
-/// as it takes to keep primaries whole: it differs from an even share by one primary at most in every world
-/// of up to 40 ranks, which the tests go through.
+/// If the last node is smaller, it holds all weights in fewer, larger secondaries, and its primaries, which
+/// are as large as all others, are spread evenly among them. A secondary's ends are then moved as far as
+/// needed to keep primaries intact: it differs from an even share by at most one primary in every world of up
+/// to 40 ranks, which the tests cover.
 ///
-/// @par Complexity      construction O(tensors + world log world), `local` and `owned` O(1), `owner`
-///                      O(log world).
+/// @par Complexity      construction O(tensors + world log world), `local` and `owned` O(1), `owner` O(log
+///                      world).
 /// @par Thread safety   as a plain value.
 class hierarchical_zero {
  public:
@@ -64,11 +64,11 @@ class hierarchical_zero {
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(shapes_.size()); }
   [[nodiscard]] tensor_shape shape(tensor_id tensor) const noexcept { return shapes_[to_index(tensor)]; }
 
-  /// The part of the secondary shard that lies in `tensor`.
+  /// Returns the part of the secondary shard in `tensor`.
   [[nodiscard]] element_runs local(tensor_id tensor, rank_id rank) const noexcept {
     return within(tensor, secondaries_[to_index(rank)]);
   }
-  /// The part of the primary shard that lies in `tensor`.
+  /// Returns the part of the primary shard in `tensor`.
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept {
     return within(tensor, primaries_[to_index(rank)]);
   }
@@ -78,32 +78,33 @@ class hierarchical_zero {
                                                  [&](std::uint32_t rank) { return primaries_[rank].first; });
     return rank_id{*(behind - 1)};
   }
-  /// True where every node is one rank: each holds all.
+  /// True if every node is one rank: each holds all.
   [[nodiscard]] bool is_replicated(tensor_id /*tensor*/) const noexcept { return node_size_ == 1; }
 
-  /// Elements of the flat space that `rank` owns.
+  /// Returns the elements of the flat space that `rank` owns.
   [[nodiscard]] index_range primary(rank_id rank) const noexcept { return primaries_[to_index(rank)]; }
-  /// Elements of the flat space that `rank` holds.
+  /// Returns the elements of the flat space that `rank` holds.
   [[nodiscard]] index_range secondary(rank_id rank) const noexcept { return secondaries_[to_index(rank)]; }
 
-  /// How many nodes there are; the last may be smaller.
+  /// Returns the number of nodes; the last may be smaller.
   [[nodiscard]] std::uint32_t nodes() const noexcept { return node_of(rank_id{to_number(world()) - 1}) + 1; }
-  /// The node of a rank.
+  /// Returns the node of a rank.
   [[nodiscard]] std::uint32_t node_of(rank_id rank) const noexcept { return to_index(rank) / node_size_; }
-  /// The ranks of a node: from `first` on, `count` of them.
+  /// Returns the ranks of a node: `count` of them from `first`.
   [[nodiscard]] index_range ranks_of(std::uint32_t node) const noexcept {
     const std::uint64_t first = std::uint64_t{node} * node_size_;
     return {first, std::min<std::uint64_t>(node_size_, primaries_.size() - first)};
   }
 
  private:
-  /// The flat space's elements x part / parts, rounded down. Unlike `even_share` it cuts at the same places
-  /// for the parts of a node as for the parts of the world that are a multiple of them.
+  /// Returns the flat space's elements x part / parts, rounded down. Unlike `even_share` it cuts at the same
+  /// places for the parts of a node as for the parts of the world that are a multiple of them.
   [[nodiscard]] std::uint64_t cut(std::uint64_t part, std::uint64_t parts) const noexcept {
     return offsets_.back() / parts * part + offsets_.back() % parts * part / parts;
   }
 
-  /// Rank `l` of a node of `s` has its primary at (l + 1/2) / s of the way; where several have, by node.
+  /// Deals out primaries: rank `l` of a node of `s` has its primary at (l + 1/2) / s of the way; ties go by
+  /// node.
   void deal_primaries(std::uint32_t world) {
     const std::uint32_t last_size = world % node_size_ == 0 ? node_size_ : world % node_size_;
     const std::uint32_t first_of_last = world - last_size;
@@ -124,7 +125,7 @@ class hierarchical_zero {
     }
   }
 
-  /// Cuts each node's copy where an even cut would be, or as close to it as leaves the primaries whole.
+  /// Cuts each node's copy where an even cut would be, or as close to it as keeps the primaries intact.
   void cut_secondaries() {
     secondaries_.resize(primaries_.size());
     for (std::uint32_t node = 0; node < nodes(); ++node) {
@@ -153,9 +154,9 @@ class hierarchical_zero {
   }
 
   std::vector<tensor_shape> shapes_;
-  std::vector<std::uint64_t> offsets_;  // of tensors in the flat space, and behind the last one
+  std::vector<std::uint64_t> offsets_;  // of tensors in the flat space, and the end of the last one
   std::uint32_t node_size_;
-  std::vector<std::uint32_t> in_order_;  // ranks by where their primary lies
+  std::vector<std::uint32_t> in_order_;  // ranks in the order of their primaries
   std::vector<index_range> primaries_;   // by rank
   std::vector<index_range> secondaries_;
 };

@@ -1,5 +1,5 @@
 /// @file
-/// The names of who holds stored pieces, and of ranks (`comm/ranks.hpp`).
+/// Identifiers of the holders of stored pieces, and of ranks (`comm/ranks.hpp`).
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -11,10 +11,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Who holds a stored piece: a file of a checkpoint by its index, or a live rank by its number.
+/// The holder of a stored piece: a file of a checkpoint by its index, or a live rank by its number.
 enum class holder_id : std::uint32_t {};
 
-/// A holder that is none.
+/// No holder.
 inline constexpr holder_id no_holder{0xFFFF'FFFF};
 
 /// The number in a strong type, to index or compute with.

@@ -1,5 +1,5 @@
 /// @file
-/// From one partition to another while the ranks live: what moves between them, and what stays where it is.
+/// From one partition to another while the ranks live: which elements move, and which stay.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,26 +19,27 @@ namespace llmmem {
 inline namespace v0 {
 
 /// A plan between live ranks. Rank r of the old partition is rank r of the new one; with a larger world the
-/// last ranks join, with a smaller one they leave once they have given what they had.
+/// last ranks join, with a smaller one they leave after they have sent their elements.
 ///
 /// @par Thread safety   a plain value.
 struct live_reshard {
-  std::vector<stored_piece> stored{};  ///< what `source` of a copy indexes: all that the ranks hold
-  std::vector<wanted_piece> wanted{};  ///< what `destination` of a copy indexes: all that they are to hold
-  reshard_plan moves{};                ///< from one rank to another: what a transport must carry
+  std::vector<stored_piece> stored{};  ///< indexed by `source` of a copy: all that the ranks hold
+  std::vector<wanted_piece> wanted{};  ///< indexed by `destination` of a copy: all that they will hold
+  reshard_plan moves{};                ///< from one rank to another: what a transport carries
   std::vector<reshard_copy> kept{};    ///< within a rank: a copy from its old storage to its new
   std::uint64_t kept_elements = 0;
   std::uint64_t kept_bytes = 0;
 };
 
-/// The plan from `from` to `to` that moves the fewest bytes: each element that a rank is to hold and does not
-/// hold yet is sent to it once, and nothing else is. Replicas are read by turns, as `make_reshard` says.
+/// Returns the plan from `from` to `to` that moves the fewest bytes: each element that a rank needs and does
+/// not hold is sent to it once, and nothing else is. Replicas are read alternately, as `make_reshard`
+/// documents.
 ///
 ///     const live_reshard plan = reshard(tensors, sharding::replicated(tensors, four),
 ///     flat_uneven::even(tensors, two));
-///     // plan.moves.bytes == 0: who shrinks a replica to a shard has it already
+///     // plan.moves.bytes == 0: a rank that shrinks a replica to a shard has it already
 ///
-/// For a checkpoint, or ranks of which some are lost, make the lists yourself and call `make_reshard`.
+/// For a checkpoint, or after the loss of ranks, make the lists yourself and call `make_reshard`.
 ///
 /// @par Complexity   as `make_reshard`, for all that the ranks hold, replicas included.
 /// @throws argument_error  when `tensors` is not the catalogue of both; what `make_reshard` throws.

@@ -51,7 +51,7 @@ template <partition P, class ElementsOf>
 
 }  // namespace detail
 
-/// Bytes of all that `rank` holds: what it must have room for. @pre `rank` is less than `p.world()`
+/// Returns the bytes of all that `rank` holds: the room that it needs. @pre `rank` is less than `p.world()`
 ///
 /// @par Complexity   O(tensors) calls of `local`.
 /// @throws argument_error  when `tensors` is not the catalogue of `p`; length_error past 2^63 - 1 bytes.
@@ -61,8 +61,8 @@ template <partition P>
   return detail::bytes_of(p, tensors, "local_bytes", [&](tensor_id tensor) { return p.local(tensor, rank); });
 }
 
-/// Bytes of all that `rank` answers for: what it writes to a checkpoint. As `local_bytes` else; over all
-/// ranks they come to the bytes of the tensors.
+/// Returns the bytes of all that `rank` owns: what it writes to a checkpoint. Otherwise as `local_bytes`; the
+/// sum over all ranks is the bytes of the tensors.
 template <partition P>
 [[nodiscard]] constexpr std::uint64_t owned_bytes(const P& p, std::span<const tensor_facts> tensors,
                                                   rank_id rank) {

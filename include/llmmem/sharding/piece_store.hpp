@@ -1,5 +1,5 @@
 /// @file
-/// Where a rank's pieces of a `sharded_state` lie between operations: in memory, or in chunks of a tiered
+/// Where a rank's pieces of a `sharded_state` are between operations: in memory, or in chunks of a tiered
 /// buffer.
 #pragma once
 
@@ -27,11 +27,10 @@ inline namespace v0 {
 /// The memory of pieces, one for each tensor, numbered from 0. A piece has an address while it is held.
 ///
 ///     hold(i, mode)   the address of piece `i` until `release`, for one holder more: to `read`, to `write`
-///     all
-///                     of it, or both. The holders of one piece share what the first one took: the others may
-///                     do no more. Null for a piece of no bytes.
+///                     all of it, or both. The holders of one piece share the first one's access: the others
+///                     may do at most as much. Null for a piece of no bytes.
 ///     release(i)      one holder less
-///     discard(i)      the contents are worthless: the next hold is to `write`
+///     discard(i)      drops the contents: the next hold is to `write`
 ///     is_resident     whether addresses are the same for the store's whole life, held or not
 template <class P>
 concept piece_store = requires(P& pieces, std::uint32_t piece, access_mode mode) {
@@ -41,7 +40,7 @@ concept piece_store = requires(P& pieces, std::uint32_t piece, access_mode mode)
   { pieces.discard(piece) } -> std::same_as<result<void>>;
 };
 
-/// Pieces in one range of a space, always there. They begin with zeros.
+/// Pieces in one range of a space, always resident. They begin with zeros.
 ///
 /// @par Complexity      every call O(1).
 /// @par Thread safety   any thread may hold and release.
@@ -50,8 +49,8 @@ class resident_pieces {
  public:
   static constexpr bool is_resident = true;
 
-  /// @param offsets  of each piece in the range. @param bytes  of the range.
-  /// @throws out_of_memory  when the space does not have them.
+  /// @param offsets  of each piece in the range. @param bytes of the range.
+  /// @throws out_of_memory  when the space lacks them.
   resident_pieces(Space& space, std::vector<std::uint64_t> offsets, std::span<const std::uint64_t> /*sizes*/,
                   std::uint64_t bytes, std::uint64_t alignment)
       : offsets_(std::move(offsets)) {
@@ -72,23 +71,22 @@ class resident_pieces {
 };
 
 /// Pieces that are chunks of a `tiered_buffer`, or of a `prefetch_schedule` over one: between operations they
-/// lie in any tier, host memory or a file, and come up to tier 0 for as long as they are held. They begin
-/// with zeros. With ZeRO 3 that is the layout of ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
+/// are in any tier, host memory or a file, and while they are held they are in tier 0. They begin with zeros.
+/// With ZeRO 3 that is the layout of ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
 ///
-/// @tparam Store  has `create`, `read`, `write`, `update`, `discard` and `remove`. The host can touch its
+/// @tparam Store  has `create`, `read`, `write`, `update`, `discard` and `remove`. The host can access its
 ///                tier 0.
-/// @par Complexity      a hold that is not the first O(1), the first as the store's lease.
-/// @par Thread safety   as the store: one thread at a time takes first holds and gives last ones back.
-/// Another
+/// @par Complexity      the first hold as the store's lease, any other O(1).
+/// @par Thread safety   as the store: one thread at a time takes first holds and releases last ones. Another
 ///                      thread may add holds to a piece that is held meanwhile.
 /// @par Errors          the constructor throws what `create` and the leases refuse (`result::value`). `hold`
-///                      returns it, and `errc::chunk_leased` for more than the first holder may do.
+///                      returns it, and `errc::chunk_leased` for more access than the first holder's.
 template <class Store>
 class leased_pieces {
  public:
   static constexpr bool is_resident = false;
 
-  /// Makes a chunk for each piece of some bytes, and writes zeros. The store outlives the pieces.
+  /// Creates a chunk for each piece that has bytes, and writes zeros. The store outlives the pieces.
   leased_pieces(Store& store, std::span<const std::uint64_t> sizes) : store_(&store) {
     pieces_.reserve(sizes.size());
     try {
@@ -148,7 +146,7 @@ class leased_pieces {
     std::uint32_t holders = 0;
     access_mode mode = access_mode::read;  // of the first holder
     std::byte* data = nullptr;
-    // One of them, as `mode` says.
+    // One of them, according to `mode`.
     typename Store::read_lease read{};
     typename Store::write_lease write{};
     typename Store::update_lease update{};
@@ -165,7 +163,7 @@ class leased_pieces {
     if (!had) return had.error();
     it.mode = mode;
     it.holders = 1;
-    // Who holds it to read does not write: one type of pointer for all.
+    // A holder that reads does not write: one type of pointer for all.
     it.data = const_cast<std::byte*>(had->span().data());
     held = std::move(*had);
     return it.data;
@@ -199,7 +197,7 @@ class held_pieces_of {
   }
   ~held_pieces_of() { end(); }
 
-  /// One piece more. @return its address. @pre it was made for pieces
+  /// Holds one further piece. @return its address. @pre it was made for pieces
   [[nodiscard]] result<std::byte*> add(tensor_id tensor, access_mode mode) {
     if constexpr (!Pieces::is_resident) held_.push_back(tensor);  // this may throw: before the hold
     auto had = pieces_->hold(to_index(tensor), mode);

@@ -22,8 +22,8 @@ struct grid_place {
   friend constexpr bool operator==(const grid_place&, const grid_place&) noexcept = default;
 };
 
-/// rows x columns x depth ranks, numbered column by column, row by row, then layer by layer: a row of the
-/// grid is contiguous, and so are all the ranks of a layer.
+/// rows x columns x depth ranks, numbered column by column, row by row, then layer by layer: the ranks of a
+/// grid row are contiguous, and so are all the ranks of a layer.
 ///
 /// @par Complexity      O(1), the lists O(their length).
 /// @par Thread safety   a plain value.
@@ -62,7 +62,7 @@ class process_grid {
     return {.row = line % rows_, .column = to_index(rank) % columns_, .layer = line / rows_};
   }
 
-  /// The ranks of the same row and layer, by column: among them blocks of activations are broadcast.
+  /// Returns the ranks of the same row and layer, by column: blocks of activations are broadcast among them.
   [[nodiscard]] std::vector<rank_id> row_group(rank_id rank) const {
     grid_place place = coordinates_of(rank);
     std::vector<rank_id> ranks(columns_);
@@ -70,7 +70,7 @@ class process_grid {
       ranks[place.column] = rank_at(place);
     return ranks;
   }
-  /// The ranks of the same column and layer, by row: among them blocks of weights are broadcast.
+  /// Returns the ranks of the same column and layer, by row: blocks of weights are broadcast among them.
   [[nodiscard]] std::vector<rank_id> column_group(rank_id rank) const {
     grid_place place = coordinates_of(rank);
     std::vector<rank_id> ranks(rows_);
@@ -78,7 +78,8 @@ class process_grid {
       ranks[place.row] = rank_at(place);
     return ranks;
   }
-  /// The ranks of the same row and column, by layer: they hold the same weights and sum their gradients.
+  /// Returns the ranks of the same row and column, by layer: they hold the same weights and sum their
+  /// gradients.
   [[nodiscard]] std::vector<rank_id> depth_group(rank_id rank) const {
     grid_place place = coordinates_of(rank);
     std::vector<rank_id> ranks(depth_);

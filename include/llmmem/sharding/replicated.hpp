@@ -18,8 +18,8 @@ inline namespace v0 {
 
 namespace sharding {
 
-/// Every rank holds all of every tensor, as data parallelism has it. Each element still has one owner, so
-/// that a checkpoint holds it once: the bytes of all tensors, end to end, are cut evenly between the ranks
+/// Every rank holds all of every tensor, as in data parallelism. Each element still has one owner, so that a
+/// checkpoint holds it once: the bytes of all tensors, end to end, are cut evenly between the ranks
 /// (`cut_writes`), at fewer places than there are ranks.
 ///
 /// @par Complexity      `local` O(1), `owned` and `owner` O(log world).

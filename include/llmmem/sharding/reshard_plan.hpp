@@ -20,12 +20,12 @@ struct stored_piece {
   element_runs elements{};
 };
 
-/// A piece that a rank is to have.
+/// A piece that a rank will have.
 struct wanted_piece {
   tensor_id tensor{};
   rank_id rank{};
   element_runs elements{};
-  holder_id prefers = no_holder;  ///< is read from where it has the elements: the rank itself, a local file
+  holder_id prefers = no_holder;  ///< the first choice of source: the rank itself, a local file
 };
 
 /// The index of a piece in the list that a plan was made from.
@@ -67,7 +67,7 @@ struct reshard_copy {
   friend constexpr bool operator==(const reshard_copy&, const reshard_copy&) noexcept = default;
 };
 
-/// What a plan asks of a holder, or brings to a rank.
+/// What a plan reads from a holder, or brings to a rank.
 template <class Id>
 struct reshard_share {
   Id id{};
@@ -78,21 +78,22 @@ struct reshard_share {
   friend constexpr bool operator==(const reshard_share&, const reshard_share&) noexcept = default;
 };
 
-/// What to copy from where to where, and what it costs. Each wanted element is read once.
+/// What to copy from where to where, and the cost. Each wanted element is read once.
 ///
 /// @par Thread safety   a plain value.
 struct reshard_plan {
   /// By source, then source offset, then destination: each source is read from front to back.
   std::vector<reshard_copy> copies{};
-  std::vector<reshard_share<holder_id>> holders{};  ///< that are read, by id
-  std::vector<reshard_share<rank_id>> ranks{};      ///< that get anything, by id
-  std::uint64_t elements = 0;                       ///< as many as are wanted
+  std::vector<reshard_share<holder_id>> holders{};  ///< those that are read, by id
+  std::vector<reshard_share<rank_id>> ranks{};      ///< those that receive anything, by id
+  std::uint64_t elements = 0;                       ///< the number of wanted elements
   std::uint64_t bytes = 0;
 
   friend bool operator==(const reshard_plan&, const reshard_plan&) noexcept = default;
 };
 
-/// One line for all, one for each holder and rank, one for each copy: to print and to compare. Not read back.
+/// Returns one line for all, one for each holder and rank, one for each copy: to print and to compare. It
+/// cannot be parsed back.
 [[nodiscard]] std::string to_text(const reshard_plan& plan);
 
 inline std::string to_text(const reshard_plan& plan) {

@@ -17,17 +17,17 @@ inline namespace v0 {
 enum class ring_collective : std::uint8_t {
   reduce_scatter,  ///< share r of the sum ends at rank r
   all_gather,      ///< share r begins at rank r and ends everywhere
-  all_reduce,      ///< the one, then the other
+  all_reduce,      ///< one, then the other
 };
 
-/// Bytes that `rank` sends to its successor on a ring, for a tensor of `units` (rows, elements: what is not
-/// cut) of `unit_bytes` each, in even shares.
+/// Returns the bytes that `rank` sends to its successor on a ring, for a tensor of `units` (rows, elements:
+/// what is not cut) of `unit_bytes` each, in even shares.
 ///
-/// The share that a rank ends with is the one that it does not send in a reduce-scatter: the sum of share c
-/// sets out at rank c + 1 and goes round to c. In an all-gather share c sets out at c and stops before it, so
-/// that a rank does not send the share of its successor. Where shares are equal, each of the two is
-/// (N - 1)/N of the tensor, and the all-reduce 2 (N - 1)/N (Patarasuk and Yuan, J. Parallel Distrib. Comput.
-/// 69, 2009). So to replace an all-reduce by the two costs no byte.
+/// A rank does not send, in a reduce-scatter, the share that it ends with: the sum of share c starts at rank
+/// c + 1 and moves around to c. In an all-gather share c starts at c and stops before it, so that a rank does
+/// not send the share of its successor. If shares are equal, each of the two is (N - 1)/N of the tensor, and
+/// the all-reduce 2 (N - 1)/N (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009). So replacing an
+/// all-reduce by the two costs no byte.
 ///
 /// @pre `rank` is less than `world`
 /// @par Complexity   O(1).

@@ -1,5 +1,5 @@
 /// @file
-/// `sequence_split`: activations cut along the sequence, weights whole. The split of sequence parallelism.
+/// `sequence_split`: activations cut along the sequence, whole weights. The split of sequence parallelism.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,20 +19,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a tensor is to sequence parallelism.
+/// The role of a tensor in sequence parallelism.
 enum class sequence_role : std::uint8_t {
   along_sequence,  ///< its first dimension is the sequence: an activation [sequence, batch, hidden]
   whole,           ///< every rank holds all of it: the weights of a norm
 };
 
 /// The regions between the tensor-parallel ones (norms, dropout, residual sums) split along the sequence over
-/// the ranks that share a layer (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2): each token goes
-/// through them on one rank. Uneven where it does not divide: the first ranks have a token more.
+/// the ranks that share a layer (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2): each token passes
+/// through them on one rank. The split is uneven if sides do not divide: the first ranks have one token in
+/// addition.
 ///
 /// The 10 s b h bytes of activations that tensor parallelism leaves on every rank become 10 s b h / t. The
-/// all-reduce before such a region becomes a reduce-scatter, and an all-gather behind it feeds the next one:
-/// as many bytes (`ring_sent_bytes`), counting what is computed. Weights are held by all, and as each rank
-/// has seen some tokens only, their gradients are all-reduced.
+/// all-reduce before such a region becomes a reduce-scatter, and an all-gather after it feeds the next one:
+/// as many bytes (`ring_sent_bytes`), by this count. All ranks hold the weights, and because each rank has
+/// seen only some tokens, their gradients are all-reduced.
 ///
 /// @par Complexity      `local` O(1), `owned` and `owner` O(log world).
 /// @par Thread safety   as a plain value.
@@ -40,7 +41,7 @@ class sequence_split {
  public:
   /// @param roles  one for each tensor.
   /// @throws argument_error  when `world` is 0, the two lists differ in length, or a tensor without
-  ///                         dimensions is to be cut; length_error when the bytes together pass 2^63 - 1.
+  ///                         dimensions would be cut; length_error when the bytes together pass 2^63 - 1.
   sequence_split(std::span<const tensor_facts> tensors, std::span<const sequence_role> roles,
                  rank_count world)
       : split_(tensors, axes_of(tensors, roles, world), world) {}
@@ -62,7 +63,7 @@ class sequence_split {
   [[nodiscard]] sequence_role role(tensor_id tensor) const noexcept {
     return split_.axis(tensor) == split_axis::rows ? sequence_role::along_sequence : sequence_role::whole;
   }
-  /// The tokens that `rank` holds of `tensor`.
+  /// Returns the tokens that `rank` holds of `tensor`.
   [[nodiscard]] index_range tokens(tensor_id tensor, rank_id rank) const noexcept {
     const std::uint64_t sequence = split_.shape(tensor).rows();
     if (role(tensor) == sequence_role::whole) return {0, sequence};

@@ -20,15 +20,15 @@ inline namespace v0 {
 
 namespace sharding {
 
-/// What becomes of one key range when servers are lost, or come back.
+/// What happens to one key range when servers are lost, or return.
 struct range_change {
   tensor_id range{};
   rank_id owner_before{};
   rank_id owner_after{};
-  std::vector<rank_id> copy_to{};  ///< servers that join the chain, and must be sent the range
+  std::vector<rank_id> copy_to{};  ///< servers that join the chain, and must receive the range
   std::vector<rank_id>
       drop_from{};      ///< living servers that leave it: what they hold may go, once all have it
-  rank_id copy_from{};  ///< who sends it: the first of the old chain that lives, if any does
+  rank_id copy_from{};  ///< the sender: the first living server of the old chain, if any
 
   friend bool operator==(const range_change&, const range_change&) = default;
 };
@@ -37,33 +37,33 @@ struct range_change {
 
 using range_change [[deprecated("its name is sharding::range_change")]] = sharding::range_change;
 
-/// What to do so that every range is held by as many servers as before, as far as there are so many.
+/// The steps after which every range is held by as many servers as before, as far as enough servers live.
 struct server_change {
-  std::vector<sharding::range_change> changes{};  ///< ranges whose chain is another now, in order
-  std::vector<tensor_id> lost_ranges{};  ///< of which nobody living has a copy: read them from a checkpoint
-  std::uint64_t copied_keys = 0;         ///< each counted as often as it is sent
+  std::vector<sharding::range_change> changes{};  ///< ranges whose chain has changed, in order
+  std::vector<tensor_id> lost_ranges{};           ///< without a living copy: read them from a checkpoint
+  std::uint64_t copied_keys = 0;                  ///< each counted as often as it is sent
 
   friend bool operator==(const server_change&, const server_change&) = default;
 };
 
-/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, sections 4.3 and 4.4), cut into ranges.
-/// Of n servers, range i belongs to server s = i mod n; the servers behind s on the ring follow, in the order
-/// s + 1, s + 2, ..., and the first `followers` of them hold copies (chain replication). A lost server's
-/// ranges fall to the next one alive, which has them already.
+/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, sections 4.3 and 4.4), cut into ranges. Of
+/// n servers, range i belongs to server s = i mod n; the servers after s on the ring follow, in the order s +
+/// 1, s + 2, ..., and the first `followers` of them hold copies (chain replication). A lost server's ranges
+/// fall to the next living one, which has them already.
 ///
-/// With several ranges a server (the paper's virtual servers), round j = i / n begins j places further on the
-/// ring, s aside: so what a lost server had falls to as many others as it had ranges.
+/// With several ranges per server (the paper's virtual servers), round j = i / n begins j places further on
+/// the ring, apart from s: so the ranges of a lost server fall to as many other servers as it had ranges.
 ///
-/// As a partition its catalogue is the list of ranges: tensor i is range i, a vector of its keys, held whole
-/// by its chain and owned by the head.
+/// As a partition its catalogue is the list of ranges: tensor i is range i, a vector of its keys, held
+/// completely by its chain and owned by the head.
 ///
-/// @par Complexity      `owner` O(1) while all live, and O(dead servers) more where they do not; `local`
-///                      O(followers + dead); `lose` and `rejoin` O(ranges x (followers + dead)).
+/// @par Complexity      `owner` O(1) while all live, and O(dead servers) otherwise; `local` O(followers +
+///                      dead); `lose` and `rejoin` O(ranges x (followers + dead)).
 /// @par Thread safety   as a plain value.
 class key_servers {
  public:
-  /// @param followers          copies of each range besides the owner's.
-  /// @param ranges_per_server  as even as can be, as all ranges are.
+  /// @param followers          copies of each range in addition to the owner's.
+  /// @param ranges_per_server  all ranges are as even as possible.
   /// @throws argument_error  when there are no servers or ranges, or not more servers than followers.
   /// @throws length_error    when keys pass 2^63 - 1, or ranges 2^32 - 1.
   key_servers(std::uint64_t keys, rank_count servers, std::uint32_t followers,
@@ -86,11 +86,11 @@ class key_servers {
     living_ = to_number(servers);
   }
 
-  /// All servers, those that are lost among them: they hold nothing.
+  /// Returns the number of servers, including lost ones, which hold nothing.
   [[nodiscard]] rank_count world() const noexcept {
     return rank_count{static_cast<std::uint32_t>(alive_.size())};
   }
-  /// How many ranges there are.
+  /// Returns the number of ranges.
   [[nodiscard]] std::uint32_t tensors() const noexcept { return ranges_; }
   [[nodiscard]] tensor_shape shape(tensor_id range) const noexcept {
     return tensor_shape::vector(keys_of(range).count);
@@ -104,50 +104,50 @@ class key_servers {
   [[nodiscard]] rank_id owner(tensor_id range, std::uint64_t /*element*/) const noexcept {
     return owner(range);
   }
-  /// Where all servers live and follow each other.
+  /// True if all servers live and follow each other.
   [[nodiscard]] bool is_replicated(tensor_id /*range*/) const noexcept {
     return living_ == alive_.size() && followers_ + 1 == living_;
   }
 
-  /// How many keys there are.
+  /// Returns the number of keys.
   [[nodiscard]] std::uint64_t keys() const noexcept { return keys_; }
-  /// How many servers live.
+  /// Returns the number of living servers.
   [[nodiscard]] std::uint32_t living() const noexcept { return living_; }
-  /// Whether a server does.
+  /// Returns whether a server lives.
   [[nodiscard]] bool is_alive(rank_id server) const noexcept { return alive_[to_index(server)] != 0; }
-  /// The keys of a range.
+  /// Returns the keys of a range.
   [[nodiscard]] index_range keys_of(tensor_id range) const noexcept {
     return even_share(keys_, to_index(range), ranges_);
   }
-  /// The range that a key is in. @pre key < keys()
+  /// Returns the range of a key. @pre key < keys()
   [[nodiscard]] tensor_id range_of(std::uint64_t key) const noexcept {
     return tensor_id{static_cast<std::uint32_t>(even_share_of(keys_, key, ranges_))};
   }
-  /// The server that a key is pushed to and pulled from. @pre key < keys()
+  /// Returns the server that a key is pushed to and pulled from. @pre key < keys()
   [[nodiscard]] rank_id owner(std::uint64_t key) const noexcept { return owner(range_of(key)); }
-  /// The head of a range's chain: its own server, or the next alive.
+  /// Returns the head of a range's chain: its own server, or the next living one.
   [[nodiscard]] rank_id owner(tensor_id range) const noexcept {
     std::uint32_t place = 0;
     while (!is_alive(candidate(range, place)))
       ++place;
     return candidate(range, place);
   }
-  /// The chain of a range, the owner first. Shorter where fewer servers live than it needs.
+  /// Returns the chain of a range, the owner first. It is shorter if fewer servers live than it needs.
   [[nodiscard]] std::vector<rank_id> replicas(tensor_id range) const;
-  /// The chain of the range that a key is in.
+  /// Returns the chain of a key's range.
   [[nodiscard]] std::vector<rank_id> replicas_of(std::uint64_t key) const { return replicas(range_of(key)); }
 
-  /// Takes servers as lost, all at once, and says what to do. Ranges of which more servers than followers are
-  /// lost at once have no copy left, and are listed.
-  /// @throws argument_error  when one is not there or lost already, or none would be left: nothing has
-  /// changed.
+  /// Marks servers as lost, all at once, and returns what to do. Ranges that lose more servers than followers
+  /// at once have no copy left, and are listed.
+  /// @throws argument_error  when one does not exist or is already lost, or none would be left: nothing has
+  ///                         changed.
   server_change lose(std::span<const rank_id> lost);
-  /// Takes a lost server as empty and alive, and says what to send it.
-  /// @throws argument_error  when it is not there or alive.
+  /// Marks a lost server as living and empty, and returns what to send it.
+  /// @throws argument_error  when it does not exist or lives.
   server_change rejoin(rank_id server);
 
  private:
-  /// Who is at `place` of a range's chain while all live: each server is at one place.
+  /// Returns the server at `place` of a range's chain while all live: each server is at one place.
   [[nodiscard]] rank_id candidate(tensor_id range, std::uint32_t place) const noexcept {
     const std::uint64_t servers = alive_.size();
     const std::uint64_t own = to_index(range) % servers;

@@ -1,6 +1,6 @@
 /// @file
-/// `sharded_state`: weights, gradients or moments of which each rank keeps what its partition says, gathered
-/// layer by layer and reduced to their owners.
+/// `sharded_state`: weights, gradients or moments of which each rank keeps the part that its partition
+/// assigns, gathered layer by layer and reduced to their owners.
 #pragma once
 
 #include <llmmem/comm/reduce_op.hpp>
@@ -32,13 +32,13 @@ inline namespace v0 {
 struct sharded_options {
   std::string name = "sharded_state";  ///< for error texts
   std::uint64_t patience_ns =
-      60'000'000'000;     ///< each operation is through that long after it began, or failed
+      60'000'000'000;     ///< each operation has ended or failed that long after its beginning
   std::uint32_t tag = 0;  ///< of its messages
-  std::uint32_t segment_bytes = 256 * 1024;  ///< the longest message: what is packed or summed at a time
+  std::uint32_t segment_bytes = 256 * 1024;  ///< the longest message: the unit of packing and summing
   std::uint64_t alignment = 64;              ///< of the pieces together, and of each buffer
 };
 
-/// Bytes of one kind of operation, as this rank saw them: of messages, headers not counted.
+/// Bytes of one kind of operation, as this rank counted them: of messages, without headers.
 struct moved_bytes {
   std::uint64_t calls = 0;
   std::uint64_t sent = 0;
@@ -49,43 +49,42 @@ struct moved_bytes {
 
 /// What a sharded state has counted.
 struct sharded_stats {
-  moved_bytes gathers{};          ///< whole and within a group
-  moved_bytes reduces{};          ///< the first half of an all-reduce among them
-  moved_bytes refreshes{};        ///< the second half of an all-reduce among them
+  moved_bytes gathers{};          ///< of the world and of a group
+  moved_bytes reduces{};          ///< includes the first half of an all-reduce
+  moved_bytes refreshes{};        ///< includes the second half of an all-reduce
   moved_bytes reshards{};         ///< into this state
   std::uint64_t local_bytes = 0;  ///< of the pieces
   std::uint64_t whole_bytes = 0;  ///< of buffers of whole tensors that live now
   std::uint64_t peak_whole_bytes = 0;
-  std::uint64_t peak_stage_bytes = 0;  ///< of room to pack and to sum in, for the length of an operation
+  std::uint64_t peak_stage_bytes = 0;  ///< of memory for packing and summing, during an operation
 
   [[nodiscard]] constexpr std::uint64_t sent() const noexcept {
     return gathers.sent + reduces.sent + refreshes.sent + reshards.sent;
   }
 };
 
-/// The tensors of a scope, whole. What the rank holds whole anyway is its own piece; the others lie in one
-/// buffer of the space, in the order of the scope without gaps (but for the alignment of an element), which
-/// goes with this object.
+/// The whole tensors of a scope. A tensor that the rank holds whole anyway is its own piece; the others are
+/// in one buffer of the space, in the order of the scope, without gaps (except for the alignment of an
+/// element). The buffer ends with this object.
 ///
 /// The state outlives it.
 ///
-/// @par Thread safety   as a plain value; it may end on another thread than it was made on, but one that
-/// holds
-///                      pieces of a tiered buffer, where that is one's thread.
+/// @par Thread safety   as a plain value; it may end on another thread than the one that made it, except one
+///                      that holds pieces of a tiered buffer, where it must end on the buffer's thread.
 template <memory_space Space, piece_store Pieces = resident_pieces<Space>>
 class whole_tensors {
  public:
   whole_tensors() noexcept = default;
 
   [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }
-  /// What it is whole of, in the order of the scope.
+  /// Returns the ids of its tensors, in the order of the scope.
   [[nodiscard]] std::span<const tensor_id> scope() const noexcept LLMMEM_LIFETIMEBOUND { return scope_; }
-  /// All of the `index`-th tensor of the scope, row-major. @pre `index < size()`
+  /// Returns all of the `index`-th tensor of the scope, row-major. @pre `index < size()`
   [[nodiscard]] std::span<std::byte> tensor(std::size_t index) const noexcept { return tensors_[index]; }
   [[nodiscard]] std::span<const std::span<std::byte>> tensors() const noexcept LLMMEM_LIFETIMEBOUND {
     return tensors_;
   }
-  /// Bytes of the buffer: 0 where the rank holds everything.
+  /// Returns the bytes of the buffer: 0 if the rank holds everything.
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_.bytes(); }
 
  private:
@@ -99,15 +98,15 @@ class whole_tensors {
   held_pieces_of<Pieces> held_{};  // what is whole as a piece
 };
 
-/// A rank's piece of one tensor, at its address for as long as this lives. Movable; the state outlives it.
+/// A rank's piece of one tensor, at one address while this lives. Movable; the state outlives it.
 template <piece_store Pieces>
 class piece_lease {
  public:
   piece_lease() noexcept = default;
 
-  /// The elements of `local`, in their order.
+  /// Returns the elements of `local`, in their order.
   [[nodiscard]] std::span<std::byte> local() const noexcept { return local_; }
-  /// Those of them that are this rank's to answer for.
+  /// Returns those of them that this rank owns.
   [[nodiscard]] std::span<std::byte> owned() const noexcept { return owned_; }
 
  private:
@@ -120,8 +119,8 @@ class piece_lease {
   std::span<std::byte> owned_{};
 };
 
-/// One kind of state of a catalogue of tensors, of which each rank keeps its `local` part of every tensor,
-/// dense: in a space whose accounting tells what it costs, or in chunks of a `tiered_buffer`.
+/// One kind of state of a catalogue of tensors. Each rank keeps its `local` part of every tensor, dense: in a
+/// space whose accounting shows its cost, or in chunks of a `tiered_buffer`.
 ///
 ///     sharded_state weights(zero.of(state_kind::weights), tensors, ranks, space);
 ///     sharded_state gradients(zero.of(state_kind::gradients), tensors, ranks, space);
@@ -132,9 +131,9 @@ class piece_lease {
 ///       gradients.reduce_scatter(sums, sum_f32).value();             // as gradients appear
 ///     }
 ///     update(weights.owned(id), gradients.owned(id), ...);           // the shard; divide by the ranks here
-///     weights.refresh(ids_of_layer).value();                         // where others hold what was changed
+///     weights.refresh(ids_of_layer).value();                         // if other ranks hold copies of it
 ///
-/// One type for the partitions of sharding/: what is *local* and what is *owned* tells what moves.
+/// One type for the partitions of sharding/: what is *local* and what is *owned* determines what moves.
 ///
 /// | partition | `gather` | `reduce_scatter` | `refresh` |
 /// |---|---|---|---|
@@ -143,44 +142,45 @@ class piece_lease {
 /// | `split_2d`, `grid_partition` | what is not there | the same way | copies of blocks |
 /// | `hierarchical_zero` | see `gather_within` | | primaries to secondaries |
 ///
-/// n are the bytes of the scope, N the ranks; each is what an even share of all ranks sends.
+/// n is the bytes of the scope, N the number of ranks; each entry is what an even share of all ranks sends.
 ///
-/// **All ranks of the partition call the same operations in the same order with the same scopes.** What a
-/// rank finds failed ends its call and revokes the transport, so that nobody waits for it; pieces hold what
-/// was there or part of what was to come, and are of no use. `agree()`, `shrink()`, and build the state anew.
+/// **All ranks of the partition call the same operations in the same order with the same scopes.** A failure
+/// that a rank finds ends its call and revokes the transport, so that no rank waits for it; the pieces are
+/// then of no use, because they hold old contents or a part of the new. Call `agree()`, `shrink()`, and build
+/// the state again.
 ///
-/// Sums are in the order of ranks, whoever owns what (`reduce_way::direct`): the bits of a sum depend on the
-/// number of ranks alone. **Nothing is scaled**: a mean is the caller's to make, of `owned()` after a
-/// `reduce_scatter`, so that it is done once an element.
+/// Sums are in the order of ranks, regardless of owners (`reduce_way::direct`): the bits of a sum depend on
+/// the number of ranks alone. **Nothing is scaled**: the caller computes a mean from `owned()` after a
+/// `reduce_scatter`, so that each element is scaled once.
 ///
 /// Ranks of the transport beyond the partition's world hold nothing, and may only `reshard_to`.
 ///
 /// **Pieces in tiers.** Given a `tiered_buffer`, or a `prefetch_schedule` over one, each piece is a chunk of
-/// it, and lies in host memory or a file between operations; an operation leases the pieces of its scope for
-/// its own length. Sums and gathers have the same bits. The program leases a piece by `lease`, which is the
-/// same call for pieces in memory.
+/// it, and is in host memory or a file between operations; an operation leases the pieces of its scope while
+/// it runs. Sums and gathers have the same bits. The program leases a piece by `lease`, which is the same
+/// call for pieces in memory.
 ///
 ///     sharded_state weights(zero.of(state_kind::weights), tensors, ranks, space, buffer);
 ///     auto mine = weights.lease(tensor_id{3}, access_mode::read_write).value();   // in tier 0 until it ends
 ///     update(mine.owned());
 ///
 /// @tparam Partition  copied.
-/// @tparam Space      of memory that the host can touch. Gathered buffers, staging and resident pieces come
+/// @tparam Space      of memory that the host can access. Gathered buffers, staging and resident pieces come
 ///                    from it.
-/// @tparam Pieces     where pieces lie: `resident_pieces`, or `leased_pieces` over a buffer.
-/// @par Complexity      an operation takes O(runs) of the pieces involved beside its bytes, which are copied
-///                      once at most on either side where runs are strided, and not at all where they are
-///                      flat ranges. An operation that sums takes room for N + 2 messages beside it.
-/// @par Thread safety   one thread for operations, which talk on the transport; `local` and `owned` read
-///                      nothing that changes, but do not touch what an operation under way reads or writes.
-///                      Operations on pieces in tiers lease them on the calling thread, but those that `hold`
-///                      holds meanwhile.
-///                      Counters may be read when none is under way, but `whole_bytes` at any time.
-/// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that is not
-///                      the partition's, `length_error` past 2^63 - 1 bytes, `out_of_memory` when the space
-///                      has not got the pieces. Operations return what the transport says, the space's
-///                      shortage, `errc::no_such_tensor` for ids there are not and `errc::size_mismatch` for
-///                      elements that are not the operation's: of the last two nothing was sent.
+/// @tparam Pieces     where pieces are: `resident_pieces`, or `leased_pieces` over a buffer.
+/// @par Complexity      an operation takes O(runs) of the pieces involved in addition to its bytes, which
+///                      each side copies at most once if runs are strided, and never if they are flat ranges.
+///                      An operation that sums takes memory for N + 2 messages in addition.
+/// @par Thread safety   one thread for operations, which use the transport; `local` and `owned` read nothing
+///                      that changes; the caller does not access what an operation in flight reads or writes.
+///                      Operations on pieces in tiers lease them on the calling thread, except those that
+///                      `hold` holds meanwhile. Counters may be read when no operation is in flight,
+///                      `whole_bytes` at any time.
+/// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that does not
+///                      match the partition, `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space
+///                      lacks room for the pieces. Operations return the transport's failure, the space's
+///                      shortage, `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for
+///                      elements that do not match the operation: for the last two, nothing was sent.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,
 ///                      "ZeRO++", arXiv 2306.10209.
 template <partition Partition, transport Transport, memory_space Space,
@@ -195,11 +195,11 @@ class sharded_state {
   using whole = whole_tensors<Space, Pieces>;
   using hold_type = held_pieces_of<Pieces>;
 
-  /// Pieces begin with zeros. Transport and space outlive the state.
+  /// Fills pieces with zeros. Transport and space outlive the state.
   sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
                 sharded_options options = {})
     requires(Pieces::is_resident);
-  /// Pieces are chunks of `store`, which outlives the state, too.
+  /// Pieces are chunks of `store`, which also outlives the state.
   template <class Store>
     requires std::same_as<Pieces, leased_pieces<Store>>
   sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
@@ -209,13 +209,13 @@ class sharded_state {
 
   [[nodiscard]] const Partition& who() const noexcept { return who_; }
   [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
-  /// What its operations talk on.
+  /// Returns the transport of its operations.
   [[nodiscard]] Transport& ranks() const noexcept { return *ranks_; }
-  /// This rank's number, and whether it is one of the partition's.
+  /// Returns this rank's number, and whether it is one of the partition's.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
   [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(who_.world()); }
 
-  /// This rank's piece: the elements of `who().local`, in their order. @pre there is that tensor
+  /// Returns this rank's piece: the elements of `who().local`, in their order. @pre that tensor exists
   [[nodiscard]] std::span<std::byte> local(tensor_id tensor) noexcept
     requires(Pieces::is_resident)
   {
@@ -226,7 +226,7 @@ class sharded_state {
   {
     return local_of(tensor, pieces_.data(to_index(tensor)));
   }
-  /// The part of it that this rank answers for: `who().owned`. What an optimizer updates.
+  /// Returns the part of it that this rank owns: `who().owned`. An optimizer updates it.
   [[nodiscard]] std::span<std::byte> owned(tensor_id tensor) noexcept
     requires(Pieces::is_resident)
   {
@@ -238,54 +238,55 @@ class sharded_state {
     return owned_of(tensor, pieces_.data(to_index(tensor)));
   }
 
-  /// The same two for as long as the lease lives, wherever pieces lie between operations.
-  /// `errc::no_such_tensor`; of pieces in tiers what the lease of a chunk refuses.
+  /// Leases the same two, regardless of where pieces are between operations. `errc::no_such_tensor`; for
+  /// pieces in tiers what the lease of a chunk refuses.
   [[nodiscard]] result<piece_lease<Pieces>> lease(tensor_id tensor, access_mode mode);
   /// Holds the pieces of a scope at their addresses, so that an operation on them may run on another thread
-  /// than that of the buffer they lie in. Costs nothing where pieces are resident.
+  /// than that of their buffer. Costs nothing if pieces are resident.
   [[nodiscard]] result<hold_type> hold(std::span<const tensor_id> scope, access_mode mode);
-  /// The contents of a piece are worthless: pieces in tiers need not be kept, and whoever is next writes all
-  /// of it. Nothing where pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
+  /// Discards the contents of a piece: pieces in tiers need not be kept, and the next writer writes all of
+  /// it. Does nothing if pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
   result<void> discard(tensor_id tensor);
 
-  /// The tensors whole, each element from its owner, but what this rank holds from its piece: after owners
-  /// have changed theirs, `refresh` first where others hold copies.
+  /// Returns the whole tensors: from this rank's piece what it holds, every other element from its owner.
+  /// After owners have changed their elements, call `refresh` first if other ranks hold copies.
   [[nodiscard]] result<whole> gather(std::span<const tensor_id> scope);
   /// The same among some ranks, whose pieces make up each tensor once, or are each all of it: those of a node
-  /// with `hierarchical_zero`. Nothing is sent to anybody else. All members of the group call it.
-  /// `errc::size_mismatch` when they do not hold all: wanted = elements of the tensor, found = theirs.
+  /// with `hierarchical_zero`. No other rank receives anything. All members of the group call it.
+  /// `errc::size_mismatch` if they do not hold all: wanted = elements of the tensor, found = theirs.
   [[nodiscard]] result<whole> gather_within(rank_group<Transport>& node, std::span<const tensor_id> scope);
-  /// Memory for whole tensors, of any contents: this rank's contribution to a sum. Sends nothing.
+  /// Allocates memory for whole tensors, with unspecified contents: this rank's contribution to a sum. Sends
+  /// nothing.
   [[nodiscard]] result<whole> allocate_whole(std::span<const tensor_id> scope);
   [[nodiscard, deprecated("call allocate_whole()")]] result<whole> room_for(
       std::span<const tensor_id> scope) {
     return allocate_whole(scope);
   }
 
-  /// What the ranks' whole tensors sum up to, in the pieces of those who own it. Other elements of pieces
-  /// stay. Whole tensors may be the pieces themselves, as `allocate_whole` gives them.
+  /// Sums the ranks' whole tensors into the pieces of the owners. Other elements of pieces are unchanged.
+  /// Whole tensors may be the pieces themselves, as `allocate_whole` returns them.
   result<void> reduce_scatter(const whole& contribution, const reduce_op& op) {
     return reduce_scatter(contribution.scope(), contribution.tensors(), op);
   }
   /// @param contribution  this rank's, one for each tensor of the scope, all of it.
   result<void> reduce_scatter(std::span<const tensor_id> scope,
                               std::span<const std::span<std::byte>> contribution, const reduce_op& op);
-  /// The same, and then everybody has it who holds it: `reduce_scatter`, `refresh`.
+  /// The same, and then all holders receive the sum: `reduce_scatter`, `refresh`.
   result<void> all_reduce(const whole& contribution, const reduce_op& op) {
     if (auto done = reduce_scatter(contribution, op); !done) return done;
     return refresh(contribution.scope());
   }
 
-  /// What a rank holds and does not own becomes what its owner has: weights after the update of a shard.
+  /// Updates what a rank holds and does not own from its owner: weights after the update of a shard.
   result<void> refresh(std::span<const tensor_id> scope);
 
-  /// Gives `next` what its partition says, each element from whoever has it (`live_reshard`), over the
-  /// transport of `next`, of which both partitions' ranks are. This state stays as it is. Both worlds' ranks
-  /// call it.
-  /// @throws argument_error  when the two have not one catalogue, what `reshard` throws.
+  /// Gives `next` the elements that its partition assigns, each from a rank that has it (`live_reshard`),
+  /// over the transport of `next`, which contains both partitions' ranks. This state is unchanged. The ranks
+  /// of both worlds call it.
+  /// @throws argument_error  when the two have different catalogues, and what `reshard` throws.
   ///
-  /// Resident pieces move all at once, of pieces in tiers those of one tensor at a time: both states' ranks
-  /// have theirs in the same kind of place.
+  /// Resident pieces move all at once, pieces in tiers one tensor at a time: both states keep theirs in the
+  /// same kind of store.
   template <partition To, memory_space S, piece_store M>
   result<void> reshard_to(sharded_state<To, Transport, S, M>& next) const;
 
@@ -296,16 +297,16 @@ class sharded_state {
     requires(S::is_host_accessible)
   friend class sharded_state;
 
-  /// Where pieces go in memory, or how long each is.
+  /// Where pieces are in memory, or how long each is.
   struct piece_places {
     std::vector<std::uint64_t> offsets{};
     std::vector<std::uint64_t> sizes{};
     std::uint64_t bytes = 0;
   };
-  /// Checks the arguments, and learns what is this rank's.
+  /// Checks the arguments, and finds this rank's pieces.
   [[nodiscard]] piece_places place_pieces();
 
-  /// The piece at its address. @pre it is held
+  /// Returns the piece at its address. @pre it is held
   [[nodiscard]] std::span<std::byte> local_of(tensor_id tensor, std::byte* piece) const noexcept {
     return {piece, local_[to_index(tensor)].elements() * facts_[to_index(tensor)].element_bytes};
   }
@@ -316,7 +317,8 @@ class sharded_state {
     const std::uint64_t width = facts_[at].element_bytes;
     return {piece + local_[at].position_of(mine.begin) * width, mine.elements() * width};
   }
-  /// As `hold`, and notes the addresses for the operation that begins. What fails ends it for all ranks.
+  /// As `hold`, and notes the addresses for the operation that begins. A failure ends the operation for all
+  /// ranks.
   [[nodiscard]] result<hold_type> begin(std::span<const tensor_id> scope, access_mode mode) const;
   [[nodiscard]] std::byte* address(tensor_id tensor) const noexcept { return addresses_[to_index(tensor)]; }
   [[nodiscard]] bool has_all(tensor_id tensor) const noexcept {
@@ -329,7 +331,7 @@ class sharded_state {
   [[nodiscard]] result<void> check(std::span<const tensor_id> scope) const noexcept;
   [[nodiscard]] result<void> check_group(rank_group<Transport>& node, std::span<const tensor_id> scope) const;
 
-  /// Elements `first` to `first + count` of a tensor, in this rank's piece of it or in all of it.
+  /// Adds elements `first` to `first + count` of a tensor, from this rank's piece of it or from all of it.
   void add_from_piece(detail::scattered_bytes& to, tensor_id tensor, std::uint64_t first,
                       std::uint64_t count) const {
     const std::size_t at = to_index(tensor);
@@ -345,13 +347,14 @@ class sharded_state {
   void copy_own(const whole& into) noexcept;
   [[nodiscard]] bool moves_in_refresh(tensor_id tensor) const noexcept;
 
-  /// Gathers among ranks 0 to `world` - 1 of `ranks`, of which rank r has `from(tensor, r)` to give and
-  /// `has(tensor, r)` already.
+  /// Gathers among ranks 0 to `world` - 1 of `ranks`; rank r provides `from(tensor, r)` and already has
+  /// `has(tensor, r)`.
   template <class Ranks, class From, class Has>
   [[nodiscard]] result<whole> gather_among(Ranks& ranks, std::uint32_t world,
                                            std::span<const tensor_id> scope, const From& from,
                                            const Has& has);
-  /// To each of the others what `fill_out(rank)` has put into `out_`, and from each what goes to `in_`.
+  /// Sends to each of the others what `fill_out(rank)` has put into `out_`, and receives from each into
+  /// `in_`.
   template <class Ranks, class FillOut, class FillIn>
   [[nodiscard]] result<void> trade(Ranks& ranks, std::uint32_t world, moved_bytes& counted,
                                    const FillOut& fill_out, const FillIn& fill_in);
@@ -378,10 +381,10 @@ class sharded_state {
   std::vector<element_runs> owned_{};
   piece_places places_;  // set up before the pieces
   mutable Pieces pieces_;
-  mutable std::vector<std::byte*> addresses_{};  // of pieces that the operation under way holds
+  mutable std::vector<std::byte*> addresses_{};  // of pieces that the operation in flight holds
   detail::live_bytes wholes_{};
 
-  // Of the operation under way.
+  // Of the operation in flight.
   detail::scattered_bytes out_{};
   detail::scattered_bytes in_{};
   detail::scattered_bytes own_{};
@@ -391,7 +394,7 @@ class sharded_state {
   sharded_stats stats_{};
 };
 
-/// A state whose pieces are chunks of the store that it is given.
+/// A state whose pieces are chunks of the given store.
 template <partition Partition, transport Transport, memory_space Space, class Store>
   requires(!std::same_as<Store, sharded_options>)
 sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space&, Store&,

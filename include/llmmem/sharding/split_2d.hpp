@@ -1,5 +1,6 @@
 /// @file
-/// `split_2d`: each matrix cut into bands of rows or of columns, one a rank. The split of tensor parallelism.
+/// `split_2d`: each matrix cut into bands of rows or of columns, one per rank. The split of tensor
+/// parallelism.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +20,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Along what a tensor is split. Rows and columns are those of the matrix **as it is stored**, row-major.
+/// The axis along which a tensor is split. Rows and columns are those of the matrix **as it is stored**,
+/// row-major.
 enum class split_axis : std::uint8_t {
   none,     ///< every rank holds all of it
   rows,     ///< bands of rows; of a tensor of one dimension, ranges of its elements
@@ -28,11 +30,11 @@ enum class split_axis : std::uint8_t {
 
 /// The two linear layers of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
 enum class parallel_linear : std::uint8_t {
-  column_parallel,  ///< Y = X A with A split by columns: each rank makes some of the outputs
+  column_parallel,  ///< Y = X A with A split by columns: each rank computes some of the outputs
   row_parallel,     ///< Y = X A with A split by rows: each rank sums over some of the inputs
 };
 
-/// How a layer's tensor is split when its matrix is stored as [outputs, inputs], the transpose of the A
+/// Returns how a layer's tensor is split if its matrix is stored as [outputs, inputs], the transpose of the A
 /// above, as PyTorch and Megatron-LM store it. The names therefore cross over:
 ///
 ///     layer             weight [outputs, inputs]   bias [outputs]
@@ -46,11 +48,12 @@ enum class parallel_linear : std::uint8_t {
   return shape.dimensions() == 1 ? split_axis::none : split_axis::columns;
 }
 
-/// Each tensor split by rows, by columns or not at all, over one group of ranks. Uneven where it does not
-/// divide: the first ranks have one row or column more, and with more ranks than rows the last ones none.
+/// Each tensor split by rows, by columns or not at all, over one group of ranks. Splits are uneven if sides
+/// do not divide: the first ranks have one row or column in addition, and with more ranks than rows the last
+/// ones have none.
 ///
-/// Tensors that are not split are held by all and written by turns: their bytes even out what the ranks write
-/// of the others.
+/// All ranks hold the tensors that are not split, and share their writes: the shares even out what the ranks
+/// write of the others.
 ///
 /// @par Complexity      `local` O(1), `owned` and `owner` O(log world).
 /// @par Thread safety   as a plain value.
@@ -58,7 +61,7 @@ class split_2d {
  public:
   /// @param axes  one for each tensor.
   /// @throws argument_error  when `world` is 0, the two lists differ in length, or a tensor of less than two
-  ///                         dimensions is to be split by columns.
+  ///                         dimensions would be split by columns.
   /// @throws length_error    when the bytes together pass 2^63 - 1.
   split_2d(std::span<const tensor_facts> tensors, std::span<const split_axis> axes, rank_count world)
       : world_(world), axes_(axes.begin(), axes.end()) {
@@ -69,7 +72,7 @@ class split_2d {
     }
     shapes_.reserve(tensors.size());
     std::vector<sharding::cuttable_item> whole(
-        tensors.size());  // empty where split: nobody is asked for their owner
+        tensors.size());  // empty if split: their owner is not looked up here
     std::vector<std::uint64_t> written(to_number(world), 0);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const tensor_facts& each = tensors[i];

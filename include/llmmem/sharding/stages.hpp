@@ -1,5 +1,6 @@
 /// @file
-/// `pipeline_stages`: whole layers to each device of a pipeline, in one stretch or in several chunks.
+/// `pipeline_stages`: whole layers on each device of a pipeline, in one contiguous range or in several
+/// chunks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,12 +23,12 @@ inline namespace v0 {
 
 /// The layer that a tensor belongs to, or the two layers that share it.
 struct layer_place {
-  std::uint32_t layer = 0;  ///< whose device owns it
-  std::uint32_t tied = 0;   ///< whose device holds it as well; the same layer, when there is but one
+  std::uint32_t layer = 0;  ///< its device owns the tensor
+  std::uint32_t tied = 0;   ///< its device holds the tensor as well; equal to `layer` for one layer
 
   /// A tensor of one layer.
   [[nodiscard]] static constexpr layer_place in(std::uint32_t layer) noexcept { return {layer, layer}; }
-  /// A tensor of two, such as an embedding that is the output projection, too.
+  /// A tensor of two layers, such as an embedding that is also the output projection.
   [[nodiscard]] static constexpr layer_place in_both(std::uint32_t owner, std::uint32_t other) noexcept {
     return {owner, other};
   }
@@ -35,30 +36,30 @@ struct layer_place {
   friend constexpr bool operator==(const layer_place&, const layer_place&) noexcept = default;
 };
 
-/// Layers in a row, cut into `devices * chunks` stages; stage s is chunk s / devices of device s % devices,
-/// as `pipeline_shape` has it. One chunk: each device has contiguous layers (GPipe, PipeDream). Several: the
-/// interleaved virtual stages of Megatron-LM (Narayanan et al., SC21, arXiv 2104.04473, section 2.2), of
+/// Consecutive layers, cut into `devices * chunks` stages; stage s is chunk s / devices of device s %
+/// devices, as in `pipeline_shape`. One chunk: each device has contiguous layers (GPipe, PipeDream). Several:
+/// the interleaved virtual stages of Megatron-LM (Narayanan et al., SC21, arXiv 2104.04473, section 2.2), of
 /// which device p has stages p, p + devices, ... Rank r is device r of the pipeline.
 ///
-/// A tensor goes where its layer goes, whole. One that is tied between two layers is held by the devices of
+/// A tensor is undivided, with its layer. A tensor that is tied between two layers is held by the devices of
 /// both and owned by the first's; their gradients are summed over the two.
 ///
 /// @par Complexity      construction O(tensors + stages), look-ups O(1), those of a layer O(log stages).
 /// @par Thread safety   as a plain value.
 class pipeline_stages {
  public:
-  /// Even stages: they differ by one layer at most, the first have the longer ones.
+  /// Even stages: they differ by at most one layer, the first have the longer ones.
   /// @param places  one for each tensor.
-  /// @param layers  how many there are.
+  /// @param layers  the number of layers.
   /// @throws argument_error  when devices or chunks are 0, the two lists differ in length, or a tensor is in
-  ///                         a layer that is not there; length_error when there are 2^32 stages.
+  ///                         a layer that does not exist; length_error when there are 2^32 stages.
   pipeline_stages(std::span<const tensor_facts> tensors, std::span<const layer_place> places,
                   std::uint32_t layers, rank_count devices, std::uint32_t chunks = 1)
       : pipeline_stages(tensors, places, even_boundaries(layers, devices, chunks), devices) {}
 
   /// Any stages.
-  /// @param boundaries  in layers, one more than stages: 0, where each stage ends, and so at last all layers.
-  ///                    Never falling; two equal ones are an empty stage.
+  /// @param boundaries  in layers, one more than stages: 0, then the end of each stage; the last is the
+  ///                    number of layers. Never falling; two equal ones are an empty stage.
   /// @throws argument_error  as above, or when the boundaries are anything else or no multiple of devices.
   pipeline_stages(std::span<const tensor_facts> tensors, std::span<const layer_place> places,
                   std::span<const std::uint32_t> boundaries, rank_count devices)
@@ -84,7 +85,7 @@ class pipeline_stages {
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(held_.size()); }
   [[nodiscard]] tensor_shape shape(tensor_id tensor) const noexcept { return held_[to_index(tensor)].shape; }
 
-  /// All of the tensor, or nothing.
+  /// Returns all of the tensor, or nothing.
   [[nodiscard]] element_runs local(tensor_id tensor, rank_id rank) const noexcept {
     const held_tensor& each = held_[to_index(tensor)];
     if (rank != each.owner && rank != each.tied) return {};
@@ -97,50 +98,50 @@ class pipeline_stages {
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t /*element*/) const noexcept {
     return held_[to_index(tensor)].owner;
   }
-  /// In a pipeline of one device, or of two that share the tensor.
+  /// True in a pipeline of one device, or of two that share the tensor.
   [[nodiscard]] bool is_replicated(tensor_id tensor) const noexcept {
     const held_tensor& each = held_[to_index(tensor)];
     return to_number(world_) == (each.owner == each.tied ? 1U : 2U);
   }
 
-  /// How many layers there are.
+  /// Returns the number of layers.
   [[nodiscard]] std::uint32_t layers() const noexcept { return boundaries_.back(); }
-  /// How many stages there are: devices x chunks.
+  /// Returns the number of stages: devices x chunks.
   [[nodiscard]] std::uint32_t stages() const noexcept {
     return static_cast<std::uint32_t>(boundaries_.size() - 1);
   }
-  /// How many stages a device has.
+  /// Returns the number of stages of a device.
   [[nodiscard]] std::uint32_t chunks() const noexcept { return stages() / to_number(world_); }
-  /// The pipeline that these stages make, for `one_f_one_b` and the other orders.
+  /// Returns the pipeline of these stages, for `one_f_one_b` and the other orders.
   [[nodiscard]] pipeline_shape shape_of(std::uint32_t micro_batches) const noexcept {
     return {.devices = to_number(world_), .micro_batches = micro_batches, .chunks = chunks()};
   }
 
-  /// The layers of a stage. @pre stage < stages()
+  /// Returns the layers of a stage. @pre stage < stages()
   [[nodiscard]] index_range layers_of_stage(std::uint32_t stage) const noexcept {
     return {boundaries_[stage], boundaries_[std::size_t{stage} + 1] - boundaries_[stage]};
   }
-  /// The layers that `rank` has as its chunk `chunk`. @pre chunk < chunks()
+  /// Returns the layers of chunk `chunk` of `rank`. @pre chunk < chunks()
   [[nodiscard]] index_range layers_of(rank_id rank, std::uint32_t chunk = 0) const noexcept {
     return layers_of_stage(chunk * to_number(world_) + to_index(rank));
   }
-  /// The stage of a layer. @pre layer < layers()
+  /// Returns the stage of a layer. @pre layer < layers()
   [[nodiscard]] std::uint32_t stage_of(std::uint32_t layer) const noexcept {
-    // Behind all boundaries that are equal: an empty stage has no layer.
+    // After all boundaries that are equal: an empty stage has no layer.
     const auto behind = std::ranges::upper_bound(boundaries_, layer);
     return static_cast<std::uint32_t>(behind - boundaries_.begin() - 1);
   }
-  /// The device of a layer.
+  /// Returns the device of a layer.
   [[nodiscard]] rank_id rank_of(std::uint32_t layer) const noexcept {
     return rank_id{stage_of(layer) % to_number(world_)};
   }
-  /// Which chunk of its device a layer is in.
+  /// Returns the chunk of its device that contains a layer.
   [[nodiscard]] std::uint32_t chunk_of(std::uint32_t layer) const noexcept {
     return stage_of(layer) / to_number(world_);
   }
-  /// The device with the first layer: it reads the input. @pre there are layers
+  /// Returns the device with the first layer: it reads the input. @pre there are layers
   [[nodiscard]] rank_id first() const noexcept { return rank_of(0); }
-  /// The device with the last layer: it computes the loss. @pre there are layers
+  /// Returns the device with the last layer: it computes the loss. @pre there are layers
   [[nodiscard]] rank_id last() const noexcept { return rank_of(layers() - 1); }
 
  private:

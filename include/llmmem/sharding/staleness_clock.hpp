@@ -13,16 +13,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bounded delay (Li et al., OSDI '14, section 3.5): with bound T, a worker may start iteration t once all
-/// workers have finished all iterations before t - T. So it sees all updates but those of the last T
+/// Bounded delay (Li et al., OSDI '14, section 3.5): with bound T, a worker may start iteration t after all
+/// workers have finished all iterations before t - T. So it sees all updates except those of the last T
 /// iterations. T = 0 is sequential (bulk-synchronous), `unbounded` is eventual consistency; between them it
 /// is the stale synchronous parallel of Ho et al. (NIPS 2013).
 ///
-/// @par Complexity      `may_start` O(1); `finish` O(1), and O(workers) when the slowest moves on.
-/// @par Thread safety   one writer; who shares it, locks it.
+/// @par Complexity      `may_start` O(1); `finish` O(1), and O(workers) when the slowest advances.
+/// @par Thread safety   one writer; threads that share it take a lock.
 class staleness_clock {
  public:
-  /// A bound that holds nobody back.
+  /// A bound that delays no worker.
   static constexpr std::uint64_t unbounded = ~std::uint64_t{0};
 
   /// @throws argument_error  when there are no workers.
@@ -32,18 +32,17 @@ class staleness_clock {
     at_slowest_ = to_number(workers);
   }
 
-  /// Whether `worker` may start `iteration`, from 0: it has finished all before, and nobody is too far
-  /// behind.
+  /// Returns whether `worker` may start `iteration`, from 0: it has finished all earlier ones, and no worker
+  /// is too far behind.
   /// @pre `worker` is one of them and has not retired
   [[nodiscard]] bool may_start(rank_id worker, std::uint64_t iteration) const noexcept {
     return finished_[to_index(worker)] == iteration && iteration - slowest_ <= bound_;
   }
-  /// `worker` has finished its iteration. @pre `worker` is one of them and has not retired
+  /// Notes that `worker` has finished its iteration. @pre `worker` is one of them and has not retired
   void finish(rank_id worker) noexcept {
     if (finished_[to_index(worker)]++ == slowest_ && --at_slowest_ == 0) find_slowest();
   }
-  /// `worker` takes part no more, and holds nobody back. Once all have retired, the slowest is who was it
-  /// last.
+  /// Removes `worker`, which then delays no other. After all have retired, `slowest` keeps its value.
   /// @pre `worker` is one of them and has not retired
   void retire(rank_id worker) noexcept {
     const bool was_slowest = finished_[to_index(worker)] == slowest_;
@@ -51,9 +50,9 @@ class staleness_clock {
     if (was_slowest && --at_slowest_ == 0) find_slowest();
   }
 
-  /// Iterations that `worker` has finished. @pre it has not retired
+  /// Returns the iterations that `worker` has finished. @pre it has not retired
   [[nodiscard]] std::uint64_t finished(rank_id worker) const noexcept { return finished_[to_index(worker)]; }
-  /// Iterations that all workers have finished.
+  /// Returns the iterations that all workers have finished.
   [[nodiscard]] std::uint64_t slowest() const noexcept { return slowest_; }
   [[nodiscard]] std::uint64_t bound() const noexcept { return bound_; }
 
@@ -75,7 +74,7 @@ class staleness_clock {
   std::vector<std::uint64_t> finished_;  // iterations of each worker
   std::uint64_t bound_;
   std::uint64_t slowest_ = 0;
-  std::uint32_t at_slowest_ = 0;  // workers that have finished no more than that
+  std::uint32_t at_slowest_ = 0;  // workers that have finished exactly `slowest_`
 };
 
 }  // namespace v0

@@ -1,5 +1,5 @@
 /// @file
-/// SUMMA as a plan: which rank broadcasts which block to whom, step by step.
+/// SUMMA as a plan: which rank broadcasts which block to which ranks, step by step.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,7 +29,7 @@ struct product_shape {
   friend constexpr bool operator==(const product_shape&, const product_shape&) noexcept = default;
 };
 
-/// Which of the two factors.
+/// One of the two factors.
 enum class summa_factor : std::uint8_t {
   a,  ///< activations: broadcast along a row of the grid
   b,  ///< weights: broadcast along a column of the grid
@@ -48,7 +48,7 @@ struct summa_broadcast {
   friend bool operator==(const summa_broadcast&, const summa_broadcast&) = default;
 };
 
-/// One step: every rank gets a panel of A and one of B, and adds their product to its block of C.
+/// One step: every rank receives a panel of A and one of B, and adds their product to its block of C.
 struct summa_step {
   index_range inner{};                        ///< the columns of A and rows of B of this step
   std::vector<summa_broadcast> broadcasts{};  ///< of A, then of B, by root; none depends on another
@@ -64,7 +64,7 @@ struct summa_plan {
   product_shape shape{};
   std::vector<summa_step> steps{};
 
-  /// The block of C that the rank at `place` computes.
+  /// Returns the block of C that the rank at `place` computes.
   [[nodiscard]] constexpr grid_block result_block(const grid_place& place) const noexcept {
     const std::uint64_t bands = std::uint64_t{grid.rows()} * grid.depth();
     return {even_share(shape.m, std::uint64_t{place.layer} * grid.rows() + place.row, bands),
@@ -77,9 +77,10 @@ struct summa_plan {
 /// a weight of it: Optimus' forward pass (arXiv 2104.05343), and with depth Tesseract's (arXiv 2105.14500),
 /// in which every layer of depth does the same for its own rows of A.
 ///
-/// Steps go through k. On a square grid there are q, one for each column of blocks of A; on another one, k is
-/// cut wherever a block of A or of B ends, which is q1 + q2 - gcd(q1, q2) steps where both divide k. A step
-/// without elements is left out, and so is a broadcast of none, to none, or to a rank without a block of C.
+/// Steps go through k. On a square grid there are q, one for each column of blocks of A; on other grids, k is
+/// cut wherever a block of A or of B ends, which is q1 + q2 - gcd(q1, q2) steps if both divide k. A step
+/// without elements is left out, and so is a broadcast of no elements, to no rank, or to a rank without a
+/// block of C.
 ///
 /// The two products of the backward pass, A' = C B^T and B' = A^T C, broadcast one factor and *reduce* along
 /// the other axis the blocks that this plan broadcasts, in as many bytes.
@@ -135,18 +136,18 @@ struct summa_plan {
 
 /// What a plan carries, in elements of A and B.
 struct summa_traffic {
-  std::vector<std::uint64_t> received{};  ///< by each rank, whatever algorithm broadcasts
+  std::vector<std::uint64_t> received{};  ///< by each rank, for any broadcast algorithm
   std::uint64_t total = 0;                ///< by all
   std::uint64_t broadcasts = 0;
-  /// What binomial trees take where the steps follow each other: for each step the rounds, ceil(log2 g) in a
+  /// The time of binomial trees if the steps follow each other: for each step the rounds, ceil(log2 g) in a
   /// group of g, of its largest block of A and then of B. On q x q ranks log2(p) / (2 sqrt p) x (|A| + |B|),
-  /// Optimus' cost, where q divides all sides and is a power of two.
+  /// Optimus' cost, if q divides all sides and is a power of two.
   std::uint64_t tree_elements = 0;
 
   friend bool operator==(const summa_traffic&, const summa_traffic&) = default;
 };
 
-/// Counts what a plan carries. Times the bytes of an element, these are bytes.
+/// Counts what a plan carries, in elements; multiply by the bytes of an element.
 /// @par Complexity   O(steps x world).
 [[nodiscard]] inline summa_traffic traffic_of(const summa_plan& plan) {
   summa_traffic traffic;

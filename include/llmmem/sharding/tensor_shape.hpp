@@ -1,5 +1,5 @@
 /// @file
-/// What a partition must know of a tensor: its rows and columns, its name and the width of an element.
+/// What a partition needs to know of a tensor: its rows and columns, its name and the width of an element.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -64,9 +64,11 @@ class tensor_shape {
   std::uint64_t dimensions_ = 0;
 };
 
-/// A tensor of a catalogue: what all ranks, and all who save and load, call by one `tensor_id`, its index.
+/// A tensor of a catalogue: all ranks, and all code that saves and loads, identify it by one `tensor_id`, its
+/// index.
 ///
-/// Elements are the unit that is never cut. Of types under 8 bits, several packed in one byte count as one.
+/// Elements are the unit that is never cut. For types under 8 bits, several elements packed in one byte count
+/// as one.
 struct tensor_facts {
   std::string name;  ///< for error texts
   tensor_shape shape{};

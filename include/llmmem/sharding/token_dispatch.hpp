@@ -1,6 +1,6 @@
 /// @file
-/// `token_dispatch`: which token goes to which place of which expert's buffer, who is dropped, and the way
-/// back.
+/// `token_dispatch`: which token goes to which place of which expert's buffer, which tokens are dropped, and
+/// the way back.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,27 +19,27 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Who comes first where an expert has not room for all.
+/// Which assignments come first if an expert lacks room for all.
 enum class dispatch_order : std::uint8_t {
   choice_first,  ///< the first choices of all tokens in their order, then all second choices, ... (GShard)
   token_first,   ///< token by token, each with all its choices: a stable sort by expert (FastMoE)
 };
 
-/// What a `token_dispatch` is made for.
+/// The setup of a `token_dispatch`.
 struct dispatch_options {
-  /// A capacity that drops nobody.
+  /// A capacity that drops no token.
   static constexpr std::uint32_t unlimited = 0xFFFF'FFFF;
 
   std::uint32_t experts = 0;
   std::uint32_t choices = 1;           ///< of each token: the k of top-k
   std::uint32_t capacity = unlimited;  ///< tokens that one expert takes of one group
   dispatch_order order = dispatch_order::choice_first;
-  std::uint32_t max_tokens = 0;         ///< of one group: what memory is taken for
+  std::uint32_t max_tokens = 0;         ///< of one group; determines the memory
   const char* name = "token_dispatch";  ///< for error texts; must outlive the object
 };
 
-/// The capacity that a capacity factor comes to: the tokens that an expert would get of `tokens`, were all
-/// as popular, times the factor, rounded up (Switch, section 2.2).
+/// Returns the capacity for a capacity factor: the tokens of `tokens` that an expert would receive if all
+/// were equally popular, times the factor, rounded up (Switch, section 2.2).
 ///
 /// @param percent  the factor in hundredths, so that the result is exact: 125 for 1.25.
 /// @throws argument_error  when `experts` is 0.
@@ -58,29 +58,29 @@ struct dispatch_options {
   return static_cast<std::uint32_t>(capacity);
 }
 
-/// Sends the tokens of one group, the batch of one rank, to their experts. A plan only: it says where rows
+/// Assigns the tokens of one group, the batch of one rank, to their experts. A plan only: it says where rows
 /// go, and moves none.
 ///
 /// A token makes `choices` choices of an expert; choice c of token t is *assignment* t x choices + c. An
 /// assignment gets the next place of its expert's buffer while that has fewer than `capacity`, in the order
-/// that the options name; then it is dropped, and the token goes round the expert by its residual. A choice
-/// of `no_expert` asks for nothing: GShard's second expert that was not drawn. So each assignment is in one
+/// of the options; otherwise it is dropped, and the token bypasses the expert by its residual. A choice of
+/// `no_expert` asks for nothing: GShard's second expert that was not drawn. So each assignment is in one
 /// slot, or dropped, or unrouted:
 ///
 ///     kept().size() + dropped().size() + unrouted() == tokens() * choices
 ///
-/// Slots are numbered by expert, then place, without holes: rows gathered in the order of `kept()` lie
-/// together for each expert (the batched matrices of FastMoE, with unlimited capacity) and for each rank
+/// Slots are numbered by expert, then place, without holes: rows gathered in the order of `kept()` are
+/// contiguous for each expert (the batched matrices of FastMoE, with unlimited capacity) and for each rank
 /// (the send buffer of an all-to-all). `slot_of` is the inverse, for the way back. GShard's buffers of equal
 /// size, [experts, capacity], are `padded_slot_of`.
 ///
-/// Weights of choices are no business of the plan: the output of token t is the sum of weight[a] x row
-/// slot_of(a) over its assignments that have a slot. GShard and Switch take groups one by one, so that
-/// capacity is for each pair of a rank and an expert, and no rank needs another's choices; for one capacity
-/// over all, dispatch all tokens as one group.
+/// The plan does not use weights of choices: the output of token t is the sum of weight[a] x row slot_of(a)
+/// over its assignments that have a slot. GShard and Switch take groups one by one, so that capacity is for
+/// each pair of a rank and an expert, and no rank needs another's choices; for one capacity over all,
+/// dispatch all tokens as one group.
 ///
-/// @par Complexity      `plan` O(tokens x choices + experts) and no allocation; all else O(1), or as it says.
-///                      12 bytes for an assignment, 8 for an expert, taken by the constructor.
+/// @par Complexity      `plan` O(tokens x choices + experts) and no allocation; all else O(1), or as
+///                      documented. 12 bytes per assignment, 8 per expert, allocated by the constructor.
 /// @par Thread safety   one writer.
 /// @par Errors          the constructor throws; `plan` returns a failure and leaves the last plan as it was.
 class token_dispatch {
@@ -109,48 +109,49 @@ class token_dispatch {
     demand_.assign(options.experts, 0);
   }
 
-  /// Plans anew. @param chosen  the expert of each assignment, [tokens, choices].
-  /// @returns `errc::size_mismatch` where that is no multiple of the choices, `errc::out_of_range` for more
-  ///          than `max_tokens` or an expert that is not there; the plan is then the one before.
+  /// Replaces the plan. @param chosen the expert of each assignment, [tokens, choices]. @returns
+  /// `errc::size_mismatch` if that is no multiple of the choices, `errc::out_of_range` for more than
+  /// `max_tokens` or an expert that does not exist; the previous plan then stays.
   result<void> plan(std::span<const expert_id> chosen) noexcept;
 
-  /// Tokens of the last plan.
+  /// Returns the number of tokens of the last plan.
   [[nodiscard]] std::uint32_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] const dispatch_options& options() const noexcept { return options_; }
 
-  /// The slot of each assignment, or `dropped_slot`, or `unrouted_slot`: how outputs come back.
+  /// Returns the slot of each assignment, or `dropped_slot`, or `unrouted_slot`: the way back of outputs.
   [[nodiscard]] std::span<const std::uint32_t> slots() const noexcept LLMMEM_LIFETIMEBOUND {
     return {slots_.data(), std::size_t{tokens_} * options_.choices};
   }
-  /// The slot of one assignment.
+  /// Returns the slot of one assignment.
   [[nodiscard]] std::uint32_t slot_of(std::uint32_t token, std::uint32_t choice) const noexcept {
     return slots_[std::size_t{token} * options_.choices + choice];
   }
-  /// The assignment in each slot: the order to gather rows in.
+  /// Returns the assignment in each slot: the order to gather rows in.
   [[nodiscard]] std::span<const std::uint32_t> kept() const noexcept LLMMEM_LIFETIMEBOUND {
     return {order_.data(), kept_};
   }
-  /// The assignments that found their expert full, in the order in which they came.
+  /// Returns the assignments whose expert was full, in their order of arrival.
   [[nodiscard]] std::span<const std::uint32_t> dropped() const noexcept LLMMEM_LIFETIMEBOUND {
     return {dropped_.data(), dropped_count_};
   }
-  /// How many choices were `no_expert`.
+  /// Returns how many choices were `no_expert`.
   [[nodiscard]] std::uint32_t unrouted() const noexcept { return unrouted_; }
 
-  /// The slots of an expert.
+  /// Returns the slots of an expert.
   [[nodiscard]] index_range slots_of(expert_id expert) const noexcept {
     const std::uint32_t begin = begins_[to_index(expert)];
     return {begin, begins_[std::size_t{to_index(expert)} + 1] - begin};
   }
-  /// How many assignments asked for an expert, dropped ones too: its load.
+  /// Returns how many assignments asked for an expert, including dropped ones: its load.
   [[nodiscard]] std::uint32_t demand(expert_id expert) const noexcept { return demand_[to_index(expert)]; }
-  /// The slots that go to `rank`, of `world` that have the experts: its part of an all-to-all's send buffer.
+  /// Returns the slots that go to `rank`, of `world` that have the experts: its part of an all-to-all's send
+  /// buffer.
   [[nodiscard]] index_range slots_to(rank_id rank, rank_count world) const noexcept {
     const index_range experts = experts_of(options_.experts, world, rank);
     const std::uint32_t begin = begins_[static_cast<std::size_t>(experts.first)];
     return {begin, begins_[static_cast<std::size_t>(experts.first + experts.count)] - begin};
   }
-  /// The place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` is one, and
+  /// Returns the place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` is one, and
   /// `expert` the one it belongs to
   [[nodiscard]] std::uint64_t padded_slot_of(std::uint32_t slot, expert_id expert) const noexcept {
     return std::uint64_t{to_index(expert)} * options_.capacity + (slot - begins_[to_index(expert)]);
@@ -164,7 +165,7 @@ class token_dispatch {
   std::vector<std::uint32_t> slots_;  // by assignment
   std::vector<std::uint32_t> order_;  // by slot
   std::vector<std::uint32_t> dropped_;
-  std::vector<std::uint32_t> begins_;  // of the slots of each expert, and behind the last
+  std::vector<std::uint32_t> begins_;  // of the slots of each expert, and the end of the last
   std::vector<std::uint32_t> demand_;  // of each expert
   std::uint32_t tokens_ = 0;
   std::uint32_t kept_ = 0;
@@ -172,7 +173,8 @@ class token_dispatch {
   std::uint32_t unrouted_ = 0;
 };
 
-/// Rows that each rank sends to each: [source x world + destination], where `groups[r]` is rank r's plan.
+/// Returns the rows that each rank sends to each: [source x world + destination]; `groups[r]` is rank r's
+/// plan.
 ///
 /// @par Complexity   O(groups x world).
 /// @throws argument_error  when there is not one group for each rank.

@@ -18,10 +18,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The three that training keeps for each parameter.
+/// The three kinds of state that training keeps for each parameter.
 enum class state_kind : std::uint8_t { weights, gradients, optimizer };
 
-/// Whether a rank holds only its shard of `kind` at `stage`.
+/// Returns whether a rank holds only its shard of `kind` at `stage`.
 [[nodiscard]] constexpr bool is_sharded(zero_stage stage, state_kind kind) noexcept {
   switch (kind) {
     case state_kind::weights:
@@ -44,11 +44,11 @@ enum class state_kind : std::uint8_t { weights, gradients, optimizer };
 /// @par Thread safety   as a plain value.
 class zero_partition {
  public:
-  /// @param cut  the ranges; `flat_uneven::even` but where ranks differ.
+  /// @param cut  the ranges; `flat_uneven::even` unless ranks differ.
   zero_partition(flat_uneven cut, zero_stage stage, state_kind kind)
       : cut_(std::move(cut)), sharded_(is_sharded(stage, kind)) {}
 
-  /// Even ranges: they differ by one element at most.
+  /// Even ranges: they differ by at most one element.
   /// @throws argument_error  when `world` is 0; length_error when the elements together pass 2^63 - 1.
   zero_partition(std::span<const tensor_facts> tensors, rank_count world, zero_stage stage, state_kind kind)
       : zero_partition(flat_uneven::even(tensors, world), stage, kind) {}
@@ -70,14 +70,14 @@ class zero_partition {
     return !sharded_ || cut_.is_replicated(tensor);
   }
 
-  /// The elements of the flat space that `rank` owns.
+  /// Returns the elements of the flat space that `rank` owns.
   [[nodiscard]] index_range range_of(rank_id rank) const noexcept { return cut_.range_of(rank); }
-  /// The elements of all tensors.
+  /// Returns the number of elements of all tensors.
   [[nodiscard]] std::uint64_t elements() const noexcept {
     const index_range last = cut_.range_of(rank_id{to_number(world()) - 1});
     return last.first + last.count;
   }
-  /// Those that `rank` holds.
+  /// Returns the number of those that `rank` holds.
   [[nodiscard]] std::uint64_t local_elements(rank_id rank) const noexcept {
     return sharded_ ? range_of(rank).count : elements();
   }
@@ -91,11 +91,11 @@ static_assert(partition<zero_partition>);
 
 /// All three kinds under one stage of ZeRO, over the same cut.
 ///
-/// With `mixed_precision_adam`, P parameters and N ranks, a rank keeps 4P + 12P/N bytes at stage 1,
-/// 2P + 14P/N at stage 2 and 16P/N at stage 3 (Table 1 of the paper): exactly where N divides P, and else
-/// what that rank's own share comes to. `training_state` of model/ has the same for the largest rank, without
-/// a catalogue. Right where all ranks see other data; where no rank has room for one gathered layer, split
-/// the layers themselves (`split_2d`, `grid2d`).
+/// With `mixed_precision_adam`, P parameters and N ranks, a rank keeps 4P + 12P/N bytes at stage 1, 2P +
+/// 14P/N at stage 2 and 16P/N at stage 3 (Table 1 of the paper): exactly if N divides P, and otherwise by
+/// that rank's own share. `training_state` of model/ has the same for the largest rank, without a catalogue.
+/// Use it if all ranks see different data; if no rank has room for one gathered layer, split the layers
+/// themselves (`split_2d`, `grid2d`).
 ///
 /// @par Complexity      construction O(tensors + world), `bytes` O(1).
 /// @par Thread safety   as a plain value.
@@ -126,7 +126,7 @@ class zero_state {
   [[nodiscard]] zero_stage stage() const noexcept { return stage_; }
   [[nodiscard]] rank_count world() const noexcept { return weights_.world(); }
 
-  /// Who holds which part of one kind.
+  /// Returns which rank holds which part of one kind.
   [[nodiscard]] const zero_partition& of(state_kind kind) const noexcept {
     switch (kind) {
       case state_kind::weights:
@@ -139,7 +139,7 @@ class zero_state {
     return optimizer_;
   }
 
-  /// What `rank` keeps of one kind.
+  /// Returns the bytes of one kind that `rank` keeps.
   [[nodiscard]] std::uint64_t bytes(state_kind kind, rank_id rank) const noexcept {
     const std::uint64_t elements = of(kind).local_elements(rank);
     switch (kind) {
@@ -152,7 +152,7 @@ class zero_state {
     }
     return elements * each_.optimizer;
   }
-  /// What `rank` keeps of all three.
+  /// Returns the bytes of all three kinds that `rank` keeps.
   [[nodiscard]] training_bytes bytes(rank_id rank) const noexcept {
     return {.weights = bytes(state_kind::weights, rank),
             .gradients = bytes(state_kind::gradients, rank),
@@ -167,11 +167,11 @@ class zero_state {
   bytes_per_parameter each_;
 };
 
-/// `zero_state` with the stage in the type, for where a policy is a type.
+/// `zero_state` with the stage in the type, for code whose policy is a type.
 template <zero_stage Stage>
 class zero_state_at : public zero_state {
  public:
-  /// As `zero_state`'s own.
+  /// As the constructor of `zero_state`.
   zero_state_at(std::span<const tensor_facts> tensors, rank_count world,
                 const bytes_per_parameter& each = mixed_precision_adam)
       : zero_state(tensors, world, Stage, each) {}
@@ -179,7 +179,7 @@ class zero_state_at : public zero_state {
 
 /// Stage 1: optimizer state in shards.
 using zero1 = zero_state_at<zero_stage::optimizer>;
-/// Stage 2: gradients, too.
+/// Stage 2: gradients as well.
 using zero2 = zero_state_at<zero_stage::gradients>;
 /// Stage 3: weights, too.
 using zero3 = zero_state_at<zero_stage::weights>;

@@ -1,5 +1,5 @@
 /// @file
-/// What a program touches, and how: the two types that schedules and tiered buffers share.
+/// What a program accesses, and how: the two types that schedules and tiered buffers share.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,8 +15,8 @@ enum class chunk_id : std::uint32_t {};
 
 /// What an access does to a chunk's contents.
 enum class access_mode : std::uint8_t {
-  read,        ///< as they are, and left so: nothing need be taken back
-  write,       ///< all of them are written anew: nothing need be brought in
+  read,        ///< as they are, unchanged: nothing is written back
+  write,       ///< all of them are overwritten: nothing is brought in
   read_write,  ///< as they are, and some or all of them change
 };
 
@@ -37,8 +37,8 @@ namespace tiering {
 
 }  // namespace tiering
 
-/// Is told what a tier 0 holds and who uses it, in the order in which it happens: see `access_window`. It
-/// must not call back.
+/// Receives what a tier 0 holds and which accesses use it, in the order in which this happens: see
+/// `access_window`. It must not call back.
 template <class O>
 concept access_observer =
     std::movable<O> && requires(O& observer, chunk_id chunk, std::uint64_t bytes, access_mode mode) {

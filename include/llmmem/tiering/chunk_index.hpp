@@ -1,5 +1,5 @@
 /// @file
-/// `chunk_index`: which chunks rest where in the file of a tier, kept in a journal beside it.
+/// `chunk_index`: which chunks are stored where in the file of a tier, kept in a journal next to it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,21 +22,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What was found in a journal when it was opened.
+/// What a journal contained when it was opened.
 struct index_recovery {
-  std::uint64_t records = 0;    ///< read well
-  std::uint64_t damaged = 0;    ///< not read, with others behind them that were
-  std::uint64_t torn = 0;       ///< bytes at the end that are no whole record: what a crash cut off
+  std::uint64_t records = 0;    ///< valid
+  std::uint64_t damaged = 0;    ///< unreadable, with valid ones after them
+  std::uint64_t torn = 0;       ///< bytes at the end that are no complete record: cut off by a crash
   std::uint64_t lost = 0;       ///< records at the end that were durable once: cut off, or damaged since
-  std::uint64_t overtaken = 0;  ///< chunks given up: what a damaged record behind them said is not known
+  std::uint64_t overtaken = 0;  ///< chunks given up: a damaged record after theirs may have changed them
   std::uint64_t surplus = 0;    ///< chunks given up because there were more than `max_chunks`
 };
 
 /// How a chunk index is set up.
 struct chunk_index_options {
-  chunk_key file_id{};              ///< of the file that the index is of; another one's is refused
+  chunk_key file_id{};              ///< of the file that the index belongs to; others are refused
   std::uint32_t max_chunks = 4096;  ///< kept at once
-  std::uint32_t slack = 4096;       ///< records that may be out of date before the journal is written anew
+  std::uint32_t slack = 4096;       ///< records that may be out of date before the journal is rewritten
   std::string name = "chunk_index";
   metadata_source metadata{};
 };
@@ -44,29 +44,29 @@ struct chunk_index_options {
 /// A map from keys to extents that outlives the process: every change is one record of 72 bytes at the end of
 /// a journal.
 ///
-/// - **A record is there or not.** Each has a CRC-32C, its number, and the journal's salt, drawn anew when it
-///   is written anew, under that CRC: what a file system gives back of an older journal is no record. What a
-///   crash cut off at the end is dropped when the journal is next opened: the map is then as it was some
-///   changes ago, but not before the last `sync`. A process that is killed loses no record that `keep` or
-///   `drop` returned for.
-/// - **Damage is not trusted around.** A record that cannot be read may have been of any chunk: with good
-///   ones behind it, all that was recorded before and not again since is given up, and `recovery()` says how
-///   much. A record near the beginning says how many were durable at the last `sync`; with fewer to be read,
-///   the end was not cut off by a crash, and everything is given up.
-/// - **Bounded.** With more than `slack` records out of date the journal is written anew, beside the old one,
-///   and takes its name: at most `2 x max_chunks + slack + 2` records.
+/// - **A record is valid or absent.** Each has a CRC-32C, its number, and, under that CRC, the journal's
+///   salt, drawn again at each rewrite: bytes of an older journal that a file system returns are no records.
+///   When the journal is next opened, an incomplete record at the end, cut off by a crash, is dropped: the
+///   map is then as it was some changes ago, but not before the last `sync`. A killed process loses no record
+///   that `keep` or `drop` returned for.
+/// - **Damage voids earlier records.** An unreadable record may have been of any chunk: if valid ones follow
+///   it, every chunk that was recorded before it and not again since is given up, and `recovery()` reports
+///   how many. A record near the beginning says how many were durable at the last `sync`; if fewer are
+///   readable, the end was not cut off by a crash, and everything is given up.
+/// - **Bounded.** With more than `slack` records out of date the index writes a new journal next to the old
+///   one, and renames it over that: at most `2 x max_chunks + slack + 2` records.
 ///
-/// Opening takes memory by the chunks that the journal names, however long its file is.
+/// Opening takes memory by the chunks that the journal names, regardless of the length of its file.
 ///
-/// What the extents hold is not its business: whoever reads them holds them to their checksum.
+/// The index does not verify the contents of extents: the reader of an extent verifies its checksum.
 ///
 /// @par Complexity      `find`, `keep`, `drop` O(1), and one write of 72 bytes to the page cache for the
-///                      latter two; now and then O(chunks) to write the journal anew.
-/// @par Thread safety   one thread at a time. One process: whoever has the file locks it.
-/// @par Errors          the constructor throws `io_error` for a file that cannot be had, is no chunk index or
-///                      one of another file, and `argument_error` for `max_chunks` of 0. Everything else is a
-///                      value: `errc::table_full`, `errc::write_failed` and `errc::sync_failed`. After a
-///                      refusal the map is as it was.
+///                      latter two; now and then O(chunks) to rewrite the journal.
+/// @par Thread safety   one thread at a time. One process: the index locks its file.
+/// @par Errors          the constructor throws `io_error` for a file that cannot be opened, is no chunk index
+///                      or is the index of another file, and `argument_error` for `max_chunks` of 0. All
+///                      other errors are values: `errc::table_full`, `errc::write_failed` and
+///                      `errc::sync_failed`. After a refusal the map is as it was.
 class chunk_index {
  public:
   chunk_index(std::string path, chunk_index_options options);
@@ -78,14 +78,14 @@ class chunk_index {
     return found ? &entries_[to_index(*found) - 1].extent : nullptr;
   }
 
-  /// From now on the chunk rests there, and nowhere else.
+  /// Records that the chunk is stored there, and nowhere else.
   result<void> keep(const chunk_extent& extent);
-  /// From now on it rests nowhere. No change for a key that is not there.
+  /// Records that the chunk is stored nowhere. A key that is absent changes nothing.
   result<void> drop(const chunk_key& key);
-  /// Returns once the device has all changes.
+  /// Returns after the device has all changes.
   result<void> sync();
 
-  /// Calls `f(extent)` for each chunk, in no order. `f` changes nothing here.
+  /// Calls `f(extent)` for each chunk, in no order. `f` does not change the index.
   template <class F>
   void for_each(F f) const {
     for (std::uint64_t slot = 0; slot < entries_.size(); ++slot) {
@@ -94,7 +94,7 @@ class chunk_index {
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return live_; }
-  /// Chunks that it can keep at once.
+  /// Returns how many chunks it can keep at once.
   [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
   [[nodiscard]] const index_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }
@@ -108,7 +108,7 @@ class chunk_index {
   static constexpr std::size_t record_bytes = 72;
   using record = std::array<std::byte, record_bytes>;
   enum class kind : std::uint32_t { header = 0x696D'6C6C, kept = 1, gone = 2, durable = 3 };
-  static constexpr std::uint64_t first_change = 2;  // behind the header and what was durable
+  static constexpr std::uint64_t first_change = 2;  // after the header and the record of what was durable
 
   struct entry {
     chunk_extent extent;
@@ -140,13 +140,13 @@ class chunk_index {
   chunk_index_options options_;
   io_file file_;
   open_folder folder_;
-  std::string beside_;  // what the file that replaces it is called first, in the folder
+  std::string beside_;  // the first name of a journal that replaces this one, in the folder
   prefix_index names_;  // key -> entry + 1
   detail::fixed_array<entry> entries_;
   detail::fixed_array<std::uint32_t> free_;
   std::uint64_t live_ = 0;
-  std::uint64_t records_ = 0;  // in the journal, its header among them
-  std::uint64_t durable_ = 0;  // of these, as the journal says
+  std::uint64_t records_ = 0;  // in the journal, including its header
+  std::uint64_t durable_ = 0;  // of these, according to the journal
   std::uint64_t salt_ = 0;
   bool is_name_durable_ = false;
   bool is_name_unsure_ = false;  // the folder could not be synced

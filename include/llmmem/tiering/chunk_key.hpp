@@ -1,5 +1,5 @@
 /// @file
-/// `chunk_key`: what names a chunk beyond the life of a process, and `chunk_extent`, where it rests then.
+/// `chunk_key`: identifies a chunk beyond the life of a process, and `chunk_extent`, where it is stored then.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,8 +15,8 @@ inline namespace v0 {
 /// 128 evenly distributed bits: the key of a block's contents as it is, or `key_of_name`, `key_from_id`.
 using chunk_key = block_key;
 
-/// The key of a name, such as that of a tensor: the first half of a SHA-256, so that no two names that
-/// anybody comes up with have the same.
+/// Returns the key of a name, such as a tensor's: the first half of a SHA-256, so that no two names that
+/// occur in practice have the same key.
 [[nodiscard]] constexpr chunk_key key_of_name(std::string_view name) noexcept {
   detail::sha256_state state;
   state.absorb64(name.size());
@@ -33,14 +33,14 @@ using chunk_key = block_key;
           .high = std::uint64_t{digest[2]} << 32 | digest[3]};
 }
 
-/// Where a chunk rests, in what form, and how to tell that it is all there.
+/// Where a chunk is stored, in what form, and the checksum that proves it complete.
 struct chunk_extent {
   chunk_key key{};
   std::uint64_t offset = 0;    ///< in the tier's file
   std::uint64_t bytes = 0;     ///< of the chunk
-  std::uint64_t stored = 0;    ///< of its form at rest
+  std::uint64_t stored = 0;    ///< of its stored form
   std::uint64_t format = 0;    ///< the codec's `format_id`
-  std::uint32_t checksum = 0;  ///< CRC-32C of the form at rest
+  std::uint32_t checksum = 0;  ///< CRC-32C of the stored form
 
   friend constexpr bool operator==(const chunk_extent&, const chunk_extent&) noexcept = default;
 };

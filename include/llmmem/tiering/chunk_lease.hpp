@@ -1,5 +1,5 @@
 /// @file
-/// A lease of a chunk: the right to touch its bytes in the fastest tier.
+/// A lease of a chunk: the right to access its bytes in the fastest tier.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,10 +16,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Holds a chunk in tier 0, at one address, for as long as it lives. Movable. The buffer outlives it.
+/// Holds a chunk in tier 0, at one address, while it lives. Movable. The buffer outlives it.
 ///
-/// @tparam Desk  what gives leases out, and takes them back: a part of `basic_tiered_buffer`.
-/// @par Thread safety   it begins and ends on the buffer's thread; the bytes are the holder's to share.
+/// @tparam Desk  grants leases and ends them: a part of `basic_tiered_buffer`.
+/// @par Thread safety   it begins and ends on the buffer's thread; the holder may share the bytes between
+///                      threads.
 template <class Desk, access_mode Mode>
 class chunk_lease {
  public:
@@ -27,7 +28,7 @@ class chunk_lease {
   using range_type = typename Desk::range_type;
 
   chunk_lease() noexcept = default;
-  /// What a buffer does: `range` is the chunk's in tier 0, where `desk` holds it.
+  /// Called by the buffer: `range` is the chunk's in tier 0, where `desk` holds it.
   chunk_lease(Desk& desk, std::uint32_t name, range_type range) noexcept
       : desk_(&desk), name_(name), range_(range) {}
   chunk_lease(chunk_lease&& other) noexcept
@@ -50,7 +51,7 @@ class chunk_lease {
     if (desk_ != nullptr) std::exchange(desk_, nullptr)->end_lease(name_, Mode);
   }
 
-  /// More bytes of the chunk change under it than those that it was taken for. `errc::past_the_bytes`.
+  /// Marks more bytes of the chunk as changed than the lease was taken for. `errc::past_the_bytes`.
   /// @pre it has not ended.
   result<void> also_changes(std::uint64_t offset, std::uint64_t count) noexcept
     requires(Mode == access_mode::read_write)
@@ -58,20 +59,20 @@ class chunk_lease {
     return desk_->add_dirty(name_, offset, count);
   }
 
-  /// The bytes, where the host may touch tier 0; none when it has ended, or was moved from.
+  /// Returns the bytes, if the host may access tier 0; none after the lease has ended, or was moved from.
   [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
     requires(Desk::host_can_touch)
   {
     return range_.span();
   }
-  /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error  see `as_elements`.
+  /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error see `as_elements`.
   template <plain_element T>
   [[nodiscard]] auto as() const LLMMEM_LIFETIMEBOUND
     requires(Desk::host_can_touch)
   {
     return as_elements<T>(span(), "lease");
   }
-  /// The bytes in tier 0's own terms.
+  /// Returns the bytes as tier 0's range type.
   [[nodiscard]] range_type range() const noexcept { return range_; }
   [[nodiscard]] explicit operator bool() const noexcept { return desk_ != nullptr; }
 

@@ -1,5 +1,5 @@
 /// @file
-/// Which bytes of which chunk each tensor is: small tensors share a chunk, large ones are several.
+/// Which bytes of which chunk each tensor has: small tensors share a chunk, large ones take several.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,14 +26,14 @@ enum class tensor_id : std::uint32_t {};
   return static_cast<std::uint32_t>(tensor);
 }
 
-/// What a mapping must know of a tensor.
+/// What a mapping needs to know of a tensor.
 struct tensor_size {
   std::uint64_t bytes = 0;        ///< at least 1
   std::uint64_t alignment = 256;  ///< of its first byte within the chunk; a power of two
   std::uint32_t set = 0;          ///< only tensors of one set share a chunk: of a layer, of a kind of state
 };
 
-/// Bytes of a tensor that lie in one chunk.
+/// Bytes of a tensor in one chunk.
 struct tensor_part {
   chunk_id chunk{};
   std::uint64_t offset = 0;  ///< in the chunk
@@ -43,11 +43,11 @@ struct tensor_part {
   friend constexpr bool operator==(const tensor_part&, const tensor_part&) noexcept = default;
 };
 
-/// What chunks a mapping makes.
+/// The chunks that a mapping makes.
 struct chunk_mapping_options {
-  std::uint64_t group_bytes = 1 << 20;  ///< most bytes of a chunk that tensors share; 0: none is shared
+  std::uint64_t group_bytes = 1 << 20;  ///< most bytes of a shared chunk; 0: no chunk is shared
   std::uint64_t split_bytes = 8 << 20;  ///< most bytes of any chunk
-  std::uint64_t unit = 4096;            ///< every chunk is a multiple of it, and every part but a last one
+  std::uint64_t unit = 4096;            ///< every chunk is a multiple of it, and every part except a last one
 };
 
 /// Tensors in chunks: a *chunk-tensor mapping*. Made by `map_to_chunks`; never changes.
@@ -61,12 +61,14 @@ class chunk_mapping {
   }
   /// Bytes of each chunk, in the order in which the tensors first need them.
   [[nodiscard]] std::span<const std::uint64_t> chunks() const noexcept { return chunks_; }
-  /// Where a tensor lies: one part, or several of which each is alone in its chunk. @pre it is one of these.
+  /// Returns where a tensor is: one part, or several, each alone in its chunk. @pre it is one of these
+  /// tensors.
   [[nodiscard]] std::span<const tensor_part> parts(tensor_id tensor) const noexcept {
     const std::uint32_t first = first_part_[to_index(tensor)];
     return std::span(parts_).subspan(first, first_part_[to_index(tensor) + 1] - first);
   }
-  /// Parts of all tensors, one tensor after another, and where those of a tensor begin.
+  /// Returns the parts of all tensors, one tensor after another; `first_part` is where those of a tensor
+  /// begin.
   [[nodiscard]] std::span<const tensor_part> parts() const noexcept { return parts_; }
   [[nodiscard]] std::uint32_t first_part(tensor_id tensor) const noexcept {
     return first_part_[to_index(tensor)];
@@ -75,9 +77,9 @@ class chunk_mapping {
     const tensor_part& last = parts_[first_part_[to_index(tensor) + 1] - 1];
     return last.begin + last.bytes;
   }
-  /// How many tensors lie in a chunk.
+  /// Returns how many tensors a chunk holds.
   [[nodiscard]] std::uint32_t sharers(chunk_id chunk) const noexcept { return sharers_[to_index(chunk)]; }
-  /// Bytes of all tensors, and of all chunks beyond these.
+  /// Bytes of all tensors, and bytes of all chunks in addition to these.
   [[nodiscard]] std::uint64_t tensor_bytes() const noexcept { return tensor_bytes_; }
   [[nodiscard]] std::uint64_t padding_bytes() const noexcept { return padding_bytes_; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept {
@@ -101,25 +103,25 @@ class chunk_mapping {
 ///
 ///     const chunk_mapping mapping = map_to_chunks(sizes, {.group_bytes = 1 << 20, .split_bytes = 8 << 20});
 ///
-/// - A tensor of more than `split_bytes` becomes the fewest chunks that can hold it, all of one size but the
-///   last, which may be smaller.
-/// - A tensor of at most `group_bytes` goes behind the one of its set that was placed before it, in the same
-///   chunk, where that has room for it, and opens the set's next chunk where not. Larger tensors in between
-///   do not matter: the biases of a layer lie together although a matrix follows each.
+/// - A tensor of more than `split_bytes` becomes the fewest chunks that can hold it, all of one size except
+///   the last, which may be smaller.
+/// - A tensor of at most `group_bytes` follows the previous one of its set in the same chunk if that has
+///   room, and otherwise opens the set's next chunk. Larger tensors in between do not matter: the biases of a
+///   layer are together although a matrix follows each.
 /// - Any other tensor is alone in a chunk.
 ///
-/// **What is wasted.** Beside the tensors' own bytes, chunks have less than `unit` bytes each, and less than
-/// its alignment for each tensor that is not the first of its chunk. Of two shared chunks of a set that
-/// follow each other, the first one's tensors and the second one's first do not fit `group_bytes`: a set has
-/// fewer than 1 + 2 P / `group_bytes` of them, where P is the bytes and alignments of its small tensors.
+/// **Waste.** In addition to the tensors' own bytes, chunks have less than `unit` bytes each, and less than
+/// its alignment for each tensor that is not the first of its chunk. Of two consecutive shared chunks of a
+/// set, the first one's tensors and the second one's first do not fit `group_bytes`: a set has fewer than 1 +
+/// 2 P / `group_bytes` of them, where P is the bytes and alignments of its small tensors.
 ///
 /// Appending tensors to a chunk until one does not fit is PatrickStar's mapping (Fang et al., "Parallel
 /// Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", IEEE TPDS 2023), whose chunks
-/// are all of one size and hold a tensor each at most; its lists of chunks by kind of state are sets here.
-/// That parts need not keep to a tensor's rows is as in ZeRO's flat partitions (Rajbhandari et al., SC 2020).
+/// are all of one size and hold at most one tensor each; its lists of chunks by kind of state are sets here.
+/// Parts may split a tensor's rows, as in ZeRO's flat partitions (Rajbhandari et al., SC 2020).
 ///
 /// @par Complexity   O(tensors log sets + chunks + sets^2), the last with a word's move for each.
-/// @throws argument_error  for an option or a tensor that cannot be, naming it.
+/// @throws argument_error  for an impossible option or tensor, naming it.
 /// @throws length_error    past 2^63 - 1 bytes, or 2^32 - 1 tensors or parts.
 [[nodiscard]] chunk_mapping map_to_chunks(std::span<const tensor_size> tensors,
                                           const chunk_mapping_options& options = {});

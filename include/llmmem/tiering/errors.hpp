@@ -1,6 +1,6 @@
 /// @file
-/// Why something is refused, of chunks and tensors in tiers: the codes, what their three numbers are, and
-/// their texts.
+/// The codes for refused calls on chunks and tensors in tiers, the meaning of their three numbers, and their
+/// texts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What stands for a name in braces, beyond the three numbers.
+/// Returns the text for a name in braces, for names other than the three numbers.
 [[nodiscard]] LLMMEM_COLD inline std::string tiering_term(const failure& why, std::string_view) {
   return (why.wanted == 1 ? "tensor " : "chunk ") + std::to_string(why.index);
 }
@@ -71,10 +71,10 @@ inline constexpr std::array tiering_errors{
 
 namespace errc {
 
-/// Nothing was ever written to it, or it was discarded: index = the chunk's slot, or the tensor's number,
+/// The chunk or tensor was never written, or was discarded: index = the chunk's slot, or the tensor's number,
 /// wanted = 1 for a tensor.
 inline constexpr error_code no_contents = detail::code_of<61>(detail::tiering_errors);
-/// A chunk was not there in time: index = the chunk's slot, wanted = bytes that had to be brought in, found
+/// A chunk did not arrive in time: index = the chunk's slot, wanted = bytes that had to be brought in, found
 /// = nanoseconds waited.
 inline constexpr error_code timed_out = detail::code_of<63>(detail::tiering_errors);
 /// Leases are in the way: index = the chunk's slot, or the tensor's number, wanted = 1 for a tensor, found
@@ -84,12 +84,12 @@ inline constexpr error_code chunk_leased = detail::code_of<64>(detail::tiering_e
 inline constexpr error_code no_such_key = detail::code_of<67>(detail::tiering_errors);
 /// Another chunk has that key: index = slot of the chunk that has it.
 inline constexpr error_code key_taken = detail::code_of<68>(detail::tiering_errors);
-/// A tensor that there is not: index = the tensor's number, found = tensors there are.
+/// No such tensor: index = the tensor's number, found = number of tensors.
 inline constexpr error_code no_such_tensor = detail::code_of<69>(detail::tiering_errors);
-/// A part that the tensor does not have: index = the tensor's number, wanted = part asked for, found =
-/// parts it has.
+/// A part that the tensor does not have: index = the tensor's number, wanted = part asked for, found = parts
+/// it has.
 inline constexpr error_code no_such_part = detail::code_of<70>(detail::tiering_errors);
-/// A tensor of which only one part at a time can be had: index = the tensor's number, found = parts it has.
+/// A tensor that can only be leased part by part: index = the tensor's number, found = parts it has.
 inline constexpr error_code tensor_in_parts = detail::code_of<71>(detail::tiering_errors);
 
 }  // namespace errc

@@ -14,10 +14,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Tiers, the fastest first, and what lies between neighbours. A plain value.
+/// Tiers, the fastest first, and the links between neighbours. A plain value.
 ///
-/// Tier 0 is where the program touches chunks. The last tier is where chunks come from: all of them fit it,
-/// each keeps its place in it, and its budget is not counted. Chunks move between neighbours only.
+/// The program accesses chunks in tier 0. Chunks come from the last tier: it holds all of them, each keeps
+/// its place in it, and its budget is not counted. Chunks move between neighbours only.
 ///
 ///     schedule_machine one{.budgets = {8'000'000'000},                             // a GPU over its host
 ///                          .links = {{.bytes_per_second = 25'000'000'000}}};
@@ -27,24 +27,24 @@ inline namespace v0 {
 struct schedule_machine {
   static constexpr std::size_t most_tiers = 8;
 
-  /// Bytes of every tier but the last, which is unbounded.
+  /// Bytes of every tier except the last, which is unbounded.
   std::vector<std::uint64_t> budgets;
-  /// The links there are.
+  /// The links.
   std::vector<link_model> links;
-  /// Which of them joins tier i to tier i + 1, for every i. Empty: link i. Two edges with the same link share
+  /// Which link joins tier i to tier i + 1, for every i. Empty: link i. Two edges with the same link share
   /// its bandwidth: their transfers queue together.
   std::vector<std::uint32_t> edges{};
 
-  /// Tiers, the unbounded one among them.
+  /// Returns the number of tiers, including the unbounded one.
   [[nodiscard]] std::size_t tiers() const noexcept { return budgets.size() + 1; }
-  /// The link between `tier` and the one below it. @pre `check()` passed, `tier + 1 < tiers()`.
+  /// Returns the link between `tier` and the one below it. @pre `check()` passed, `tier + 1 < tiers()`.
   [[nodiscard]] std::uint32_t link_below(std::size_t tier) const noexcept {
     return edges.empty() ? static_cast<std::uint32_t>(tier) : edges[tier];
   }
 
   friend bool operator==(const schedule_machine&, const schedule_machine&) noexcept = default;
 
-  /// Refuses a machine that nothing can be planned for.
+  /// Refuses a machine for which no planner can plan.
   /// @throws argument_error  naming the tier or link and its number.
   void check() const {
     const auto refuse = [](const std::string& why) { throw argument_error("schedule_machine: " + why); };

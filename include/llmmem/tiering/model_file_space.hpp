@@ -1,5 +1,5 @@
 /// @file
-/// `model_file_space`: a file that is only read, such as one of a model's weights, as the last tier.
+/// `model_file_space`: a read-only file, such as a file of a model's weights, as the last tier.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,27 +27,27 @@ struct model_file_options {
   file_queue_options queue{};
 };
 
-/// The bytes of a file that somebody else wrote, as the last tier of a `tiered_buffer`: nothing is copied or
-/// converted before the first layer can be leased.
+/// The bytes of a file that another program wrote, as the last tier of a `tiered_buffer`: the first layer can
+/// be leased before anything is copied or converted.
 ///
 ///     model_file_space<uring_io> model("model-00001.safetensors");
 ///     tiered_buffer<host_space, model_file_space<uring_io>> weights(
-///         {}, {host, 1 << 30}, {model, model.capacity(), 1});  // granularity 1: tensors as they lie
+///         {}, {host, 1 << 30}, {model, model.capacity(), 1});  // granularity 1: tensors as they are
 ///     // `begin` and `end` of a tensor are in the file's own header.
 ///     const chunk_handle wq = weights.adopt(begin, end - begin).value();
 ///     auto seen = weights.read(wq).value();
 ///
-/// It is one range, of the whole file from byte 0 on. Tensors may begin anywhere: what is not whole pages
-/// goes through the page cache. Stores are refused with `errc::not_opened`: a chunk that was changed all the
-/// same stays in the tier above, dirty; `flush` is refused then, and so is a lease that finds room nowhere
-/// else. `create` is refused too.
+/// The space is one range, of the whole file from byte 0. Tensors may begin anywhere: incomplete pages go
+/// through the page cache. Stores are refused with `errc::not_opened`: a chunk that was changed nevertheless
+/// stays in the tier above, dirty; `flush` is then refused, and so is a lease that finds no other room.
+/// `create` is refused too.
 ///
-/// The file must stay as it is while it is open: a shorter one is `errc::file_ends`, changed bytes go
-/// unnoticed unless `adopt` was told their checksum.
+/// The file must not change while it is open: a shorter file returns `errc::file_ends`; changed bytes pass
+/// unnoticed unless `adopt` received their checksum.
 ///
 /// @par Thread safety   copies from any number of threads; the range is for one tier.
-/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error`
-///                      for an empty one.
+/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error` for
+///                      an empty one.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class model_file_space {
@@ -56,7 +56,7 @@ class model_file_space {
   using fence_type = transfer_fence;
   static constexpr bool is_host_accessible = false;
   static constexpr bool leaves_memory = true;
-  /// Chunks are adopted here, and not created.
+  /// Chunks are adopted here, not created.
   static constexpr bool is_read_only = true;
 
   template <class... Args>
@@ -70,7 +70,7 @@ class model_file_space {
   model_file_space(const model_file_space&) = delete;
   model_file_space& operator=(const model_file_space&) = delete;
 
-  /// The beginning of the file, at most all of it.
+  /// Returns the beginning of the file, at most all of it.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const char* const where = file_.path().c_str();
     if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
@@ -84,7 +84,7 @@ class model_file_space {
   }
   void deallocate(range_type) noexcept { is_given_ = false; }
 
-  /// Bytes of the file.
+  /// Returns the bytes of the file.
   [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t used() const noexcept { return is_given_ ? bytes_ : 0; }
   [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }
@@ -117,7 +117,8 @@ class model_file_space {
   [[nodiscard]] file_queue<Engine>& queue() noexcept { return queue_; }
 
  private:
-  // Byte 0 of the file: no null pointer, from which one may not count on.
+  // The address that means byte 0 of the file. It is not null, because pointer arithmetic from null is
+  // undefined.
   static constexpr std::uintptr_t origin = std::uintptr_t{1} << 32;
 
   [[nodiscard]] static std::uint64_t offset_of(const std::byte* data) noexcept {
@@ -130,7 +131,7 @@ class model_file_space {
   io_file file_;
   std::uint64_t bytes_;
   bool is_given_ = false;
-  file_queue<Engine> queue_;  // goes before the file, which it may have registered
+  file_queue<Engine> queue_;  // destroyed before the file, which it may have registered
 };
 
 static_assert(memory_space<model_file_space<>>);

@@ -1,5 +1,5 @@
 /// @file
-/// `persistent_file_space`: a file space whose chunks are there again after a restart.
+/// `persistent_file_space`: a file space whose chunks survive a restart.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -31,8 +31,8 @@ namespace tiering {
 
 /// What to do with a file that holds chunks of another layout.
 enum class other_layout : std::uint8_t {
-  refuse,      ///< it is an error, and the file stays as it is
-  start_over,  ///< what it holds is given up
+  refuse,      ///< an error; the file stays as it is
+  start_over,  ///< its contents are given up
 };
 
 }  // namespace tiering
@@ -45,29 +45,29 @@ struct persistent_file_options {
   /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
   std::uint64_t layout = 0;
   tiering::other_layout on_other_layout = tiering::other_layout::refuse;
-  /// With a key, at once. Not less than the buffer's, which takes more all the same: those are not kept, and
-  /// `persist` is refused.
+  /// With a key, at once. Set it to at least the buffer's: the buffer takes more chunks than this, but those
+  /// are not kept, and `persist` is refused.
   std::uint32_t max_chunks = 4096;
 };
 
-/// What became of what an earlier process left.
+/// The outcome for what an earlier process left.
 struct tier_recovery {
   bool is_new = false;          ///< there was no file
-  bool started_over = false;    ///< it was of another layout, and is begun anew
-  bool header_damaged = false;  ///< it could not be told what it was; begun anew
-  bool index_missing = false;   ///< its index was not there, or empty; begun anew
+  bool started_over = false;    ///< it was of another layout, and starts again empty
+  bool header_damaged = false;  ///< unreadable; the file starts again empty
+  bool index_missing = false;   ///< its index was absent, or empty; the file starts again empty
   index_recovery index{};
-  std::uint64_t kept = 0;        ///< chunks that are there again
+  std::uint64_t kept = 0;        ///< chunks restored
   std::uint64_t other_form = 0;  ///< chunks given up: another codec encoded them, or they are too large
-  std::uint64_t misplaced = 0;   ///< chunks given up: past the budget, or in the way of others
+  std::uint64_t misplaced = 0;   ///< chunks given up: past the budget, or overlapping others
   std::uint64_t unplaced = 0;    ///< chunks given up: more than the buffer's `max_chunks`
-  std::uint64_t damaged = 0;     ///< chunks given up: their bytes are not those that were written
+  std::uint64_t damaged = 0;     ///< chunks given up: their bytes differ from those written
 
-  /// All of it in one sentence.
+  /// Returns all of it in one sentence.
   [[nodiscard]] std::string message() const;
 };
 
-/// A `file_space` for the last tier of a `tiered_buffer` that survives a restart: beside the file lies an
+/// A `file_space` for the last tier of a `tiered_buffer` that survives a restart: next to the file is an
 /// index (`path` + ".index") of the chunks in it that have a key.
 ///
 ///     using kv_file = persistent_file_space<uring_io>;
@@ -77,17 +77,18 @@ struct tier_recovery {
 ///     if (auto block = buffer.find(key)) ...  // written by an earlier process
 ///
 /// - **Bounded.** The file is 64 KiB longer than the budget, the index as `chunk_index` says.
-/// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
-/// - **Given up, and said so** (`recovery()`): what the index cannot vouch for, what does not fit any more.
-///   Bytes are held to their checksum when they are read.
-/// - **When the process is killed** every chunk whose store had ended, and been noted by a call of the buffer
-///   (`progress`, `flush`), is there again; one that was being overwritten is not. Power may take what was
-///   written since the last `sync`; `tiered_buffer::persist` ends in one.
+/// - **Refused**: a file that another process has open as a tier, another kind of file, and one of another
+///   layout.
+/// - **Given up, and reported** (`recovery()`): what the index cannot prove, and what no longer fits. Reads
+///   verify the checksum of bytes.
+/// - **After a kill of the process** every chunk is there again whose store had ended and been noted by a
+///   call of the buffer (`progress`, `flush`); a chunk that was being overwritten is not. A loss of power may
+///   lose what was written since the last `sync`; `tiered_buffer::persist` ends with one.
 ///
-/// All of it is one range, for one tier.
+/// The space is one range, for one tier.
 ///
 /// @par Thread safety   copies as `file_space`; the index, and everything else, one thread at a time.
-/// @par Errors          the constructor throws `io_error` with the reason, and what `file_space` does.
+/// @par Errors          the constructor throws `io_error` with the reason, and what `file_space` throws.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class persistent_file_space : public file_space<Engine> {
@@ -113,12 +114,12 @@ class persistent_file_space : public file_space<Engine> {
 
   persistent_file_space(const persistent_file_space&) = delete;
   persistent_file_space& operator=(const persistent_file_space&) = delete;
-  /// The next one may lock the file at once, unless a request was never answered.
+  /// Lets the next process lock the file at once, unless a request was never answered.
   ~persistent_file_space() {
     if (this->queue().stats().lost == 0) this->file().unlock_at_end();
   }
 
-  /// The beginning of the one range there is; its bytes are what they were.
+  /// Returns the beginning of the only range; its bytes are unchanged.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const std::uint64_t left = is_given_ ? 0 : whole_.bytes;
     const char* const where = this->file().path().c_str();
@@ -133,18 +134,19 @@ class persistent_file_space : public file_space<Engine> {
     is_given_ = true;
     return range_type{whole_.data, bytes};
   }
-  /// What is in it stays.
+  /// Keeps the contents.
   void deallocate(range_type) noexcept { is_given_ = false; }
 
-  /// Drawn when the file was begun: what lies beside it says by this that it is of this file.
+  /// Drawn when the file was created: files next to it show by this number that they belong to it.
   [[nodiscard]] const chunk_key& file_id() const noexcept { return file_id_; }
   [[nodiscard]] chunk_index& index() noexcept { return *index_; }
   [[nodiscard]] const chunk_index& index() const noexcept { return *index_; }
   [[nodiscard]] const tier_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] tier_recovery& recovery() noexcept { return recovery_; }
 
-  /// Returns once the device has the chunks' bytes, and then their index. When the bytes' sync has failed
-  /// once the system may have dropped any of them, and tells nobody again: from then on it is always refused.
+  /// Returns after the device has the chunks' bytes, and then their index. After one failed sync of the bytes
+  /// every later call is refused, because the system may have dropped any of them, and does not report this
+  /// again.
   result<void> sync() {
     const result<void> data = this->file().sync();
     return data ? index_->sync() : data;

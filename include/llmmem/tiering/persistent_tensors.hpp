@@ -22,26 +22,26 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What became of the tensors that an earlier process kept.
+/// The outcome for the tensors that an earlier process kept.
 struct persistent_recovery {
   bool is_new = false;         ///< nothing was kept under that name
-  bool started_over = false;   ///< other tensors were kept, and given up
-  bool table_damaged = false;  ///< it could not be told which were kept; all were given up
-  bool other_file = false;     ///< the table is of another tier's file: all was given up
-  std::uint32_t kept = 0;      ///< tensors whose contents are all there
-  std::uint32_t empty = 0;     ///< tensors that had none, or not all, at the last `persist`
-  /// Tensors that were persisted and are not all there: they were being overwritten when the process ended,
-  /// lie damaged, or the tier gave them up (`persistent_file_space::recovery`).
+  bool started_over = false;   ///< other tensors were kept, and are given up
+  bool table_damaged = false;  ///< the table is unreadable; all were given up
+  bool other_file = false;     ///< the table belongs to another tier's file: all was given up
+  std::uint32_t kept = 0;      ///< tensors with all of their contents
+  std::uint32_t empty = 0;     ///< tensors without contents, or with only some, at the last `persist`
+  /// Tensors that were persisted and are not all there: the earlier process was overwriting them when it
+  /// ended, they are damaged, or the tier gave them up (`persistent_file_space::recovery`).
   std::vector<tensor_id> missing{};
-  std::string first_missing{};  ///< the name of the first of these
-  std::uint64_t removed = 0;    ///< chunks that were there and that no `persist` vouched for
+  std::string first_missing{};  ///< the name of the first missing tensor
+  std::uint64_t removed = 0;    ///< chunks removed because no `persist` covers them
 
-  /// All of it in one sentence.
+  /// Returns all of it in one sentence.
   [[nodiscard]] std::string message() const;
 };
 
-/// Tensors on a buffer, by name, that outlive the process: the same names, sizes and mapping opened again
-/// on the same file find their contents.
+/// Named tensors on a buffer that outlive the process: a program that opens the same names, sizes and mapping
+/// on the same file again finds their contents.
 ///
 ///     persistent_file_space<> disk("weights.tier", {.space = {.budget = 64 << 30}, .layout = fingerprint});
 ///     tiered_buffer<host_space, persistent_file_space<>> buffer({}, {host, 8 << 30}, {disk, 64 << 30});
@@ -50,29 +50,28 @@ struct persistent_recovery {
 ///     for (const tensor_id each : weights.without_contents()) convert(each);
 ///     weights.persist().value();
 ///
-/// - **What is kept** is what was there at the last `persist`, or what was stored of it since. A tensor that
-///   was first written after it has no contents in the next process.
-/// - **Each tensor by itself**: of tensors that change in place some come back newer than others. State that
-///   must be of one step goes into two sets by turns, each with a tensor that is discarded before the set
-///   changes and written last (docs/tiered_tensors.md).
-/// - **Told apart**: tensors that were persisted and are not there (`recovery().missing`), those that never
-///   were, and other tensors than these under the same name: refused with the first difference, or given up
-///   (`other_layout::start_over`).
-/// - **The table.** Names, places, and which parts have contents lie in `<tier's file>.<set>.tensors`, which
-///   belongs to that file: move and copy both. It is replaced as a whole, by `persist` where it differs, by
-///   a `discard` of what was persisted, and when something of it is found missing.
-/// - Everything else is as with `tiered_tensors`. The chunks are the buffer's, and stay there when the
-///   tensors end, for as long as it lives; opened again in the same process they are as of the last
-///   `persist` too.
+/// - **Kept contents** are those of the last `persist`, or what was stored of them since. A tensor first
+///   written after it has no contents in the next process.
+/// - **Each tensor is kept separately**: of tensors that change in place, some return newer than others.
+///   State that must be of one step goes alternately into two sets, each with a tensor that the program
+///   discards before the set changes and writes last (docs/tiered_tensors.md).
+/// - **Three cases are distinguished**: tensors that were persisted and are missing (`recovery().missing`),
+///   tensors that never were, and other tensors than these under the same name: refused with the first
+///   difference, or given up (`other_layout::start_over`).
+/// - **The table.** Names, places, and which parts have contents are in `<tier's file>.<set>.tensors`, which
+///   belongs to that file: move and copy both. It is replaced as a whole, by `persist` if it differs, by a
+///   `discard` of a persisted tensor, and when some of it is found missing.
+/// - Everything else is as with `tiered_tensors`. The chunks belong to the buffer, and stay there after the
+///   tensors end, while it lives; tensors opened again in the same process are also as of the last `persist`.
 ///
 /// @tparam Buffer  a `tiered_buffer` whose last tier is a `persistent_file_space`.
 /// @par Complexity      as `tiered_tensors`. Opening and `persist` allocate, and are O(tensors + chunks);
 ///                      opening without a table also O(most chunks in the tier's index).
 /// @par Thread safety   as the buffer.
 /// @par Errors          the constructor throws `argument_error` for other tensors than those that were kept,
-///                      a set's name that is no part of a file's, and as many names as there are not tensors;
-///                      `io_error` for a table that cannot be read; and what `create` refuses. Everything
-///                      else is a value.
+///                      a set's name that cannot be part of a file's name, and a number of names that differs
+///                      from the number of tensors; `io_error` for a table that cannot be read; and what
+///                      `create` refuses. All other errors are values.
 template <class Buffer>
 class persistent_tensors : private tiered_tensors<Buffer> {
   using base = tiered_tensors<Buffer>;
@@ -90,7 +89,8 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   /// @param buffer  outlives the tensors.
   /// @param home    the space of its last tier.
   /// @param called  the tensors' names, by their number in the mapping.
-  /// @param set     what these tensors are kept as: letters, digits, '_', '-', '.'; not two at once of one.
+  /// @param set     the name of this set: letters, digits, '_', '-', '.'; at most one live object has each
+  ///                name.
   template <io_engine Engine>
   persistent_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
                      tensor_names called, chunk_mapping placed,
@@ -126,27 +126,28 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   using base::store;
   using base::update;
   using base::write;
-  /// The same. Contents that were persisted are so no more: the table is replaced first.
+  /// The same. For persisted contents, the table is replaced first, so that they are no longer persisted.
   result<void> discard(tensor_id tensor);
   /// @}
 
   /// @name Keeping
   /// @{
-  /// What was found when they were opened, and what `check_kept` found missing since.
+  /// Returns what was found when the tensors were opened, and what `check_kept` has found missing since.
   [[nodiscard]] const persistent_recovery& recovery() const noexcept { return recovery_; }
-  /// Tensors that have not all of their contents: what is to be made or read anew.
+  /// Returns the tensors without all of their contents: the program must compute or read these again.
   [[nodiscard]] std::vector<tensor_id> without_contents() const;
-  /// The buffer's `persist`, of everything in it, and then the table. From then on neither a crash nor a loss
-  /// of power takes what the tensors have now, until they are written again. `errc::chunk_leased` while any
-  /// tensor is written, or anything in a shared chunk is leased; the table is then as it was.
+  /// Calls the buffer's `persist`, for everything in it, and then writes the table. From then on neither a
+  /// crash nor a loss of power loses the tensors' present contents, until they are written again.
+  /// `errc::chunk_leased` while any tensor is written, or anything in a shared chunk is leased; the table is
+  /// then as it was.
   result<void> persist();
-  /// Reads each chunk that rests in the last tier only, and discards the tensors that have any contents in
-  /// one whose bytes are damaged, all parts of them; how many. They join `recovery().missing`. The buffer's
-  /// own `check_kept` removes such chunks, after which their tensors are refused until this one is called.
+  /// Reads each chunk that only the last tier has, discards all parts of the tensors with contents in a
+  /// damaged chunk, and returns how many. They join `recovery().missing`. The buffer's own `check_kept`
+  /// removes such chunks; their tensors are then refused until this function is called.
   result<std::uint64_t> check_kept();
   /// @}
 
-  /// Beside the base's: a part that the table has and that lost its contents unnoticed.
+  /// In addition to the base's: a part in the table whose contents are missing without a report.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -154,12 +155,12 @@ class persistent_tensors : private tiered_tensors<Buffer> {
                      std::uint64_t most_chunks, std::string set, tensor_names called, chunk_mapping placed,
                      tiering::other_layout on_other);
   [[nodiscard]] static std::string checked(std::string set);
-  /// The key of a chunk of these tensors.
+  /// Returns the key of a chunk of these tensors.
   [[nodiscard]] chunk_key key_of(std::uint32_t number) const {
     return key_of_name("tensors of " + set_ + ": chunk " + std::to_string(number));
   }
   void open(tiering::other_layout on_other, std::uint64_t most_chunks);
-  /// @param most_chunks  that the tier's index can hold.
+  /// @param most_chunks  the capacity of the tier's index.
   void remove_others(std::uint64_t most_chunks);
   [[nodiscard]] std::string first_other_chunk(const tensor_table& kept) const;
   void take_chunk(std::uint32_t number, bool is_vouched_for);
@@ -173,14 +174,13 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   std::string set_;
   std::string path_;  // of the table
   tensor_names names_;
-  tensor_table table_;  // as it is in the file, where there is one of ours
+  tensor_table table_;  // as in the file, if the file has a table of this set
   bool is_saved_ = false;
-  bool is_unsure_ = false;  // whether it is `table_`: a newer one may have its name
+  bool is_unsure_ = false;  // whether the file has `table_`: a newer one may have its name
   persistent_recovery recovery_;
 };
 
-/// What `persistent_tensors` and `persistent_recovery` were called before. Deprecated: they go with version
-/// 0.2.
+/// The former names of `persistent_tensors` and `persistent_recovery`. Deprecated: version 0.2 removes them.
 template <class Buffer>
 using kept_tensors [[deprecated("its name is persistent_tensors")]] = persistent_tensors<Buffer>;
 using kept_recovery [[deprecated("its name is persistent_recovery")]] = persistent_recovery;

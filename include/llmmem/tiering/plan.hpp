@@ -17,54 +17,55 @@ inline namespace v0 {
 
 /// What a step does. A tier's *copy* of a chunk takes the chunk's bytes of its budget.
 enum class plan_operation : std::uint8_t {
-  fetch,       ///< copies `from` = `to` + 1 to `to`: room is taken when it starts; the source keeps its copy
-  write_back,  ///< copies `from` to `to` = `from` + 1, where room is taken if there is no copy yet; of clean
-               ///< contents it is a waste and no fault
-  drop,        ///< frees the copy in `from`, once no transfer reads it; some other copy is as new, or nobody
-               ///< needs the contents
-  allocate,    ///< takes room in tier 0 for contents that are about to be written
+  fetch,       ///< copies `from` = `to` + 1 to `to`: takes its room when it starts; the source keeps its copy
+  write_back,  ///< copies `from` to `to` = `from` + 1, and takes room there if there is no copy yet; for
+               ///< clean contents it is a waste, not an error
+  drop,        ///< frees the copy in `from` when no transfer reads it; another copy is as new, or the
+               ///< contents are no longer needed
+  allocate,    ///< takes room in tier 0 for contents that the program is about to write
 };
 
-/// When a step is to be issued, relative to event `at_event`.
+/// When the runner issues a step, relative to event `at_event`.
 enum class plan_moment : std::uint8_t {
-  ahead,    ///< as soon as the event before it is done, or the iteration has begun: beside the computing
-            ///< that leads up to the event
+  ahead,    ///< as soon as the event before it is done, or the iteration has begun: during the computation
+            ///< that precedes the event
   at_call,  ///< when the program calls, before it waits
 };
 
-/// One step. Steps are sorted by (`at_event`, `when`), and of one moment are issued in the order they stand.
+/// One step. Steps are sorted by (`at_event`, `when`); the runner issues the steps of one moment in the
+/// plan's order.
 ///
-/// Transfers of one link and direction (of one link, when it is half duplex) go one after another in the
+/// Transfers of one link and direction (of one link, when it is half duplex) run one after another in the
 /// order of their issue; each starts when the link is free, its source is complete and its destination has
-/// room. Times are predictions, in nanoseconds from the iteration's beginning; a runner needs none of them.
-/// A step of `at_event` = number of events belongs to what comes after the last event.
+/// room. Times are predictions, in nanoseconds from the iteration's beginning; a runner needs none of them. A
+/// step of `at_event` = number of events belongs after the last event.
 struct plan_step {
   std::uint32_t at_event = 0;
   chunk_id chunk{};
   plan_moment when = plan_moment::ahead;
   plan_operation operation = plan_operation::fetch;
   std::uint8_t from = 0;        ///< tier
-  std::uint8_t to = 0;          ///< tier; of a drop and an allocation the same as `from`
+  std::uint8_t to = 0;          ///< tier; for a drop and an allocation the same as `from`
   std::uint64_t bytes = 0;      ///< the chunk's
-  std::uint64_t start_ns = 0;   ///< when it is predicted to start
-  std::uint64_t finish_ns = 0;  ///< and to end; may lie in the next iteration
-  std::uint64_t latest_ns = 0;  ///< a fetch: the latest start that stalls no more than predicted, when those
-                                ///< behind it start as late as they may; otherwise `start_ns`
+  std::uint64_t start_ns = 0;   ///< predicted start
+  std::uint64_t finish_ns = 0;  ///< predicted end; may be in the next iteration
+  std::uint64_t latest_ns = 0;  ///< a fetch: the latest start that keeps the predicted stall, if the fetches
+                                ///< after it start as late as they may; otherwise `start_ns`
 
   friend constexpr bool operator==(const plan_step&, const plan_step&) noexcept = default;
 };
 
-/// Where a chunk has a copy beside that in the last tier when an iteration begins.
+/// Where a chunk has a copy, in addition to that in the last tier, when an iteration begins.
 struct plan_placement {
   chunk_id chunk{};
   std::uint8_t tier = 0;
-  bool newest = true;  ///< false: a copy that has been overtaken by a write and holds its place only
+  bool newest = true;  ///< false: an outdated copy that only holds its place
   bool home = true;    ///< whether the last tier's copy is as new; false: perhaps not
 
   friend constexpr bool operator==(const plan_placement&, const plan_placement&) noexcept = default;
 };
 
-/// What one iteration is predicted to take, or was simulated to.
+/// The time and traffic of one iteration, predicted or simulated.
 struct plan_forecast {
   std::uint64_t iteration_ns = 0;  ///< computing and stalls
   std::uint64_t compute_ns = 0;
@@ -78,7 +79,7 @@ struct plan_forecast {
   friend bool operator==(const plan_forecast&, const plan_forecast&) noexcept = default;
 };
 
-/// What no plan whatever can do with less: see schedule/bounds.hpp for the proofs.
+/// The least that any plan needs: see schedule/bounds.hpp for the proofs.
 struct plan_bound {
   std::uint64_t stall_ns = 0;
   std::vector<link_flow> edges{};  ///< bytes; the operations are a bound, too
@@ -89,7 +90,7 @@ struct plan_bound {
   friend bool operator==(const plan_bound&, const plan_bound&) noexcept = default;
 };
 
-/// How much more than the bound; the plan is proved best where this is 0.
+/// How much a plan exceeds the bound; 0 proves the plan optimal.
 struct plan_regret {
   std::uint64_t stall_ns = 0;
   std::uint64_t bytes = 0;  ///< over the edge below tier 0, both ways
@@ -97,9 +98,9 @@ struct plan_regret {
   friend constexpr bool operator==(const plan_regret&, const plan_regret&) noexcept = default;
 };
 
-/// One iteration of a plan. The steady one's forecast is that of the fourth iteration from a cold start, by
-/// when what is under way at its beginning has settled; for traces of more than 100,000 events, of the
-/// second.
+/// One iteration of a plan. The steady iteration's forecast is that of the fourth iteration from a cold
+/// start, when the transfers in flight at its beginning have settled; for traces of more than 100,000 events,
+/// of the second.
 struct plan_iteration {
   std::vector<plan_step> steps{};
   plan_forecast forecast{};
@@ -111,16 +112,16 @@ struct plan_iteration {
   friend bool operator==(const plan_iteration&, const plan_iteration&) noexcept = default;
 };
 
-/// A whole plan: the first iteration, from a machine whose chunks all lie in the last tier, and the one that
-/// is repeated ever after. Both leave what `start` says behind, and the steady one begins with it: transfers
-/// that an iteration has issued and not finished count as done there, and carry over.
+/// A whole plan: the first iteration, from a machine with all chunks in the last tier only, and the iteration
+/// that is repeated from then on. Both end in the state that `start` describes, and the steady one begins
+/// with it: transfers that an iteration has issued and not finished count as done there, and carry over.
 ///
 /// Made by a planner (schedule/planners.hpp), executed in virtual time by `simulate` (schedule/simulate.hpp),
 /// written and read by schedule/plan_text.hpp.
 ///
 /// @par Thread safety   a plain value.
 struct schedule_plan {
-  std::string planner{};                ///< who made it: "next_use"
+  std::string planner{};                ///< the planner that made it: "next_use"
   std::uint64_t trace_fingerprint = 0;  ///< of the trace it was made for
   std::uint32_t events = 0;             ///< of that trace
   std::uint32_t chunks = 0;             ///< of that trace

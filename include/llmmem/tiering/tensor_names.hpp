@@ -1,5 +1,5 @@
 /// @file
-/// Names of tensors, and which tensor has which.
+/// Names of tensors, and which tensor has which name.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,8 +24,8 @@ inline namespace v0 {
 ///
 /// @par Complexity      `find` and `operator[]` O(1). No allocation after construction.
 /// @par Thread safety   const throughout.
-/// @par Errors          the constructor throws `argument_error` for an empty name and one that two tensors
-///                      have, and `length_error` past 2^31 names.
+/// @par Errors          the constructor throws `argument_error` for an empty or repeated name, and
+///                      `length_error` past 2^31 names.
 class tensor_names {
  public:
   tensor_names() = default;
@@ -49,18 +49,18 @@ class tensor_names {
     }
   }
 
-  /// The tensor of that name, if there is one.
+  /// Returns the tensor of that name, if one has it.
   [[nodiscard]] std::optional<tensor_id> find(std::string_view name) const noexcept {
     if (places_.empty()) return std::nullopt;
     const std::uint32_t found = places_[place_of(name)];
     return found == none ? std::nullopt : std::optional(tensor_id{found});
   }
-  /// @pre it is one of these.
+  /// @pre it is one of these tensors.
   [[nodiscard]] const std::string& operator[](tensor_id tensor) const noexcept {
     return names_[to_index(tensor)];
   }
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(names_.size()); }
-  /// What the names and their table take.
+  /// Returns the memory of the names and their table.
   [[nodiscard]] std::size_t memory_bytes() const noexcept {
     std::size_t bytes = names_.capacity() * sizeof(std::string) + places_.capacity() * sizeof(std::uint32_t);
     for (const std::string& each : names_)
@@ -71,7 +71,7 @@ class tensor_names {
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
-  /// Where the name is in the table, or would be: half of it is free.
+  /// Returns where the name is in the table, or would be: half of the table is free.
   [[nodiscard]] std::size_t place_of(std::string_view name) const noexcept {
     std::uint64_t hash = 0xCBF2'9CE4'8422'2325ULL;  // FNV-1a
     for (const char each : name)

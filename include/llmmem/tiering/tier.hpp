@@ -1,6 +1,6 @@
 /// @file
-/// What a tier of a `tiered_buffer` is made of: its space, who is dropped from it, when what was written goes
-/// down, and in what form.
+/// The parts of a tier of a `tiered_buffer`: its space, which copy it evicts, when written bytes move down,
+/// and in what form.
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
@@ -17,37 +17,37 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// When what was written to a tier's copy goes to the tier beneath. The names are SGLang HiCache's.
+/// When bytes written to a tier's copy move to the tier below. The names are SGLang HiCache's.
 template <class W>
 concept write_policy = requires(std::uint32_t uses) {
   { W::writes_at(uses) } noexcept -> std::same_as<bool>;
 };
 
-/// When the copy has to leave, or is flushed: what is overwritten before is never moved.
+/// When the copy must leave, or is flushed: bytes that are overwritten before that never move.
 struct write_back {
-  /// Whether a copy goes down now that its lease ends, the chunk having been leased `uses` times.
+  /// Whether a copy moves down when its lease ends, if the chunk has been leased `uses` times.
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return false; }
 };
 
-/// Whenever a lease that wrote ends: a copy that has to leave is clean by then.
+/// When a lease that wrote ends: a copy that must leave is clean by then.
 struct write_through {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return true; }
 };
 
-/// As `write_through` from the n-th lease of a chunk on: what is used once is not worth the write.
+/// As `write_through` from the n-th lease of a chunk on, because a chunk used once is not worth the write.
 template <std::uint32_t N>
 struct write_through_selective {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept { return uses >= N; }
 };
 
-/// As `Write`, and what is clean is *demoted* when room for another is needed here, or it is evicted: where
-/// the next tier has lost its copy and would admit it, it is stored there before it leaves, whole. The next
-/// tier is then a victim cache: what was used last in this one is found there and not further down. For links
-/// that are much faster than those beneath them.
+/// As `Write`, and clean copies are *demoted* when another chunk needs their room here, or they are evicted:
+/// if the next tier has lost its copy and would admit it, the chunk is stored there in full before it leaves.
+/// The next tier is then a victim cache: it has the chunks last used in this tier, so that no lease looks for
+/// them further down. For links that are much faster than those below them.
 ///
-/// It is no reason to wait for room: the next tier gives it what lies free, or what clean copies leave. Where
-/// that is not enough, or the store fails, the copy is dropped, as it always can be. Above the last tier,
-/// which has all that is clean, it changes nothing; nor does it change the `drop` of a plan.
+/// A demotion never waits for room: the next tier gives it free room, or the room of clean copies. If that
+/// does not suffice, or the store fails, the copy is dropped, as it always can be. Above the last tier, which
+/// has all clean contents, it changes nothing; nor does it change the `drop` of a plan.
 ///
 /// Source: Wong and Wilkes, "My cache or yours? Making storage more exclusive", USENIX ATC 2002, for DEMOTE.
 template <write_policy Write = write_back>
@@ -61,20 +61,19 @@ struct demoting {
 static_assert(write_policy<write_back> && write_policy<write_through> &&
               write_policy<write_through_selective<2>> && write_policy<demoting<>>);
 
-/// A tier. A bare space stands for `tier<Space>`.
+/// A tier. A bare space means `tier<Space>`.
 ///
-/// @tparam Space     where its bytes live; the queue of its own copies, too.
-/// @tparam Eviction  who leaves when it is full. Not asked of the last tier, where every chunk has its place.
-/// @tparam Write     when what was written here goes down.
-/// @tparam Codec     the form in which chunks rest here. Only the last tier can have one, and the host must
-/// be
-///                   able to touch the tier above it. Encoding and decoding run on the calling thread, in
-///                   staging memory that is taken out of that tier's budget when the buffer is built.
-/// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each
-///                   passage: when a chunk comes up through the tier, or down without having come up since
-///                   it was last asked, and the tier has no copy of it. What is refused has its room while
-///                   it passes: the copy leaves as soon as the next tier has all of it. On its way down it
-///                   goes on by itself, as written through.
+/// @tparam Space     where its bytes live; also the queue of copies within it.
+/// @tparam Eviction  which copy leaves when it is full. Unused in the last tier, where every chunk has its
+///                   place.
+/// @tparam Write     when bytes written here move down.
+/// @tparam Codec     the form in which chunks are stored here. Only the last tier can have one, and the host
+///                   must be able to access the tier above it. Encoding and decoding run on the calling
+///                   thread, in staging memory that the constructor takes from that tier's budget.
+/// @tparam Admission which passing chunks stay here. Asked of middle tiers only, once for each passage: when
+/// a chunk comes up through the tier, or down without having come up since it was last asked, and the tier
+/// has no copy of it. A refused chunk has its room while it passes: the copy leaves as soon as the next tier
+/// has all of it. On its way down it continues without a further call, as if written through.
 template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
           codec Codec = identity_codec, admission_policy Admission = admit_all>
   requires copy_queue<Space, Space>
@@ -103,7 +102,7 @@ struct lifted_tier<tier<Space, Eviction, Write, Codec, Admission>> {
 template <class T>
 using lifted_tier_t = typename lifted_tier<T>::type;
 
-/// Whether what is clean goes to the next tier before it leaves.
+/// Whether clean copies move to the next tier before they leave.
 template <write_policy Write>
 [[nodiscard]] consteval bool demotes() noexcept {
   if constexpr (requires { Write::demotes; }) {
@@ -113,7 +112,7 @@ template <write_policy Write>
   }
 }
 
-/// Whether what a space holds is out of this process's memory, so that it is verified when it comes back.
+/// Whether a space holds bytes outside this process's memory, so that they are verified when they return.
 template <class Space>
 [[nodiscard]] consteval bool leaves_memory() noexcept {
   if constexpr (requires { Space::leaves_memory; }) {
@@ -123,7 +122,7 @@ template <class Space>
   }
 }
 
-/// Whether a space has an index of the chunks in it, for another process to find them.
+/// Whether a space has an index of its chunks, by which another process finds them.
 template <class Space>
 [[nodiscard]] consteval bool persists_chunks() noexcept {
   static_assert(
@@ -144,13 +143,13 @@ struct tier_place {
   Space* space = nullptr;
   std::uint64_t budget = 0;          ///< bytes, resident and in flight together
   std::uint64_t granularity = 4096;  ///< chunks begin at, and take, multiples of this
-  /// Chunks and gaps it can keep account of, some 94 bytes each; 0: as many as `max_chunks` can come to.
+  /// Chunks and gaps it can account for, some 94 bytes each; 0: as many as `max_chunks` can require.
   std::uint32_t max_pieces = 0;
 
   tier_place(Space& where, std::uint64_t bytes, std::uint64_t unit = 4096) noexcept
       : space(&where), budget(bytes), granularity(unit) {}
 
-  /// Another space than the tier's stops with a sentence.
+  /// The compiler rejects another space than the tier's with a sentence.
   template <class Other>
     requires(!std::derived_from<Other, Space>)
   tier_place(Other& /*where*/, std::uint64_t /*bytes*/, std::uint64_t /*unit*/ = 4096) noexcept {

@@ -30,33 +30,37 @@ inline namespace v0 {
 ///     file_space<uring_io> disk("state", {.budget = 1 << 30});
 ///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30});
 ///     const chunk_handle weights = buffer.create(bytes).value();
-///     fill(buffer.write(weights).value().span());     // contents are made anew: nothing is brought in
-///     buffer.prefetch(other).value();                 // on its way while we compute
+///     fill(buffer.write(weights).value().span());     // replaces all contents: nothing is brought in
+///     buffer.prefetch(other).value();                 // moves while we compute
 ///     auto seen = buffer.read(weights).value();       // waits until it is in tier 0, and holds it there
 ///
-/// - **A lease** pins its chunk in tier 0 at one address. Any number of `read`, or one `write` or `update`.
-/// - **Every chunk has its place in the last tier** from `create` on, so that what has to leave can always go
-///   down. Tiers above hold copies; the topmost is the newest.
-/// - **Dirty bytes.** A lease that writes marks its range; when the copy goes down, only those bytes move,
-///   rounded to the granularity of the tier beneath. A clean copy that has to leave is dropped.
-/// - **Budgets are hard**: each tier is one range of its space, carved by best fit; a transfer takes its room
-///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
-/// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
+/// - **A lease** pins its chunk in tier 0 at one address. A chunk has any number of `read` leases, or one
+///   `write` or `update`.
+/// - **Every chunk has its place in the last tier** from `create` on, so that a copy that must leave can
+///   always move down. The tiers above hold copies; the topmost is the newest.
+/// - **Dirty bytes.** A lease that writes marks its range. When the copy moves down, only those bytes move,
+///   rounded to the granularity of the tier below. A clean copy that must leave is dropped.
+/// - **Budgets are hard**: each tier is one range of its space, allocated by best fit; a transfer takes its
+///   room before it begins. A request that does not fit returns `errc::out_of_bytes` with the shortage, and
+///   changes nothing.
+/// - **Bytes that leave memory** (a space with `leaves_memory`) are verified with CRC-32C when they return:
 ///   `errc::checksum_differs`, never wrong bytes.
 /// - **Clones** are copied on write: until one of them changes they share every copy and place.
-/// - **Rings** between tiers that the host cannot touch: `tiered_options`. **Codecs**: `tier`.
-/// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
-///   that fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
-/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the
-///   use of room come free) happens inside calls; `progress` is the one that does only that.
+/// - **Rings** between tiers that the host cannot access: `tiered_options`. **Codecs**: `tier`.
+/// - **A failure loses nothing.** The buffer drops a copy only after the tier below has all of it. A write
+///   that fails leaves the copy above dirty and in its place; the buffer tries again when it next needs the
+///   room.
+/// - **Transfers in flight advance on their own.** What follows them (the next hop of a prefetch, the use of
+///   freed room) happens inside calls; `progress` is the call that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`
 /// @par Complexity      a lease of a resident chunk O(1), or as its policy's `pin`; construction allocates.
-/// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
-/// @par Errors          the constructor throws `out_of_memory` when a tier's space has not got its budget, or
-///                      the first tier less than `largest_lease_bytes`, `argument_error` for options that
-///                      cannot be. Everything else is a value; what a space's copies throw passes through.
+/// @par Thread safety   one thread at a time; the lease holder may share leased memory between threads.
+/// @par Errors          the constructor throws `out_of_memory` if a tier's space lacks its budget, or the
+///                      first tier has less than `largest_lease_bytes`, and `argument_error` for options that
+///                      are impossible. All other errors are values; what a space's copies throw passes
+///                      through.
 template <class Traits, class... Tiers>
 class basic_tiered_buffer {
   static_assert(sizeof...(Tiers) >= 2,
@@ -70,7 +74,7 @@ class basic_tiered_buffer {
   static constexpr std::size_t tiers = sizeof...(Tiers);
   template <std::size_t Index>
   using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;
-  /// Whether contents that lie in the last tier can become chunks: they are there as they are, in one range.
+  /// Whether contents in the last tier can become chunks: that tier stores them unencoded, in one range.
   static constexpr bool adopts = !parts::encodes && !detail::never_fragments<space_type<tiers - 1>>();
   /// Whether chunks may have keys, and outlive the process.
   static constexpr bool persists_chunks = detail::persists_chunks<space_type<tiers - 1>>();
@@ -98,29 +102,30 @@ class basic_tiered_buffer {
   basic_tiered_buffer(clock_type clock, observer_type observer, const tiered_options& options,
                       const place<Tiers>&... places)
       : parts_(clock, std::move(observer), options, places...) {}
-  /// Waits for what is under way. What was not flushed is gone with the upper tiers.
+  /// Waits for transfers in flight. Contents that were not flushed end with the upper tiers.
   ~basic_tiered_buffer() = default;
 
   /// @name Chunks
   /// @{
-  /// A chunk without contents. Takes its place in the last tier; `errc::out_of_bytes` where there is none,
-  /// and where any tier could not hold it alone (the text names that tier and the most it can),
-  /// `errc::table_full` beyond `max_chunks`, `errc::not_opened` where the last tier is only read.
+  /// Creates a chunk without contents, with its place in the last tier. `errc::out_of_bytes` if that tier has
+  /// no place, or if any tier could not hold the chunk alone (the text names that tier and the most it can
+  /// hold); `errc::table_full` beyond `max_chunks`; `errc::not_opened` if the last tier is read-only.
   result<chunk_handle> create(std::uint64_t bytes) { return parts_.desk.create(bytes); }
-  /// Another chunk of the same contents, in O(1). Takes no room and moves nothing: both share every copy,
-  /// their place and the transfer under way, until one is written, updated, resized or discarded. That one
-  /// *parts*: it takes a place of its own in the last tier first (`errc::out_of_bytes` where there is none).
+  /// Creates another chunk with the same contents, in O(1). It takes no room and moves nothing: both share
+  /// every copy, their place and the transfer in flight, until one is written, updated, resized or discarded.
+  /// That one *parts*: it first takes its own place in the last tier (`errc::out_of_bytes` if there is none).
   /// `write` and `discard` part without copying a byte; `update` and `resize` bring the shared contents up to
-  /// tier 0 and copy them there, where both lie for a while; the one that parts is all dirty. A refused
-  /// parting leaves both as they were; the last one left changes in place. Leases of one are in no other's
-  /// way, but in that of `evict`: movement, hints and the count of leases for write policies are about what
-  /// is shared, `remove` is not. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while it is
-  /// being written.
+  /// tier 0 and copy them there, where both stay for a while; the chunk that parts is then all dirty. A
+  /// refused parting leaves both as they were; the last sharer changes in place. A lease of one blocks no
+  /// call on another except `evict`: movement, hints and the count of leases for write policies concern the
+  /// shared contents, `remove` does not. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while
+  /// the chunk is being written.
   result<chunk_handle> clone(chunk_handle chunk) { return parts_.desk.clone(chunk); }
-  /// A chunk whose contents lie in the last tier already, `offset` bytes into its range: a tensor in a
-  /// model's file (`model_file_space`). The other chunks' room there is what such chunks leave.
-  /// They are held to `checksum`, CRC-32C, each time. `errc::place_taken` where another chunk lies, with the
-  /// bytes; `errc::past_the_bytes`; `errc::bad_granularity` for an offset that is no multiple of the tier's.
+  /// Makes a chunk of contents that the last tier already has, `offset` bytes into its range: a tensor in a
+  /// model's file (`model_file_space`). Other chunks use the room there that adopted chunks leave. With
+  /// `checksum`, CRC-32C, each transfer from there verifies them. `errc::place_taken` if another chunk is
+  /// there, with the bytes; `errc::past_the_bytes`; `errc::bad_granularity` for an offset that is no multiple
+  /// of the tier's.
   result<chunk_handle> adopt(std::uint64_t offset, std::uint64_t bytes,
                              std::optional<std::uint32_t> checksum = {})
     requires(adopts)
@@ -129,38 +134,42 @@ class basic_tiered_buffer {
   }
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk) { return parts_.desk.remove(chunk); }
-  /// Gives the chunk another size. Contents stay up to the smaller of both; those behind are anything. A
-  /// chunk with contents comes up to tier 0 for it, where it has two places meanwhile, and is all dirty then.
-  /// Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is then as it was.
+  /// Gives the chunk another size. Contents stay up to the smaller of both; bytes after those are
+  /// unspecified. A chunk with contents comes up to tier 0 for this, has two places there meanwhile, and is
+  /// all dirty afterwards. Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is
+  /// then as it was.
   result<void> resize(chunk_handle chunk, std::uint64_t bytes) { return parts_.desk.resize(chunk, bytes); }
-  /// Makes the contents worthless: nothing of them is moved any more. The next lease is a `write`.
+  /// Discards the contents: the buffer no longer moves any of them. The next lease is a `write`.
   result<void> discard(chunk_handle chunk) { return parts_.desk.discard(chunk); }
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept {
     return parts_.desk.bytes(chunk);
   }
-  /// How often contents of any chunk may have changed: by `create`, a lease that writes, `resize`, `discard`.
+  /// Returns how often the contents of any chunk may have changed: by `create`, a lease that writes,
+  /// `resize`, `discard`.
   [[nodiscard]] std::uint64_t changes() const noexcept { return parts_.chunks.changes(); }
-  /// What `changes()` was after the last of this chunk: its contents are the same for as long as that is.
+  /// Returns the value of `changes()` after this chunk's last change: the contents are the same while it is
+  /// equal.
   [[nodiscard]] result<std::uint64_t> last_change(chunk_handle chunk) const noexcept {
     return parts_.desk.last_change(chunk);
   }
-  /// Whose count that is: a number that no other buffer of the process has, but for a chance of 2^-64.
+  /// Identifies the buffer of that count: a number that no other buffer of the process has, except with
+  /// probability 2^-64.
   [[nodiscard]] std::uint64_t identity() const noexcept { return parts_.chunks.identity(); }
-  /// The tier of the newest copy. `errc::no_contents`.
+  /// Returns the tier of the newest copy. `errc::no_contents`.
   [[nodiscard]] result<std::size_t> tier_of(chunk_handle chunk) const noexcept {
     return parts_.desk.tier_of(chunk);
   }
   /// @}
 
   /// @name Leases
-  /// `errc::no_contents` for a chunk that was never written, `errc::chunk_leased` when another lease is in
-  /// the way, `errc::out_of_bytes` when leased chunks leave no room in tier 0, `errc::timed_out` when
-  /// patience ends (the chunk then comes up in the background), and what a transfer failed with.
+  /// `errc::no_contents` for a chunk that was never written, `errc::chunk_leased` if another lease is in the
+  /// way, `errc::out_of_bytes` if leased chunks leave no room in tier 0, `errc::timed_out` if patience ends
+  /// (the chunk then comes up in the background), and the error of a failed transfer.
   /// @{
   result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.template lease<access_mode::read>(chunk, {}, wait);
   }
-  /// All of it will be written; until then the contents are anything.
+  /// The caller writes all of it; until then the contents are unspecified.
   result<write_lease> write(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.template lease<access_mode::write>(chunk, {}, wait);
   }
@@ -168,7 +177,7 @@ class basic_tiered_buffer {
   result<update_lease> update(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.update(chunk, wait);
   }
-  /// Only `count` bytes from `offset` on change, and are moved down. The span is the whole chunk.
+  /// Only `count` bytes from `offset` change, and only these move down. The span is the whole chunk.
   result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
                               tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.update(chunk, offset, count, wait);
@@ -177,52 +186,55 @@ class basic_tiered_buffer {
 
   /// @name Movement
   /// @{
-  /// Begins to bring a chunk up. `background_failure()` tells what fails then; the next lease tries again.
+  /// Begins to bring a chunk up. `background_failure()` reports what fails then; the next lease tries again.
   result<void> prefetch(chunk_handle chunk) { return parts_.desk.prefetch(chunk); }
-  /// Makes the chunk leave tier 0, written back first where it is dirty. Waits for room beneath, not for the
-  /// write. `errc::chunk_leased`.
+  /// Makes the chunk leave tier 0; writes it back first if it is dirty. Waits for room in the tier below, not
+  /// for the write. `errc::chunk_leased`.
   result<void> evict(chunk_handle chunk) { return parts_.desk.evict(chunk); }
-  /// Returns when the last tier has all of the chunk's contents. No change for one without.
+  /// Returns when the last tier has all of the chunk's contents. A chunk without contents is unchanged.
   result<void> flush(chunk_handle chunk) { return parts_.desk.flush(chunk); }
-  /// The same for all chunks; goes on after a failure, and gives the first.
+  /// The same for all chunks; continues after a failure, and returns the first.
   result<void> flush() { return parts_.mover.flush(); }
-  /// Takes note of what has arrived, and begins what was waiting for it. Never waits.
+  /// Notes which transfers have arrived, and begins what waited for them. Never waits.
   void progress() { parts_.mover.progress(); }
-  /// One step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from beneath, `write_back` from
-  /// it, `drop` of its copy, written back first where it is dirty. Never waits. Evicts only where neither
-  /// what lies free nor what is on its way out is room enough.
+  /// Executes one step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from the tier below,
+  /// `write_back` from `tier`, `drop` of its copy, which it writes back first if dirty. Never waits. Evicts
+  /// only if free room and the room of copies that are leaving do not suffice.
   tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
     return parts_.desk.execute(chunk, operation, tier);
   }
-  /// Tells the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
+  /// Informs the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
   result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept {
     return parts_.desk.expect(chunk, next_use);
   }
   /// @}
 
   /// @name Keys
-  /// Over a `persistent_file_space` chunks with a key outlive the process, as the last tier had them.
+  /// Over a `persistent_file_space`, chunks with a key outlive the process, in the state that the last tier
+  /// had.
   /// @{
-  /// A chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full`: of the index.
+  /// Creates a chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full`: of the
+  /// index.
   result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
     requires(persists_chunks)
   {
     return parts_.desk.create(bytes, key);
   }
-  /// The chunk of that key, of this process or one before. `errc::no_such_key`.
+  /// Returns the chunk of that key, from this process or an earlier one. `errc::no_such_key`.
   [[nodiscard]] result<chunk_handle> find(const chunk_key& key) const noexcept
     requires(persists_chunks)
   {
     return parts_.keys.find(key);
   }
-  /// `flush`, until neither a crash nor a loss of power can take what is there. Of failures the first.
+  /// Flushes, and then makes the contents durable: neither a crash nor a loss of power loses them. Returns
+  /// the first failure.
   result<void> persist()
     requires(persists_chunks)
   {
     return parts_.desk.persist();
   }
-  /// Reads what rests in the last tier only and has a key, and removes what is damaged; how many. Goes on
-  /// after a read that fails, and gives the first failure.
+  /// Reads the chunks with a key that only the last tier has, removes the damaged ones and returns how many.
+  /// Continues after a read that fails, and returns the first failure.
   result<std::uint64_t> check_kept()
     requires(persists_chunks)
   {
@@ -231,20 +243,20 @@ class basic_tiered_buffer {
   /// @}
 
   [[nodiscard]] stats_type stats() const { return parts_.stats(); }
-  /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
+  /// Returns what a chunk of `bytes` takes of any tier, at most: rounded to that tier's granularity.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
     return parts_.stack.rounded_bytes(bytes);
   }
   [[nodiscard]] const observer_type& observer() const noexcept { return parts_.stack.observer(); }
   [[nodiscard]] observer_type& observer() noexcept { return parts_.stack.observer(); }
-  /// By the clock it measures with.
+  /// Returns the time of the clock that the buffer measures with.
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return parts_.engine.now_ns(); }
-  /// The last failure of a transfer nobody waited for.
+  /// Returns the last failure of a transfer that no call waited for.
   [[nodiscard]] const failure& background_failure() const noexcept {
     return parts_.engine.background_failure();
   }
 
-  /// One sentence for each broken invariant. O(chunks).
+  /// Returns one sentence for each broken invariant. O(chunks).
   [[nodiscard]] std::vector<std::string> audit() const { return parts_.audit(); }
 
  private:

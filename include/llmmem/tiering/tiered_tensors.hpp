@@ -1,6 +1,6 @@
 /// @file
-/// `tiered_tensors`: tensors of any size on a `tiered_buffer`, leased one by one, while what moves are chunks
-/// of a size that moves well.
+/// `tiered_tensors`: tensors of any size on a `tiered_buffer`, leased one by one; the buffer moves chunks of
+/// a size that moves well.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,8 +26,8 @@ inline namespace v0 {
 template <class Buffer>
 class persistent_tensors;
 
-/// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
-/// the leases of their chunks.
+/// What tensors are built on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and
+/// plans the leases of their chunks.
 template <class T>
 concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, tiering::patience wait,
                                typename T::update_lease& update, typename T::write_lease& write) {
@@ -47,51 +47,54 @@ concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes
   { store.flush(chunk) } -> std::same_as<result<void>>;
 };
 
-/// What tensors in a buffer come to.
+/// Counters of the tensors in a buffer.
 struct tiered_tensors_stats {
   std::uint32_t tensors = 0;
   std::uint64_t parts = 0;
   std::uint64_t chunks = 0;
   std::uint64_t shared_chunks = 0;   ///< of these, with more than one tensor
-  std::uint64_t tensor_bytes = 0;    ///< what was asked for
-  std::uint64_t padding_bytes = 0;   ///< bytes of chunks beyond it
-  std::uint64_t leases = 0;          ///< of tensors, given out
-  std::uint64_t chunk_leases = 0;    ///< that were taken of the buffer for them
-  std::uint64_t metadata_bytes = 0;  ///< beside the buffer's
+  std::uint64_t tensor_bytes = 0;    ///< of all tensors
+  std::uint64_t padding_bytes = 0;   ///< bytes of chunks in addition to those
+  std::uint64_t leases = 0;          ///< of tensors, granted
+  std::uint64_t chunk_leases = 0;    ///< taken from the buffer for them
+  std::uint64_t metadata_bytes = 0;  ///< in addition to the buffer's
 };
 
 /// Tensors of 4 bytes to many GiB on a buffer whose chunks are a few MiB: small ones share a chunk, large
-/// ones are several (`map_to_chunks`).
+/// ones take several (`map_to_chunks`).
 ///
 ///     tiered_tensors weights(buffer, map_to_chunks(sizes));
 ///     auto gain = weights.update(norm).value();       // 4 KiB, whose chunk holds others as well
 ///     scale(gain.span());
 ///     weights.for_each_part<access_mode::read>(embedding, [&](auto& lease, const tensor_part& part) {
-///       use(lease.span(), part.begin);                // the next part is on its way meanwhile
+///       use(lease.span(), part.begin);                // the next part moves meanwhile
 ///     }).value();
 ///
-/// - **A lease** is of one part of a tensor: of all of it, where it has one. Its bytes stay where they are
-///   until it ends. Any number of `read` of a part, or one `write` or `update`.
-/// - **Tensors that share a chunk do not hinder each other**: one may be read while another is written, in
-///   any number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively: a
-///   first lease waits for the chunk's own write-back, if one is under way, though it only reads, and nothing
-///   else can flush, evict, clone or write through the chunk meanwhile.
-/// - **Only bytes that a lease may change are dirty**, whatever shares the chunk. A `write` keeps the
-///   neighbours' contents and so brings the chunk in, unless no neighbour has any: then nothing is brought
-///   in, and all of the chunk is dirty.
-/// - **Contents** are a tensor's own: one that was never written, or was discarded, is `errc::no_contents`
-///   though its chunk has some. The chunk's are given up with those of its last tensor.
-/// - **Movement** is of chunks: to prefetch, evict or flush a tensor does so to its neighbours.
+/// - **A lease** is of one part of a tensor: of the whole tensor, if it has one part. Its bytes keep their
+///   address until it ends. A part has any number of `read` leases, or one `write` or `update`.
+/// - **Tensors that share a chunk do not block each other**: a program may read one while it writes another,
+///   in any number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively:
+///   a first lease waits for the chunk's own write-back, if one is in flight, although it only reads, and no
+///   other call can flush, evict, clone or write through the chunk meanwhile.
+/// - **Only bytes that a lease may change are dirty**, regardless of what shares the chunk. A `write` keeps
+///   the neighbours' contents and so brings the chunk in, unless no neighbour has any: then it brings in
+///   nothing, and all of the chunk is dirty.
+/// - **Contents** belong to a tensor: one that was never written, or was discarded, returns
+///   `errc::no_contents` although its chunk has some. The chunk's contents are discarded with those of its
+///   last tensor.
+/// - **Movement** is of chunks: a call that prefetches, evicts or flushes a tensor does so to its neighbours.
 ///
-/// It owns its chunks, and removes them with itself; `persistent_tensors` are there again in the next
-/// process. Others of the same buffer may be used beside it.
+/// The object owns its chunks, and removes them when it ends; `persistent_tensors` are there again in the
+/// next process. The program may use other chunks of the same buffer.
 ///
 /// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
-/// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
-/// @par Thread safety   as the buffer: one thread at a time; leased memory is the lease holder's to share.
-/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was.
-///                      A tensor that is not there is `errc::no_such_tensor`, a part `errc::no_such_part`.
-///                      What the buffer refuses passes through, with its name and its chunk.
+/// @par Complexity      a lease O(1) in addition to the buffer's own. No allocation after construction.
+/// @par Thread safety   as the buffer: one thread at a time; the lease holder may share leased memory between
+///                      threads.
+/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was. A
+///                      tensor number out of range is `errc::no_such_tensor`, a part number
+///                      `errc::no_such_part`. What the buffer refuses passes through, with its name and its
+///                      chunk.
 template <class Buffer>
 class tiered_tensors {
   static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
@@ -99,7 +102,7 @@ class tiered_tensors {
  public:
   using top_range = typename Buffer::top_range;
 
-  /// Holds a part of a tensor in tier 0 for as long as it lives. Movable. The tensors outlive it.
+  /// Holds a part of a tensor in tier 0 while it lives. Movable. The tensors outlive it.
   template <access_mode Mode>
   class lease {
    public:
@@ -130,8 +133,8 @@ class tiered_tensors {
       if (owner_ != nullptr) std::exchange(owner_, nullptr)->end_lease(part_, Mode);
     }
 
-    /// The part's bytes and no others, where the host may touch tier 0; none when it has ended, or was moved
-    /// from.
+    /// Returns the part's bytes and no others, if the host may access tier 0; none after the lease has ended,
+    /// or was moved from.
     [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires requires(const top_range& range) { range.span(); }
     {
@@ -144,7 +147,7 @@ class tiered_tensors {
     {
       return as_elements<T>(span(), "lease");
     }
-    /// The bytes in tier 0's own terms.
+    /// Returns the bytes as tier 0's range type.
     [[nodiscard]] top_range range() const noexcept { return range_; }
     [[nodiscard]] explicit operator bool() const noexcept { return owner_ != nullptr; }
 
@@ -174,30 +177,30 @@ class tiered_tensors {
   /// @name Tensors
   /// @{
   [[nodiscard]] const chunk_mapping& mapping() const noexcept { return mapping_; }
-  /// What they stand on.
+  /// Returns the store that the tensors are built on.
   [[nodiscard]] Buffer& store() const noexcept { return *buffer_; }
   [[nodiscard]] result<std::uint64_t> bytes(tensor_id tensor) const noexcept;
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
-  /// Whether all of it was written, and not discarded since. The answer is the `value()`: the result itself
-  /// only converts to whether there is one.
+  /// Returns whether all of it was written, and not discarded since. The answer is the `value()`: the result
+  /// itself only converts to whether there is one.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
-  /// The same of one part.
+  /// The same for one part.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor, std::uint32_t part) const noexcept;
-  /// The buffer's chunk that a part lies in: for `expect`, or to `clone` it. Lease it through the tensors
-  /// alone.
+  /// Returns the buffer's chunk that holds a part: for `expect`, or to `clone` it. Lease it through the
+  /// tensors only.
   [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
-  /// Makes the contents worthless. `errc::chunk_leased` while any of it is leased.
+  /// Discards the contents. `errc::chunk_leased` while any of it is leased.
   result<void> discard(tensor_id tensor);
   /// @}
 
   /// @name Leases
-  /// Of a tensor in one part; `errc::tensor_in_parts` for another. `errc::no_contents` when it was never
-  /// written, `errc::chunk_leased` when a lease of the same part is in the way; and what the buffer refuses.
+  /// Of a tensor in one part; `errc::tensor_in_parts` for another. `errc::no_contents` if it was never
+  /// written, `errc::chunk_leased` if a lease of the same part is in the way; and what the buffer refuses.
   /// @{
   result<read_lease> read(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::read>(tensor, wait);
   }
-  /// All of it will be written; until then its contents are anything.
+  /// The caller writes all of it; until then its contents are unspecified.
   result<write_lease> write(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::write>(tensor, wait);
   }
@@ -221,22 +224,22 @@ class tiered_tensors {
                               tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read_write>(tensor, part, wait);
   }
-  /// Only the bytes `changed`, counted from the part's first, change: no others are moved down for it. The
-  /// span is the whole part. `errc::past_the_bytes`.
+  /// Only the bytes `changed`, counted from the part's first, change and move down. The span is the whole
+  /// part. `errc::past_the_bytes`.
   result<update_lease> update(tensor_id tensor, std::uint32_t part, byte_interval changed,
                               tiering::patience wait = tiering::wait_complete);
   /// @}
 
   /// Leases one part after another and calls `f(lease, part)` with it, a `lease<Mode>&` and its
-  /// `tensor_part`; the part behind it is brought up meanwhile. Ends with the first lease that is refused,
-  /// for that reason: the parts before it are done.
+  /// `tensor_part`; the next part is brought up meanwhile. Ends at the first refused lease, and returns its
+  /// reason: the parts before it are done.
   template <access_mode Mode, class F>
   result<void> for_each_part(tensor_id tensor, F&& f, tiering::patience wait = tiering::wait_complete);
 
-  /// @name Movement   as the buffer's, of all chunks that the tensor is in; goes on after a failure, and
-  /// gives the first
+  /// @name Movement   as the buffer's, of all chunks of the tensor; continues after a failure, and
+  /// returns the first
   /// @{
-  /// Of the parts that have contents. `errc::no_contents` when there are none.
+  /// Of the parts that have contents. `errc::no_contents` if none has.
   result<void> prefetch(tensor_id tensor);
   /// `errc::chunk_leased` while a part of it, or a neighbour in its chunk, is leased.
   result<void> evict(tensor_id tensor);
@@ -245,7 +248,7 @@ class tiered_tensors {
   /// @}
 
   [[nodiscard]] tiered_tensors_stats stats() const noexcept;
-  /// One sentence for each broken invariant, the buffer's own excepted. O(parts + chunks).
+  /// Returns one sentence for each broken invariant, except the buffer's own. O(parts + chunks).
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -261,12 +264,12 @@ class tiered_tensors {
   struct chunk_state {
     chunk_handle handle;
     std::uint32_t shared = none;  // in `shared_`
-    std::uint32_t filled = 0;     // parts in it that have contents
+    std::uint32_t filled = 0;     // parts in it with contents
   };
-  /// The one lease of a chunk that several tensors are in, under all of theirs.
+  /// The only lease of a chunk that holds several tensors; all their leases use it.
   struct shared_chunk {
-    typename Buffer::write_lease anew;   // what nobody had written before
-    typename Buffer::update_lease kept;  // or this one
+    typename Buffer::write_lease anew;   // if no tensor in the chunk had contents
+    typename Buffer::update_lease kept;  // otherwise
     std::uint32_t leases = 0;
 
     [[nodiscard]] top_range range() const noexcept { return anew ? anew.range() : kept.range(); }
@@ -274,7 +277,7 @@ class tiered_tensors {
 
   tiered_tensors(without_chunks, Buffer& buffer, chunk_mapping mapping, std::string name);
   void create_chunks();
-  /// The part's contents are there from now on.
+  /// Marks the part's contents as present.
   void fill(std::uint32_t part) noexcept {
     if (!std::exchange(parts_[part].filled, true)) ++chunk_of(part).filled;
   }
@@ -284,7 +287,7 @@ class tiered_tensors {
                               std::uint64_t found) const noexcept {
     return {code, to_index(tensor), wanted, found, name_.c_str()};
   }
-  /// `errc::ok` where nothing is wrong.
+  /// Returns `errc::ok` if nothing is wrong.
   [[nodiscard]] failure check(tensor_id tensor) const noexcept;
   [[nodiscard]] chunk_state& chunk_of(std::uint32_t part) noexcept {
     return chunks_[to_index(mapping_.parts()[part].chunk)];

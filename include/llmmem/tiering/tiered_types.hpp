@@ -1,5 +1,5 @@
 /// @file
-/// What a `tiered_buffer` is set up with, and what it tells: handles, patience, options, counters.
+/// The setup of a `tiered_buffer`, and what it reports: handles, patience, options, counters.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,7 +33,7 @@ struct patience {
 };
 inline constexpr patience best_effort{0};                    ///< takes what is there, and starts the rest
 inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as it takes
-/// That long by the buffer's clock. Where that is a virtual one and nobody moves it, as long of real time,
+/// Waits that long by the buffer's clock. For a virtual clock that no code advances, as long in real time,
 /// and at least a millisecond.
 [[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
   return {ns};
@@ -46,34 +46,34 @@ using patience [[deprecated("its name is tiering::patience")]] = tiering::patien
 /// How a tiered buffer is set up.
 struct tiered_options {
   std::uint32_t max_chunks = 4096;        ///< alive at once, clones included
-  std::uint32_t max_transfers = 64;       ///< under way at once
-  std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
-  std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
+  std::uint32_t max_transfers = 64;       ///< in flight at once
+  std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a smaller first tier is refused
+  std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; required if a tier has a codec
   std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
-  /// Host memory between two neighbours that the host cannot touch, a device above a file or a file above
-  /// another, for each such pair; and of this the most that moves at once. Copies go through it as a ring
-  /// (`bounce_queue`), whose pieces go on inside calls: `progress` now and then keeps them going. A copy that
-  /// goes down from such a tier to one that leaves memory goes whole where it has not come up from there, as
-  /// a checksum is of all of it.
+  /// Host memory between two neighbours that the host cannot access (a device above a file, a file above
+  /// another), for each such pair; also the most that moves between them at once. Copies pass through it as a
+  /// ring (`bounce_queue`), whose pieces advance inside calls: call `progress` now and then. A copy from such
+  /// a tier down to one that leaves memory moves whole if it has not come up from there, because its checksum
+  /// covers all of it.
   std::uint64_t bounce_bytes = std::uint64_t{8} << 20;
   std::uint64_t bounce_slot_bytes = std::uint64_t{1} << 20;
   std::string name = "tiered_buffer";  ///< for error texts
   metadata_source metadata{};
 };
 
-/// What a tier holds, and did.
+/// What a tier holds, and has done.
 struct tier_stats {
-  std::uint64_t budget = 0;       ///< bytes it may hold
-  std::uint64_t used = 0;         ///< bytes resident and in flight, as rounded
-  std::uint64_t peak = 0;         ///< most of these at once
-  std::uint64_t chunks = 0;       ///< copies it holds
-  std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above; a copy on its way
-                                  ///< up counts beneath until a call has noted its arrival (`progress`)
-  std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
-  std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
-  std::uint64_t demotions = 0;    ///< clean copies that were stored in the tier beneath first (`demoting`)
+  std::uint64_t budget = 0;  ///< bytes it may hold
+  std::uint64_t used = 0;    ///< bytes resident and in flight, as rounded
+  std::uint64_t peak = 0;    ///< most of these at once
+  std::uint64_t chunks = 0;  ///< copies it holds
+  std::uint64_t hits = 0;    ///< leases whose topmost copy was here; a copy on its way
+                             ///< up counts for the tier below until a call has noted its arrival (`progress`)
+  std::uint64_t drops = 0;   ///< clean copies that left because room was needed
+  std::uint64_t write_backs = 0;  ///< copies that were first written to the tier below
+  std::uint64_t demotions = 0;    ///< clean copies that were first stored in the tier below (`demoting`)
   std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
-  std::uint64_t lost = 0;         ///< of `used`: never given out again, as a device may still write there
+  std::uint64_t lost = 0;  ///< of `used`: never allocated again, because a device may still write there
 };
 
 /// Counters of a tiered buffer of `Tiers` tiers.
@@ -81,38 +81,38 @@ template <std::size_t Tiers>
 struct tiered_stats {
   std::array<tier_stats, Tiers> tiers{};
   transfer::meter_stats<Tiers - 1> moved{};  ///< bytes by link, and stalls by cause
-  std::uint64_t leases = 0;                  ///< given out
-  std::uint64_t shared = 0;                  ///< chunks that share what they have with a clone
-  std::uint64_t parted_bytes = 0;            ///< copied within tier 0, for clones that came to differ
-  std::uint64_t bounce_bytes = 0;            ///< of the rings between tiers that the host cannot touch
-  std::uint64_t background_failures = 0;     ///< of transfers nobody waited for; nothing was lost by them
+  std::uint64_t leases = 0;                  ///< granted
+  std::uint64_t shared = 0;                  ///< chunks that share their copies with a clone
+  std::uint64_t parted_bytes = 0;            ///< copied within tier 0, for clones that parted
+  std::uint64_t bounce_bytes = 0;            ///< of the rings between tiers that the host cannot access
+  std::uint64_t background_failures = 0;     ///< of transfers that no call waited for; they lost nothing
   std::uint64_t metadata_bytes = 0;
 };
 
 namespace tiering {
 
-/// What became of one step of a plan.
+/// The outcome of one step of a plan.
 enum class step_outcome : std::uint8_t {
-  done,     ///< begun, or finished where it takes no time
-  later,    ///< something under way is before it: ask again when that has ended
-  useless,  ///< what it was to do is done, or can no longer be done
+  done,     ///< begun, or finished if it takes no time
+  later,    ///< something in flight comes first: ask again after it has ended
+  useless,  ///< already done, or no longer possible
 };
 
 }  // namespace tiering
 
 using step_outcome [[deprecated("its name is tiering::step_outcome")]] = tiering::step_outcome;
 
-/// What a buffer reports to and measures by; to inherit and shadow.
+/// What a buffer reports to and measures by; inherit from it and shadow its members.
 struct tiered_traits {
   using clock = steady_meter_clock;
-  /// An `access_observer`: `access_window` says how far from the best it goes. Clones that share what they
-  /// hold have one number there.
+  /// An `access_observer`: `access_window` reports how far from the optimum it is. Clones that share contents
+  /// have one number there.
   using observer = ignore_accesses;
-  /// Where the rings between two tiers lie that the host cannot touch: memory that it can, pinned for
+  /// Memory of the rings between two tiers that the host cannot access: memory that it can, pinned for
   /// devices.
   using bounce_space = host_space;
-  /// Such a space, with room for `bytes`. It outlives the buffer, for good, where a device may still write to
-  /// it.
+  /// Makes such a space, with room for `bytes`. It outlives the buffer, permanently if a device may still
+  /// write to it.
   [[nodiscard]] static host_space make_bounce_space(std::uint64_t bytes) {
     host_options options;
     options.budget = bytes;

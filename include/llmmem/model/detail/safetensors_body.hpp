@@ -15,11 +15,11 @@ namespace detail {
 
 inline constexpr unsigned safetensors_depth = 32;
 
-/// Bytes of a tensor; nothing where they pass 2^63 - 1, or fill no whole bytes.
+/// Returns the bytes of a tensor; nothing if they pass 2^63 - 1, or fill no whole bytes.
 [[nodiscard]] inline std::optional<std::uint64_t> safetensors_bytes(safetensors_type type,
                                                                     const std::vector<std::uint64_t>& shape) {
   std::uint64_t bits = bits_of(type);
-  // A 0 anywhere means none, but only where nothing before it overflows, as the reference reader has it.
+  // A 0 anywhere means no bytes, but only if nothing before it overflows, as in the reference reader.
   for (const std::uint64_t each : shape) {
     if (each != 0 && bits > max_bytes / each) return std::nullopt;
     bits *= each;
@@ -28,7 +28,7 @@ inline constexpr unsigned safetensors_depth = 32;
   return bits / 8;
 }
 
-/// Reads what the header has of one tensor.
+/// Reads the header's entry of one tensor.
 inline safetensors_entry read_safetensors_entry(json_reader& json, std::string name) {
   safetensors_entry entry;
   bool has_type = false;
@@ -79,7 +79,7 @@ void refuse_twice(const Entries& entries, NameOf name_of_entry, const char* kind
     throw format_error(what + ": " + kind + " \"" + std::string(*twice) + "\" occurs twice");
 }
 
-/// In the order of the file; of tensors without bytes in the same place, in that of the header.
+/// Sorts by the order of the file; tensors without bytes at the same place keep the order of the header.
 inline void sort_by_offset(std::vector<safetensors_entry>& entries) {
   std::vector<std::size_t> order(entries.size());
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -95,7 +95,7 @@ inline void sort_by_offset(std::vector<safetensors_entry>& entries) {
   entries = std::move(sorted);
 }
 
-/// Whether sizes and offsets fit each other and the file.
+/// Checks that sizes and offsets fit each other and the file.
 inline void check_safetensors(const safetensors_header& header, const std::string& what) {
   std::uint64_t at = 0;
   for (const safetensors_entry& each : header.entries) {

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Sizes of a trace, as times are reckoned from them.
+/// Sizes of a trace, as times are computed from them.
 struct size_range {
   std::uint64_t largest = 1;
   bool equal = true;
@@ -27,18 +27,18 @@ struct size_range {
       largest = std::max(largest, size);
     }
   }
-  /// The fewest transfers that carry `bytes`.
+  /// Returns the fewest transfers that carry `bytes`.
   [[nodiscard]] std::uint64_t transfers(std::uint64_t bytes) const noexcept {
     return bytes / largest + (bytes % largest != 0 ? 1 : 0);
   }
-  /// The least time that a link needs for them.
+  /// Returns the least time that a link needs for them.
   [[nodiscard]] std::uint64_t time(const link_model& link, link_direction way, std::uint64_t bytes) const {
     if (bytes == 0) return 0;
     const std::uint64_t moved =
         equal ? transfers(bytes) * transfer_ns(link, largest, way) : transfer_ns(link, bytes, way);
     return moved + transfers(bytes) * link.latency_ns;
   }
-  /// An n-th of `bytes`, rounded up to what an iteration can move.
+  /// Returns an n-th of `bytes`, rounded up to what an iteration can move.
   [[nodiscard]] std::uint64_t share(std::uint64_t bytes, std::uint64_t n) const noexcept {
     const std::uint64_t each = bytes / n + (bytes % n != 0 ? 1 : 0);
     return equal ? transfers(each) * largest : each;
@@ -51,12 +51,12 @@ struct size_range {
   });
 }
 
-/// Bytes that one iteration moves at least.
+/// Returns the bytes that one iteration moves at least.
 [[nodiscard]] inline std::uint64_t least_bytes(const schedule_trace& trace, std::uint64_t budget,
                                                gap_kind kind, bounded_iteration of, const size_range& sizes) {
   const std::uint64_t count = trace.events().size();
   if (kind == gap_kind::between_writes && !changes_anything(trace)) return 0;
-  // The freely chosen beginning is shared among them: the more, the less it gives away.
+  // The iterations share the freely chosen beginning: with more of them, each gains less from it.
   const std::uint64_t rounds =
       of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);
   fractional_min rule(trace, budget, kind, rounds);
@@ -66,14 +66,15 @@ struct size_range {
     std::uint64_t moved = 0;
     for (std::uint64_t i = 0; i < count; ++i)
       moved = rule.advance();
-    // What was given up has gone down by now, though its gap may end later.
+    // A gap that was given up has moved down by now, although it may end later.
     if (kind == gap_kind::between_writes) moved = rule.given_up();
     most = std::max(most, sizes.share(moved, round));
   }
   return most;
 }
 
-/// The best sum of windows that do not overlap, for one edge; and the bytes of the first iteration's window.
+/// Returns the best sum of windows that do not overlap, for one edge; and the bytes of the first iteration's
+/// window.
 struct least_waiting {
   std::uint64_t stall_ns = 0;
   std::uint64_t bytes = 0;

@@ -22,13 +22,12 @@ struct linear_row {
 
 /// Maximises a linear function of x >= 0 under rows, by the simplex method on a dense dictionary: each basic
 /// variable written as `bound - sum of a x` over the others. Bland's rule (least index enters, least index
-/// leaves) keeps it from going round in circles. Coefficients and bounds should be near 1: what is below
-/// `tolerance` counts as 0.
+/// leaves) prevents cycles. Coefficients and bounds should be near 1: values below `tolerance` count as 0.
 class dense_simplex {
  public:
   static constexpr double tolerance = 1e-11;
 
-  /// The best x, or nothing when no x keeps the rows. @pre the function is bounded on them.
+  /// Returns the best x, or nothing when no x meets the rows. @pre the function is bounded on them.
   [[nodiscard]] static std::optional<std::vector<double>> maximize(std::span<const double> objective,
                                                                    std::span<const linear_row> rows) {
     dense_simplex program(objective.size(), rows);

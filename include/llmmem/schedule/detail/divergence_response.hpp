@@ -1,5 +1,5 @@
 /// @file
-/// What becomes of a plan that the program has left, and when chunks are expected without one. Private to
+/// What happens to a plan that the program has left, and when chunks are expected without one. Private to
 /// schedule/.
 #pragma once
 
@@ -16,10 +16,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Carries out `on_divergence`: counts iterations in a row that left the plan, and with
+/// Executes `on_divergence`: counts consecutive iterations that left the plan, and with
 /// `on_divergence::by_frequency` the uses of each chunk.
 ///
-/// Once it `fell_back`, no plan is followed until `forget`.
+/// After it `fell_back`, no plan is followed until `forget`.
 ///
 /// @par Complexity      as `use_forecast`.
 /// @par Thread safety   one thread at a time.
@@ -30,7 +30,7 @@ class divergence_response {
   divergence_response(on_divergence what, std::uint32_t re_record_after) noexcept
       : what_(what), re_record_after_(re_record_after) {}
 
-  /// The trace is that of `chunks` chunks. Uses that were counted stay, if the chunks are as many.
+  /// Notes that the trace has `chunks` chunks. Counted uses stay, if their number is the same.
   void know_chunks(std::size_t chunks) {
     if (what_ != on_divergence::by_frequency || (forecast_ && chunks_ == chunks)) return;
     forecast_.emplace(chunks);
@@ -39,12 +39,13 @@ class divergence_response {
   void begin_iteration() noexcept {
     if (forecast_) forecast_->begin_iteration();
   }
-  /// The program uses `chunk`.
+  /// Notes that the program uses `chunk`.
   void used(chunk_id chunk) noexcept {
     if (forecast_) forecast_->used(chunk);
   }
 
-  /// The program has left the plan: whether that is of no use any more, and to be dropped.
+  /// Notes that the program has left the plan. Returns whether the plan is of no further use, and must be
+  /// dropped.
   [[nodiscard]] bool plan_left() noexcept {
     if (what_ == on_divergence::fall_back || what_ == on_divergence::by_frequency) fell_back_ = true;
     const bool for_good = ++left_in_a_row_ >= re_record_after_;
@@ -52,17 +53,17 @@ class divergence_response {
     if (drop) left_in_a_row_ = 0;
     return drop;
   }
-  /// The program has kept to the plan for an iteration.
+  /// Notes that the program has followed the plan for an iteration.
   void plan_kept() noexcept { left_in_a_row_ = 0; }
-  /// The chunks are no longer those that were counted, and whatever comes is recorded anew.
+  /// Drops the counts, because the chunks have changed; later iterations are recorded again.
   void forget() noexcept {
     forecast_.reset();
     fell_back_ = false;
   }
 
-  /// Whether the plan was given up for good.
+  /// Returns whether the plan was given up permanently.
   [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
-  /// Whether uses are counted, so that `next_use` tells something.
+  /// Returns whether uses are counted, so that `next_use` has a forecast.
   [[nodiscard]] bool has_forecast() const noexcept { return forecast_.has_value(); }
   /// As `use_forecast::next_use`. @pre `has_forecast()`.
   [[nodiscard]] std::uint64_t next_use(chunk_id chunk) const noexcept { return forecast_->next_use(chunk); }
@@ -70,7 +71,7 @@ class divergence_response {
  private:
   on_divergence what_;
   std::uint32_t re_record_after_;
-  std::uint32_t left_in_a_row_ = 0;  // iterations that left the plan
+  std::uint32_t left_in_a_row_ = 0;  // consecutive iterations that left the plan
   bool fell_back_ = false;
   std::optional<use_forecast> forecast_;  // with `on_divergence::by_frequency`
   std::size_t chunks_ = 0;                // of `forecast_`

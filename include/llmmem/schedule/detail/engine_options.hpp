@@ -1,5 +1,5 @@
 /// @file
-/// How a planner's engine decides, and what it is to arrive at. Private to schedule/.
+/// How a planner's engine decides, and the state it must reach. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +23,7 @@ struct engine_options {
   prefetch ahead = prefetch::by_time;
   std::uint32_t count = 0;  ///< by count: acquires to look at
   std::uint64_t ahead_bytes =
-      max_bytes;  ///< by time: the most that lies in tier 0 unused, one chunk at least
+      max_bytes;  ///< by time: the most bytes that tier 0 holds unused, at least one chunk
   std::uint64_t ahead_bytes_below = max_bytes;  ///< the same of the tiers below; 0: only on the way to tier 0
   std::uint64_t within_ns =
       ~std::uint64_t{0};           ///< by time: what is used after more computing than this can wait
@@ -47,7 +47,7 @@ class engine_goal {
   [[nodiscard]] bool holds(chunk_id chunk, std::size_t tier) const noexcept {
     return held_[to_index(chunk) * tiers_ + tier];
   }
-  /// Whether the last tier's copy is to be the newest, too.
+  /// Whether the last tier's copy must be the newest, too.
   [[nodiscard]] bool home(chunk_id chunk) const noexcept { return home_[to_index(chunk)]; }
   void all_home() { home_.assign(home_.size(), true); }
 

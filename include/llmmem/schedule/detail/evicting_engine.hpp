@@ -1,5 +1,5 @@
 /// @file
-/// What an engine knows of chunks, and whom it evicts. Private to schedule/.
+/// What an engine knows of chunks, and which chunks it evicts. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +23,7 @@ inline namespace v0 {
 namespace detail {
 
 /// The half of a planner's engine that makes room: candidates in the order they leave, and the steps by which
-/// they do. A position counts events over all iterations.
+/// they leave. A position counts events over all iterations.
 class evicting_engine {
  protected:
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
@@ -77,7 +77,7 @@ class evicting_engine {
 
   // What may be evicted
 
-  /// By which order `chunk` leaves `tier`: the highest key first.
+  /// Returns the key by which `chunk` leaves `tier`: the highest key first.
   [[nodiscard]] std::uint64_t key(chunk_id chunk, std::size_t tier) const noexcept {
     const chunk_state& own = of(chunk);
     if (!has(chunk, tier)) return never;
@@ -85,14 +85,14 @@ class evicting_engine {
     if (own.next >= end_ && goal_ != nullptr && !goal_->holds(chunk, tier)) return never;
     return weight(chunk, tier) == 0 || stays_above(chunk, tier) ? never : own.next;
   }
-  /// Whether tier 0 has it, too, and in the iteration before kept it from its last use to the next one: then
-  /// nobody asks this tier for it.
+  /// Returns whether tier 0 has it, too, and in the previous iteration kept it from its last use to the next
+  /// one: then no access asks this tier for it.
   [[nodiscard]] bool stays_above(chunk_id chunk, std::size_t tier) const noexcept {
     if (tier == 0 || !has(chunk, 0)) return false;
     const std::uint32_t acquired = of(chunk).acquired;
     return acquired != use_table::none && !leaves_[acquired];
   }
-  /// What evicting costs, in fetches.
+  /// Returns the cost of evicting, in fetches.
   [[nodiscard]] std::uint64_t weight(chunk_id chunk, std::size_t tier) const noexcept {
     const chunk_state& own = of(chunk);
     const bool again = own.next != never && tiering::reads(event_at(own.next).mode);
@@ -106,7 +106,7 @@ class evicting_engine {
     return heaps_[tier * 2 + (is_dear ? 1 : 0)];
   }
 
-  /// Makes `chunk` a candidate wherever it has a copy, from `tier` down, in its present order.
+  /// Makes `chunk` a candidate in every tier with a copy, from `tier` down, in its present order.
   void offer(chunk_id chunk, std::size_t tier) {
     for (; tier < bounded_; ++tier) {
       if (!machine_.at(chunk, tier).held) continue;
@@ -120,7 +120,7 @@ class evicting_engine {
     return machine_.at(chunk, tier).held && !of(chunk).picked && !(tier == 0 && machine_.leased(chunk)) &&
            key(chunk, tier) == each.key && dear(chunk, tier) == is_dear;
   }
-  /// The heap's best candidate that is still one; null: none.
+  /// Returns the heap's best candidate that is still one; null if there is none.
   [[nodiscard]] const entry* best(std::size_t tier, bool is_dear) {
     heap& from = heap_of(tier, is_dear);
     while (!from.empty() && !stands(from.front(), tier, is_dear)) {
@@ -130,8 +130,8 @@ class evicting_engine {
     return from.empty() ? nullptr : &from.front();
   }
 
-  /// Frees what `bytes` lack in `tier`, of chunks used later than `limit` only; nothing when that is too
-  /// little.
+  /// Frees what `bytes` lack in `tier`, from chunks used later than `limit` only; frees nothing if that is
+  /// too little.
   [[nodiscard]] bool make_room(std::size_t tier, std::uint64_t bytes, std::uint64_t limit) {
     const std::uint64_t lacking = machine_.budget(tier).lacks(bytes);
     if (lacking == 0) return true;
@@ -144,7 +144,7 @@ class evicting_engine {
       if (cheap == nullptr && costly == nullptr) break;
       bool is_dear = cheap == nullptr;
       if (cheap != nullptr && costly != nullptr && cheap->key != never) {
-        // By cost for each event that its room is had.
+        // By cost for each event for which its room is available.
         const std::uint64_t until_cheap = cheap->key - std::min(cheap->key, position_) + 1;
         const std::uint64_t until_dear =
             costly->key == never ? never : costly->key - std::min(costly->key, position_) + 1;
@@ -154,7 +154,7 @@ class evicting_engine {
       const entry chosen = from.front();
       const chunk_id chunk{chosen.chunk};
       const bool furthest = options_.evict == engine_options::order::furthest_use;
-      // A prefetch to a tier in between may cost a write-back where that buys twice the time.
+      // A prefetch to a tier in between may cost a write-back if that gains twice the time.
       const bool halves = is_dear && tier != 0 && limit != 0;
       const std::uint64_t latest = halves ? limit + (limit - position_) : limit;
       const bool late = of(chunk).next > latest || !has(chunk, tier) || (furthest && chosen.key == never);
@@ -247,8 +247,8 @@ class evicting_engine {
   executor machine_;
   std::size_t bounded_;
   std::vector<chunk_state> chunks_;
-  std::vector<heap> heaps_;              // of tier i: 2i the cheap to evict, 2i + 1 the dear
-  std::vector<std::uint64_t> pointers_;  // by tier: before it nothing is missing
+  std::vector<heap> heaps_;              // of tier i: 2i the cheap to evict, 2i + 1 the costly
+  std::vector<std::uint64_t> pointers_;  // by tier: no chunk before it is missing
   std::vector<std::uint64_t> unused_;    // by tier: bytes prefetched and not acquired since
   std::vector<bool> evicted_;            // by acquire: the chunk left dirty afterwards
   std::vector<bool> left_;               // by acquire: the chunk left tier 0 before its next one

@@ -1,5 +1,5 @@
 /// @file
-/// What comes of a step, and of an iteration's end. Private to schedule/.
+/// The outcome of a step, and of an iteration's end. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,13 +15,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Why a step cannot be done.
+/// Why a step is impossible.
 enum class refusal : std::uint8_t {
   none,
   not_there,      ///< the source has no copy, or one that is not the newest
   already_there,  ///< the destination has the newest contents
   leased,         ///< the program is using it in a way that forbids the step
-  only_copy,      ///< nothing else has the contents
+  only_copy,      ///< no other copy has the contents
   over_budget,
   in_use,  ///< a transfer that waits for room needs it
   home,    ///< the last tier keeps what it has
@@ -39,14 +39,14 @@ enum class refusal : std::uint8_t {
   return texts[static_cast<std::size_t>(why)];
 }
 
-/// Start and end of what was issued; `unresolved` while it waits for room that nothing has promised yet.
+/// Start and end of what was issued; `unresolved` while it waits for room that no decided step frees.
 struct issued {
   refusal why = refusal::none;
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
 };
 
-/// Whether a program that is to begin with `start` may as well begin with `found`: the same copies, and
+/// Returns whether a program that should begin with `start` may also begin with `found`: the same copies, and
 /// perhaps more of them clean.
 [[nodiscard]] inline bool as_good(const std::vector<plan_placement>& found,
                                   const std::vector<plan_placement>& start) {

@@ -1,5 +1,5 @@
 /// @file
-/// The machine in virtual time: what planners plan on and `simulate` executes with. Private to schedule/.
+/// The machine in virtual time: planners plan on it and `simulate` executes with it. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -67,7 +67,7 @@ class executor {
   [[nodiscard]] std::uint64_t lane_free(std::size_t upper, link_direction way) const noexcept {
     return lanes_[lane(upper, way)].free_ns;
   }
-  /// Whether something but `tier` has the newest contents.
+  /// Returns whether a tier other than `tier` has the newest contents.
   [[nodiscard]] bool elsewhere(chunk_id chunk, std::size_t tier) const noexcept {
     for (std::size_t i = 0; i < tiers_; ++i) {
       if (i != tier && at(chunk, i).held && at(chunk, i).newest) return true;
@@ -107,7 +107,7 @@ class executor {
     return {.start_ns = time, .finish_ns = time};
   }
 
-  /// Computing that leads up to `event`.
+  /// Computes for `ns`, before `event`.
   void compute(std::uint64_t ns, std::uint32_t event) {
     if (ns == 0) return;
     span({.start_ns = now_,
@@ -118,7 +118,7 @@ class executor {
     advance(later(now_, ns));
   }
 
-  /// The program's event takes effect, after waiting for it if need be.
+  /// Applies the program's event, after waiting for it if necessary.
   refusal serve(std::uint32_t index) {
     const trace_event& event = trace_->events()[index];
     chunk_state& chunk = chunks_[to_index(event.chunk)];
@@ -158,7 +158,7 @@ class executor {
     return std::move(forecast_);
   }
 
-  /// The first step that still waits for room; none: `unresolved`.
+  /// Returns the first step that still waits for room; `unresolved` if none does.
   [[nodiscard]] std::uint64_t first_waiting() const noexcept {
     std::uint64_t first = unresolved;
     for (const lane_state& each : lanes_) {
@@ -168,7 +168,7 @@ class executor {
     return first;
   }
 
-  /// What `plan_placement` tells, by chunk, then tier.
+  /// Returns the `plan_placement` entries, by chunk, then tier.
   [[nodiscard]] std::vector<plan_placement> placements() const {
     std::vector<plan_placement> all;
     for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -195,7 +195,7 @@ class executor {
   struct arrival {
     stall_cause cause = stall_cause::prefetch_late;
     std::uint32_t event = 0;  // that a demand fetch serves
-    bool blocked = false;     // waited for room that nothing had promised
+    bool blocked = false;     // waited for room that no step had freed
     std::uint64_t budget_wait_ns = 0;
   };
   struct chunk_state {
@@ -255,7 +255,7 @@ class executor {
     copy& source = writable(chunk, from);
     copy& target = writable(chunk, to);
     if (!source.held || !source.newest) return {.why = refusal::not_there};
-    // To write back what is clean is waste, and no fault.
+    // To write back a clean copy is waste, not an error.
     if (target.held && target.newest && way == link_direction::onboard)
       return {.why = refusal::already_there};
     const bool in_place = target.held;
@@ -286,7 +286,7 @@ class executor {
     return {.start_ns = unresolved, .finish_ns = unresolved};
   }
 
-  /// Times whatever can be timed, over and over while one makes another possible.
+  /// Times every transfer that it can, repeatedly while one makes another possible.
   void settle() {
     bool again = true;
     while (again) {

@@ -1,5 +1,5 @@
 /// @file
-/// Belady's rule on bytes: what the bounds of a schedule rest on. Private to schedule/.
+/// Belady's rule on bytes: the basis of a schedule's bounds. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,17 +16,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Which gaps cost their bytes when they are not kept.
+/// Which gaps cost their bytes if they are not kept.
 enum class gap_kind : std::uint8_t {
   to_read,         ///< from a release to the next acquire, if that reads; leases take room
-  between_writes,  ///< from one acquire that writes to the next one, unless a discard lies between
+  between_writes,  ///< from one acquire that writes to the next one, unless a discard is between
 };
 
-/// What is in the tiers where it begins.
+/// The contents of the tiers at the beginning.
 enum class beginning : std::uint8_t { empty, free_choice };
 
-/// Goes through some iterations event by event, and gives up, of the bytes of all open gaps, those whose gap
-/// ends last whenever there are more than the budget. A gap is filed under the position of the event that
+/// Visits some iterations event by event, and when there are more bytes than the budget, gives up, of the
+/// bytes of all open gaps, those whose gap ends last. A gap is filed under the position of the event that
 /// ends it: no two are the same.
 ///
 /// @par Complexity   `start` O(events), `advance` O(log events).
@@ -61,7 +61,7 @@ class fractional_min {
     moved_ = 0;
     given_up_ = 0;
     if (how == beginning::empty) return;
-    // The state before it as if all fitted: what the iteration before leaves open, and what lies in between.
+    // The previous state as if all fitted: what the previous iteration leaves open, and the gaps in between.
     const std::uint64_t seen = begin + count_;
     for (std::uint64_t i = begin; i < seen; ++i) {
       const trace_event& event = trace_->events()[i % count_];
@@ -83,10 +83,10 @@ class fractional_min {
     given_up_ = 0;
   }
 
-  /// Bytes of gaps that were given up since the beginning, whether they have ended or not.
+  /// Returns the bytes of gaps given up since the beginning, including gaps that have not ended.
   [[nodiscard]] std::uint64_t given_up() const noexcept { return given_up_; }
 
-  /// Goes on over one event. @return the bytes that had to be moved since the beginning.
+  /// Advances over one event. @return the bytes that had to be moved since the beginning.
   std::uint64_t advance() {
     const std::uint64_t index = position_ % count_;
     const trace_event& event = trace_->events()[index];

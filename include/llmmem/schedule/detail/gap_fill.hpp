@@ -1,8 +1,7 @@
 /// @file
 /// One machine that is free in some gaps of time: which items it can run in them, and when.
 ///
-/// An item is said to be at an index, its place in the list given. See `bubble_fill` for what is promised and
-/// why.
+/// An item's index is its place in the given list. See `bubble_fill` for the guarantees and their proofs.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// From `start_ns` up to, but not at, `finish_ns`.
+/// From `start_ns` to, but not including, `finish_ns`.
 struct time_gap {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
@@ -44,8 +43,8 @@ struct gap_piece {
   std::uint64_t finish_ns = 0;
 };
 
-/// Earliest deadline first over items marked in `chosen`: the pieces, and the first item in that order's time
-/// that misses its deadline, if any does.
+/// Earliest deadline first over items marked in `chosen`: returns the pieces, and the first item in that
+/// order's time that misses its deadline, if any does.
 struct edf_run {
   std::vector<gap_piece> pieces;
   std::optional<std::size_t> missed;
@@ -123,7 +122,7 @@ struct edf_run {
   return edf_run(gaps, items, chosen).pieces;
 }
 
-/// The first place at or after `from`, whole in one gap, where `item` meets release and deadline.
+/// Returns the first place at or after `from`, undivided in one gap, where `item` meets release and deadline.
 [[nodiscard]] inline std::optional<std::uint64_t> first_place(std::span<const time_gap> gaps,
                                                               const gap_item& item, std::uint64_t from) {
   from = std::max(from, item.release_ns);
@@ -165,8 +164,8 @@ struct edf_run {
   return pieces;
 }
 
-/// Subsets of n items, as bits; item 0 is the highest one, so that of two equally large the greater number
-/// has the item listed first.
+/// Subsets of n items, as bits; item 0 is the highest one, so that of two subsets of equal size the greater
+/// number has the item listed first.
 class item_subsets {
  public:
   explicit item_subsets(std::size_t items) noexcept : items_(items) {}
@@ -176,7 +175,7 @@ class item_subsets {
     return std::uint32_t{1} << (items_ - 1 - item);
   }
 
-  /// Largest subset that `fits`, the greatest number among these.
+  /// Returns the largest subset that `fits`, the greatest number among these.
   template <class Fits>
   [[nodiscard]] std::uint32_t largest(const Fits& fits) const {
     std::uint32_t best = 0;
@@ -204,7 +203,7 @@ class item_subsets {
 
 [[nodiscard]] inline std::vector<gap_piece> most_whole(std::span<const time_gap> gaps,
                                                        std::span<const gap_item> items) {
-  // Done sooner is never worse: what comes after may then only start sooner.
+  // An earlier end is never worse, because later items may then only start sooner.
   constexpr std::uint64_t never = ~std::uint64_t{0};
   struct finished {
     std::uint64_t at_ns = ~std::uint64_t{0};

@@ -1,5 +1,5 @@
 /// @file
-/// What a program did in one iteration, and how long it computed in between. Private to schedule/.
+/// The calls of a program in one iteration, and the computing between them. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,11 +16,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Takes down one iteration beside the running program: its calls and times (`begin_recording`), or only the
-/// times of an iteration whose calls are those of a trace (`begin_timing`).
+/// Records one iteration while the program runs: its calls and times (`begin_recording`), or only the times
+/// of an iteration whose calls are those of a trace (`begin_timing`).
 ///
-/// Computing is the time from `call_ended` to the next call; the time inside a call is waiting, and counts
-/// for nothing. The caller reads the clock, so that an iteration that is not taken down reads none.
+/// Computing is the time from `call_ended` to the next call; the time inside a call is waiting, and is not
+/// counted. The caller reads the clock, so that an iteration that is not recorded reads none.
 ///
 /// @par Complexity      each call O(1) amortised, while timing without allocation; `freeze` and `retimed`
 ///                      O(events + chunks).
@@ -35,7 +35,7 @@ class iteration_recorder {
     recorder_ = std::move(knowing);
     last_ns_ = now_ns;
   }
-  /// The program calls. `what` is noted, but for an acquire, which is noted when it is `granted`.
+  /// The program calls. Notes `what`, except an acquire, which is noted when it is `granted`.
   void note_call(trace_call what, chunk_id chunk, std::uint64_t now_ns) {
     recorder_.compute(computed(now_ns));
     if (what == trace_call::release) recorder_.release(chunk);
@@ -44,9 +44,9 @@ class iteration_recorder {
   void granted(chunk_id chunk, access_mode mode) { recorder_.acquire(chunk, mode); }
   /// As `trace_recorder::also_changes`.
   void also_changes(chunk_id chunk) noexcept { recorder_.also_changes(chunk); }
-  /// Whether no event was noted yet.
+  /// Returns whether no event was noted yet.
   [[nodiscard]] bool empty() const noexcept { return recorder_.events() == 0; }
-  /// The iteration up to now. @throws argument_error  naming the event that cannot be.
+  /// Returns the iteration up to now. @throws argument_error naming the impossible event.
   [[nodiscard]] schedule_trace freeze(std::uint64_t now_ns) {
     recorder_.compute(computed(now_ns));
     return recorder_.freeze();
@@ -55,25 +55,26 @@ class iteration_recorder {
 
   /// @name Timing
   /// @{
-  /// Begins an iteration of `events` events. 0 keeps the memory of the iteration before.
+  /// Begins an iteration of `events` events. 0 keeps the memory of the previous iteration.
   void begin_timing(std::size_t events, std::uint64_t now_ns) {
     times_.clear();
     times_.reserve(events);
     last_ns_ = now_ns;
   }
-  /// `ns` of computing led up to event `index`. Events count from 0; where one was left out, none behind it
-  /// is noted.
+  /// Notes `ns` of computing before event `index`. Events count from 0; if one was left out, none after it is
+  /// noted.
   void note_time(std::uint32_t index, std::uint64_t ns) {
     if (times_.size() == index) times_.push_back(ns);
   }
-  /// `trace` with the times of this iteration, which ends now; nothing when an event's time is missing.
+  /// Returns `trace` with the times of this iteration, which ends now; nothing when an event's time is
+  /// missing.
   [[nodiscard]] std::optional<schedule_trace> retimed(const schedule_trace& trace,
                                                       std::uint64_t now_ns) const;
   /// @}
 
-  /// The program computes from here on.
+  /// Notes that the program computes from here on.
   void call_ended(std::uint64_t now_ns) noexcept { last_ns_ = now_ns; }
-  /// Computing since the last call ended, or the iteration began.
+  /// Returns the computing since the last call ended, or the iteration began.
   [[nodiscard]] std::uint64_t computed(std::uint64_t now_ns) const noexcept { return now_ns - last_ns_; }
 
  private:

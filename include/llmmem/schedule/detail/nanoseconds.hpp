@@ -1,5 +1,5 @@
 /// @file
-/// Arithmetic with nanoseconds that refuses to pass the end of time.
+/// Arithmetic with nanoseconds that refuses to pass the last representable moment.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,10 +12,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The last moment there is, in nanoseconds: 292 years.
+/// The last representable moment, in nanoseconds: 292 years.
 inline constexpr std::uint64_t max_ns = (std::uint64_t{1} << 63) - 1;
 
-/// Fastest link that planners compute with: a thousand times this fits 64 bits.
+/// The fastest link that planners compute with: a thousand times this fits 64 bits.
 inline constexpr std::uint64_t max_link_bytes_per_second = std::uint64_t{1} << 53;
 
 [[noreturn]] LLMMEM_COLD inline void throw_end_of_time(const char* who, std::uint64_t a, const char* sign,
@@ -34,9 +34,9 @@ inline constexpr std::uint64_t max_link_bytes_per_second = std::uint64_t{1} << 5
   return a * b;
 }
 
-/// What `bytes` take over a link, latency first, rounded up to whole nanoseconds; nothing for no bytes.
+/// Returns the time of `bytes` over a link, latency first, rounded up to whole nanoseconds; 0 for no bytes.
 /// @throws argument_error  for a bandwidth of 0 or above `max_link_bytes_per_second`.
-/// @throws length_error    past the end of time.
+/// @throws length_error    past the last representable moment.
 [[nodiscard]] constexpr std::uint64_t link_ns(std::uint64_t bytes, std::uint64_t bytes_per_second,
                                               std::uint64_t latency_ns, const char* who) {
   if (bytes_per_second == 0 || bytes_per_second > max_link_bytes_per_second) {

@@ -26,8 +26,8 @@ namespace detail {
 inline constexpr std::size_t placed_kinds = 3;  // weights, KV, activations
 inline constexpr std::size_t step_parts = 5;    // in the order of `placement_times`
 
-/// What a step takes, part by part: `fixed_ns` and, for each kind, what all of it takes there when it is away
-/// from the device and when it is on NVMe. Rounded up, each.
+/// The time of a step, part by part: `fixed_ns` and, for each kind, what all of it takes there when it is
+/// away from the device and when it is on NVMe. Each is rounded up.
 struct placement_costs {
   struct part {
     std::uint64_t fixed_ns = 0;
@@ -88,7 +88,8 @@ struct placement_costs {
 }
 
 /// The linear program, in shares: variables are each kind's fractions on device and host, and the share of
-/// the slowest step that is saved. Bytes are measured in all bytes, times in the slowest step.
+/// the slowest step that is saved. Bytes are measured in units of all bytes, times in units of the slowest
+/// step.
 [[nodiscard]] inline std::vector<double> solve(const placement_facts& facts, const placement_costs& costs) {
   constexpr std::size_t saved = 2 * placed_kinds;
   const auto bytes = bytes_of(facts);
@@ -102,7 +103,7 @@ struct placement_costs {
     auto& whole = row(1).coefficients;
     whole[2 * kind] = whole[2 * kind + 1] = 1;
   }
-  // A tier with room for all is no limit, and no large number among small ones.
+  // A tier with room for all sets no limit, and would be a large number among small ones.
   auto& device = row(ratio(std::min(facts.device_bytes, all), all)).coefficients;
   for (std::size_t kind = 0; kind < placed_kinds; ++kind)
     device[2 * kind] = ratio(bytes[kind], all);
@@ -132,7 +133,7 @@ struct placement_costs {
   if (!fastest)
     throw length_error("solve_placement: the tiers have no room but for rounding; give them more");
 
-  // Among those as fast, most bytes near.
+  // Of those as fast, the one with most bytes near.
   auto& keep = row(-(*fastest)[saved] + 1e-9);
   keep.coefficients[saved] = -1;
   objective[saved] = 0;
@@ -149,7 +150,7 @@ struct placement_costs {
   return whole + (static_cast<double>(whole) < value ? 1 : 0);
 }
 
-/// Fractions that are none below 0 and add up to 1, from two that may be off by rounding.
+/// Returns non-negative fractions that add up to 1, from two that may be off by rounding.
 [[nodiscard]] inline tier_fractions fractions(double device, double host) noexcept {
   device = std::clamp(device, 0.0, 1.0);
   host = std::clamp(host, 0.0, 1.0 - device);
@@ -246,7 +247,7 @@ class chunk_search {
     std::uint64_t nvme_bytes = 0;
   };
 
-  /// Whether every combination can be looked at.
+  /// Returns whether every combination can be tried.
   [[nodiscard]] bool few() const noexcept {
     std::uint64_t combinations = 1;
     for (const std::uint64_t count : counts_) {
@@ -256,13 +257,13 @@ class chunk_search {
     return true;
   }
 
-  /// Takes `at` if it keeps the budgets and is better than what there is.
+  /// Takes `at` if it meets the budgets and is better than the best so far.
   bool offer(const chunks_at& at) {
     candidate now{.at = at, .step_ns = times(at).step_ns()};
     for (std::size_t tier = 0; tier < tiers; ++tier) {
       std::uint64_t left = budgets_[tier];
       for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
-        // At most 2^20 bytes more than all there are.
+        // At most the sum of all bytes and 2^20.
         const std::uint64_t held = chunk_bytes_[kind] * at[kind][tier];
         if (held > left) return false;
         left -= held;
@@ -278,7 +279,7 @@ class chunk_search {
     return true;
   }
 
-  /// Every combination of counts less than `radius` from those wanted.
+  /// Tries every combination of counts less than `radius` from the targets.
   void try_near(std::uint32_t radius) {
     std::array<std::vector<std::array<std::uint32_t, tiers>>, placed_kinds> nearest;
     for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
@@ -304,7 +305,7 @@ class chunk_search {
     }
   }
 
-  /// One chunk of any kind from any tier to any other, or two; whether that helped.
+  /// Moves one chunk of any kind from any tier to any other, or two; returns whether that helped.
   bool try_moves() {
     const chunks_at from = best_->at;
     bool better = false;

@@ -1,5 +1,5 @@
 /// @file
-/// A plan carried out beside the calls of a program. Private to schedule/.
+/// A plan that is executed during the calls of a program. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,16 +17,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Knows where the program stands in its trace, and begins the steps that are due there: `call` before each
-/// call is served, then `reach` with the event that it is, and `call_ended` after it.
+/// Knows the program's position in its trace, and begins the steps that are due there: `call` before each
+/// call is served, then `reach` with its event, and `call_ended` after it.
 ///
 /// @par Complexity      as `schedule_cursor` and `step_window`.
-/// @par Thread safety   one thread at a time. The trace and the plan outlive their being followed.
+/// @par Thread safety   one thread at a time. The trace and the plan outlive the time in which they are
+///                      followed.
 /// @par Errors          what the target throws passes through.
 class plan_runner {
  public:
-  /// Follows `plan` from the beginning of its first iteration on. The caller begins its steps with
-  /// `begin_due`.
+  /// Follows `plan` from the beginning of its first iteration. The caller begins its steps with `begin_due`.
   void start(const schedule_trace& trace, const schedule_plan& plan, schedule_cursor::options follow) {
     window_.start(plan);
     cursor_.emplace(trace, follow);
@@ -34,7 +34,7 @@ class plan_runner {
     trace_ = &trace;
     plan_ = &plan;
   }
-  /// The program has left its iteration in the middle, and begins the next one. As after `start`.
+  /// Notes that the program has left its iteration early, and begins the next one. As after `start`.
   void restart() noexcept {
     cursor_->restart();
     iterations_ended_ = cursor_->iterations();
@@ -42,24 +42,26 @@ class plan_runner {
     window_.begin_iteration(plan_->steady);
   }
 
-  /// The program is about to do `what` to `chunk`.
+  /// Reports that the program is about to do `what` to `chunk`.
   cursor_step call(trace_call what, chunk_id chunk, access_mode mode) noexcept {
     return cursor_->call(what, chunk, mode);
   }
-  /// Whether the last call is an event of another iteration than the one that `call_ended` knows of: the
-  /// events at the end of the iteration were skipped. The caller ends that iteration with `call_ended`.
+  /// Returns whether the last call is an event of another iteration than the one that `call_ended` knows: the
+  /// program skipped the events at the end of the iteration. The caller ends that iteration with
+  /// `call_ended`.
   [[nodiscard]] bool has_wrapped() const noexcept {
     return cursor_->iterations() != iterations_ended_ && cursor_->next() != 0;
   }
-  /// The program's call is `event`: begins what can begin of its steps, and leaves the others to the lease.
+  /// The program's call is `event`: begins those of its steps that can begin, and leaves the others to the
+  /// lease.
   template <plan_target Target>
   void reach(std::uint32_t event, const Target& target, prefetch_stats& stats) {
     window_.issue(event, plan_moment::at_call);
     window_.begin_pending(target, stats);
     window_.give_up_late(event, target, stats);
   }
-  /// The call was served: begins what the plan has ahead of the next event. True when it was the last of its
-  /// iteration; the steady iteration follows.
+  /// The call was served: begins the steps ahead of the next event. Returns true if it was the last call of
+  /// its iteration; the steady iteration follows.
   template <plan_target Target>
   bool call_ended(const Target& target, prefetch_stats& stats) {
     const bool iteration_ended = cursor_->iterations() != iterations_ended_;
@@ -71,27 +73,27 @@ class plan_runner {
     begin_due(target, stats);
     return iteration_ended;
   }
-  /// Begins what can begin of the steps ahead of the next event.
+  /// Begins the steps ahead of the next event that can begin.
   template <plan_target Target>
   void begin_due(const Target& target, prefetch_stats& stats) {
     window_.issue(cursor_->next(), plan_moment::ahead);
     window_.begin_pending(target, stats);
   }
-  /// Begins what can begin of the steps that wait.
+  /// Begins the waiting steps that can begin.
   template <plan_target Target>
   void progress(const Target& target, prefetch_stats& stats) {
     window_.begin_pending(target, stats);
   }
-  /// Forgets the steps that have not begun.
+  /// Drops the steps that have not begun.
   void forget_pending() noexcept { window_.clear(); }
 
-  /// Whether the next event is the first of an iteration.
+  /// Returns whether the next event is the first of an iteration.
   [[nodiscard]] bool is_at_beginning() const noexcept { return cursor_->next() == 0; }
-  /// The event that is expected next, or null for a trace without events.
+  /// Returns the next expected event, or null for a trace without events.
   [[nodiscard]] const trace_event* next_event() const noexcept {
     return trace_->events().empty() ? nullptr : &trace_->events()[cursor_->next()];
   }
-  /// The position of `event` of this iteration, in events since `start`.
+  /// Returns the position of `event` of this iteration, in events since `start`.
   [[nodiscard]] std::uint64_t position_of(std::uint32_t event) const noexcept {
     return cursor_->iterations() * trace_->events().size() + event;
   }

@@ -30,7 +30,7 @@ inline constexpr std::array<std::string_view, 2> moment_names{"ahead", "at_call"
   return crc32c(0, std::as_bytes(std::span<const char>(text.data(), text.size())));
 }
 
-/// Puts words and numbers into lines.
+/// Appends words and numbers to lines.
 class plan_writer {
  public:
   plan_writer& word(std::string_view text) {
@@ -87,7 +87,7 @@ class plan_writer {
   bool fresh_ = true;
 };
 
-/// Takes lines apart, and refuses whatever is not as it is written.
+/// Parses lines, and refuses every line that differs from the written form.
 class plan_reader {
  public:
   explicit plan_reader(std::string_view text) : text_(text) {}
@@ -96,7 +96,7 @@ class plan_reader {
     throw argument_error("plan, line " + std::to_string(line_) + ": " + why);
   }
 
-  /// Whether the next line begins with `word`; then it is begun.
+  /// Returns whether the next line begins with `word`; then it begins that line.
   [[nodiscard]] bool begins(std::string_view word) {
     const std::string_view rest = text_.substr(at_);
     if (rest.size() <= word.size() || rest.substr(0, word.size()) != word) return false;
@@ -161,7 +161,7 @@ class plan_reader {
   [[nodiscard]] bool done() const noexcept { return at_ == text_.size(); }
 
  private:
-  /// The beginning of hostile text, as far as it can be printed.
+  /// Returns the printable part of the beginning of hostile text.
   [[nodiscard]] static std::string shown(std::string_view text) {
     std::string all;
     for (const char each : text.substr(0, 24)) {

@@ -18,12 +18,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// For each acquire of a trace: the number of events from it to the chunk's next acquire, round the end.
+/// For each acquire of a trace, the number of events from it to the chunk's next acquire, across the end of
+/// the iteration.
 [[nodiscard]] inline std::vector<std::uint64_t> next_uses(const schedule_trace& trace) {
   const auto events = trace.events();
   std::vector<std::uint64_t> next(events.size(), access_hint::never);
   std::vector<std::uint64_t> seen(trace.sizes().size(), access_hint::never);
-  // Twice from the back: what comes after the end is the beginning.
+  // Twice from the back, because the beginning follows the end.
   for (std::uint64_t i = 2 * events.size(); i-- > 0;) {
     const trace_event& event = events[i % events.size()];
     if (event.call != trace_call::acquire) continue;
@@ -34,10 +35,10 @@ namespace detail {
   return next;
 }
 
-/// The trace of an iteration, the next use at each of its acquires, and its plan: the plan there is was made
-/// for the trace there is.
+/// The trace of an iteration, the next use at each of its acquires, and its plan: the plan always belongs to
+/// the trace.
 ///
-/// Trace and plan keep their addresses until they are dropped, also when others take their place.
+/// Trace and plan keep their addresses until they are dropped, also when others replace them.
 ///
 /// @par Complexity      `set_trace` O(events + chunks), the others O(1).
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -49,17 +50,17 @@ class planned_trace {
   [[nodiscard]] const schedule_trace& trace() const noexcept LLMMEM_LIFETIMEBOUND { return *trace_; }
   /// @pre `has_plan()`.
   [[nodiscard]] const schedule_plan& plan() const noexcept LLMMEM_LIFETIMEBOUND { return *plan_; }
-  /// Events from the acquire `event` to the chunk's next acquire. @pre `has_trace()`.
+  /// Returns the events from the acquire `event` to the chunk's next acquire. @pre `has_trace()`.
   [[nodiscard]] std::uint64_t next_use(std::uint32_t event) const noexcept { return next_use_[event]; }
 
-  /// Drops the plan, unless `trace` has the same events as the one before.
+  /// Drops the plan, unless `trace` has the same events as the previous one.
   void set_trace(schedule_trace trace) {
     std::vector<std::uint64_t> next = next_uses(trace);
     if (trace_ && trace_->fingerprint() != trace.fingerprint()) plan_.reset();
     trace_ = std::move(trace);
     next_use_ = std::move(next);
   }
-  /// Whether `plan` was made for this trace.
+  /// Returns whether `plan` was made for this trace.
   [[nodiscard]] bool fits(const schedule_plan& plan) const noexcept {
     return trace_ && plan.trace_fingerprint == trace_->fingerprint();
   }

@@ -1,6 +1,6 @@
 /// @file
-/// What all planners are made of: one iteration after another is lived through in virtual time, and every
-/// decision written down as a step. Private to schedule/.
+/// The common base of all planners: it runs one iteration after another in virtual time, and records every
+/// decision as a step. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Lives through iterations: what it serves, what it brings in ahead, and how it ends them.
+/// Runs iterations: what it serves, what it brings in ahead, and how it ends them.
 class planner_engine : private evicting_engine {
  public:
   planner_engine(const schedule_trace& trace, const schedule_machine& machine, const use_table& uses,
@@ -31,13 +31,13 @@ class planner_engine : private evicting_engine {
       computed_ns_.push_back(sum += each.compute_ns);
   }
 
-  /// One iteration, from the state that the one before has left. With a goal it ends in that state.
+  /// Runs one iteration, from the state that the previous one has left. With a goal it ends in that state.
   [[nodiscard]] plan_iteration run(const engine_goal* goal) {
     plan_iteration made;
     steps_ = &made.steps;
     used_.clear();
     if (bounded_ > 1) {
-      // Which copies nobody asks for has changed, and with it the order in which they leave.
+      // The set of copies that no access asks for has changed, and with it the order in which they leave.
       leaves_ = left_;
       for (std::uint32_t i = 0; i < chunks_.size(); ++i)
         offer(chunk_id{i}, 1);
@@ -66,7 +66,7 @@ class planner_engine : private evicting_engine {
     return made;
   }
 
-  /// Begins with what another engine has seen leave.
+  /// Begins with the observations of another engine about what leaves.
   void learn(const planner_engine& other) {
     evicted_ = other.evicted_;
     left_ = other.left_;
@@ -116,10 +116,10 @@ class planner_engine : private evicting_engine {
     }
   }
 
-  // What is brought in
+  // Bringing in
 
-  /// Brings `chunk` to `tier` through those below, evicting what is used later than `limit`. Room is made
-  /// from the top down, as what leaves one tier may go to the next; the copy that is read stays.
+  /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes room
+  /// from the top down, because what leaves one tier may move to the next; the copy that is read stays.
   [[nodiscard]] bool try_bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     std::size_t from = tier + 1;
     while (!has(chunk, from))
@@ -152,7 +152,7 @@ class planner_engine : private evicting_engine {
     note(machine_.allocate(chunk), plan_operation::allocate, chunk, 0, 0);
   }
 
-  /// Brings in ahead of time what links can start on before `until`.
+  /// Brings in ahead of time the chunks that links can start on before `until`.
   void prefetch(std::uint64_t until) {
     if (options_.ahead == engine_options::prefetch::by_count) return prefetch_by_count();
     for (std::size_t tier = bounded_; tier-- > 0;) {
@@ -168,7 +168,7 @@ class planner_engine : private evicting_engine {
       }
     }
   }
-  /// Writes back what would leave `tier` next if it were clean.
+  /// Writes back the copy that would leave `tier` next if it were clean.
   [[nodiscard]] bool clean_next(std::size_t tier) {
     if (machine_.budget(tier).fits(most_bytes_)) return false;
     const entry* cheap = best(tier, false);
@@ -185,7 +185,7 @@ class planner_engine : private evicting_engine {
       const trace_event& event = event_at(pointer);
       if (event.call != trace_call::acquire || !tiering::reads(event.mode)) continue;
       if (pointer >= end_ && goal_ != nullptr && !goal_->holds(event.chunk, tier)) continue;
-      // A write comes before it, or it is leased now: then nothing can or need be fetched.
+      // A write comes before it, or it is leased now: then no fetch is possible or necessary.
       if (of(event.chunk).next != pointer || present(event.chunk, tier)) continue;
       break;
     }
@@ -200,7 +200,7 @@ class planner_engine : private evicting_engine {
     pointer = std::max(pointer, limit);
     return true;
   }
-  /// Computing from the event at hand to that at `position`.
+  /// Returns the computing from the present event to that at `position`.
   [[nodiscard]] std::uint64_t computing_until(std::uint64_t position) const noexcept {
     const auto since_start = [this](std::uint64_t at) {
       return at < end_ ? computed_ns_[at - base_] : trace_->compute_ns() + computed_ns_[at - end_];
@@ -235,7 +235,7 @@ class planner_engine : private evicting_engine {
 
   // The end of an iteration
 
-  /// Drops what nobody can use any more.
+  /// Drops the copies that no later access can use.
   void tidy() {
     for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
       for (std::size_t tier = 0; tier < bounded_; ++tier) {
@@ -247,7 +247,7 @@ class planner_engine : private evicting_engine {
     }
   }
 
-  /// Makes the state that of the goal.
+  /// Changes the state to that of the goal.
   void close() {
     const auto chunk_count = static_cast<std::uint32_t>(chunks_.size());
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
@@ -269,7 +269,7 @@ class planner_engine : private evicting_engine {
       }
       offer(chunk, 0);
     }
-    // In the order of use, so that the next iteration finds first what it needs first.
+    // In the order of use, so that the next iteration has first what it needs first.
     std::vector<std::pair<std::uint64_t, std::uint32_t>> missing;
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
       for (std::size_t tier = 0; tier < bounded_; ++tier) {

@@ -21,7 +21,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Refuses what cannot be planned for.
+/// Refuses inputs that cannot be planned for.
 inline void check_planned(const schedule_trace& trace, const schedule_machine& machine) {
   machine.check();
   const auto refuse = [](std::size_t tier, std::uint64_t budget, const std::string& needs) {
@@ -45,7 +45,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   }
 }
 
-/// A first iteration and a steady one that leave the same state behind.
+/// A first iteration and a steady one that end in the same state.
 [[nodiscard]] inline schedule_plan make_plan(const schedule_trace& trace, const schedule_machine& machine,
                                              const use_table& uses, const engine_options& options,
                                              const char* name, std::size_t rehearsals) {
@@ -61,9 +61,9 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     return plan;
   }
   const bool large = trace.events().size() > 100'000;
-  // What was under way when the steady iteration began was left by the first one: again, until it is its own.
-  // A state that is cleaner than it was will do, but wastes write-backs: only when the same one is not to be
-  // had.
+  // The first iteration left the transfers in flight at the beginning of the steady one: again, until they
+  // are its own. A state that is cleaner than the earlier one is sufficient, but wastes write-backs: it is
+  // used only if the same state cannot be reached.
   const auto repeats = [&](planner_engine& engine, const engine_goal& goal, bool exactly) {
     const bool settles = !large;
     plan.start = engine.placements();
@@ -86,8 +86,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   for (std::size_t i = 1; i < rehearsals; ++i)
     static_cast<void>(rehearsal.run(nullptr));
   std::vector<plan_placement> wished = rehearsal.placements();
-  // The contents settle at once; whether they are dirty, in one more round, or all are cleaned; or nothing
-  // stays.
+  // The contents settle at once; whether they are dirty settles in one more round, or all are cleaned; or
+  // nothing stays.
   for (int attempt = 0; attempt < 4; ++attempt) {
     engine_goal goal(wished, trace.sizes().size(), machine.tiers());
     if (attempt == 2) goal.all_home();
@@ -101,7 +101,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   throw error("planner: no state repeats itself");
 }
 
-/// With what no plan can do better.
+/// Adds the bounds that hold for every plan.
 [[nodiscard]] inline schedule_plan bounded(schedule_plan plan, const schedule_trace& trace, plan_span span) {
   plan.first.bound = lower_bound(trace, plan.machine, bounded_iteration::first);
   if (span == plan_span::cyclic)
@@ -117,8 +117,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   return a.bytes() < b.bytes();
 }
 
-/// How much to hold ahead of its use trades bytes against time: more room for what is to come is less room
-/// for what is kept. And writing back early is for links that have the time.
+/// How much to hold ahead of its use trades bytes against time: more room for future chunks is less room for
+/// kept ones. Writing back early is for links that have the time.
 [[nodiscard]] inline std::vector<engine_options> ways_to_prefetch(const schedule_trace& trace,
                                                                   const schedule_machine& machine,
                                                                   bool cyclic) {
@@ -185,14 +185,14 @@ inline schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
   } else {
     tried = detail::ways_to_prefetch(trace, machine, cyclic);
   }
-  // All of them while the trace is small; as many as some million events allow when it is not, spread evenly.
+  // All of them while the trace is small; otherwise as many as some million events allow, spread evenly.
   const std::size_t affordable =
       std::max<std::size_t>(1, 6'000'000 / ((trace.events().size() + 1) * 12 * rehearsals));
   const std::size_t stride = (tried.size() + affordable - 1) / affordable;
   schedule_plan best;
   bool found = false;
   for (std::size_t i = 0; i < tried.size(); i += stride) {
-    // The iteration that leaves the state behind which all later ones return to.
+    // The iteration that leaves the state to which all later ones return.
     for (std::size_t rehearsed = 0; rehearsed < rehearsals; ++rehearsed) {
       schedule_plan made = detail::make_plan(trace, machine, uses, tried[i], "next_use", rehearsed);
       const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;

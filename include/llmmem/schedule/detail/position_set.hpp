@@ -13,8 +13,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Numbers from 0 up to a bound, a bit each, under levels of one bit for 64 below: every operation looks at
-/// one word a level, of which a billion numbers need five.
+/// Numbers from 0 up to a bound, a bit each, under levels with one bit for 64 bits below: every operation
+/// reads one word per level; a billion numbers need five levels.
 class position_set {
  public:
   static constexpr std::uint64_t none = ~std::uint64_t{0};
@@ -46,7 +46,7 @@ class position_set {
       number /= 64;
     }
   }
-  /// The greatest; `none` when empty.
+  /// Returns the greatest; `none` when empty.
   [[nodiscard]] std::uint64_t last() const noexcept {
     if (levels_.back()[0] == 0) return none;
     std::uint64_t at = 0;

@@ -29,7 +29,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Serves each call by the buffer, and tells those that must know of it: the recorder while an iteration is
+/// Serves each call by the buffer, and informs the other objects: the recorder while an iteration is
 /// recorded, the runner while a plan is followed, the response when the program has left the plan.
 ///
 /// | object | knows |
@@ -37,7 +37,7 @@ namespace detail {
 /// | `scheduled_chunks` | the numbers of the chunks |
 /// | `iteration_recorder` | the calls and times of this iteration |
 /// | `planned_trace` | the trace, and the plan for it |
-/// | `plan_runner` | where the program stands in the plan, which steps are due |
+/// | `plan_runner` | the program's position in the plan, which steps are due |
 /// | `divergence_response` | whether a plan that was left is dropped; how often chunks are used |
 ///
 /// @par Complexity, Thread safety, Errors   as `prefetch_schedule`.
@@ -70,13 +70,13 @@ class schedule_desk {
 
   /// @name Iterations
   /// @{
-  /// The next iteration begins: what it is to be, by the state and the plan.
+  /// Begins the next iteration; state and plan determine its kind.
   void begin_iteration();
-  /// @param make_plan  plans the trace that the iteration gave: of a recording, or one with new times.
+  /// @param make_plan  plans the trace of the iteration: of a recording, or one with new times.
   template <class MakePlan>
   void end_iteration(MakePlan make_plan);
   [[nodiscard]] trace_recorder recorder();
-  /// Takes a trace from elsewhere.
+  /// Takes a trace from another source.
   void foresee(schedule_trace trace);
   void record();
   const schedule_trace& freeze();
@@ -97,9 +97,9 @@ class schedule_desk {
   [[nodiscard]] result<lease<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
                                                               std::uint64_t count, tiering::patience wait);
   result<void> discard(chunk_handle chunk);
-  /// A lease has ended. What is thrown is kept for the next call.
+  /// Notes that a lease has ended. Keeps an exception for the next call.
   void released(chunk_id chunk) noexcept;
-  /// A lease that was taken to read changes its chunk.
+  /// Notes that a lease taken to read changes its chunk.
   void changed(chunk_id chunk) noexcept {
     if (state_ == schedule_state::recording) recorder_.also_changes(chunk);
   }
@@ -113,7 +113,7 @@ class schedule_desk {
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return stats_; }
 
  private:
-  /// @param noted  the mode that the lease is recorded with.
+  /// @param noted  the mode with which the lease is recorded.
   template <access_mode Mode, class Take>
   [[nodiscard]] result<lease<Mode>> take(chunk_id number, access_mode noted, Take take_from_buffer);
   void before(trace_call what, chunk_id chunk, access_mode mode);
@@ -122,7 +122,7 @@ class schedule_desk {
   void leave_plan();
   void expect_by_frequency() noexcept;
   [[nodiscard]] access_mode mode_at_next(chunk_id chunk) const noexcept;
-  /// Whether the times of the iteration that is followed are noted.
+  /// Returns whether it times the iteration that it follows.
   [[nodiscard]] bool is_timing() const noexcept { return stats_.replans < options_.replans; }
   void begin_timing() {
     recorder_.begin_timing(is_timing() ? planned_.trace().events().size() : 0, buffer_.now_ns());
@@ -131,8 +131,8 @@ class schedule_desk {
     if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
   [[nodiscard]] chunk_id known(chunk_handle chunk) const;
-  /// Whether an iteration that followed the plan has ended and the next has not begun, and whether anything
-  /// was called since.
+  /// Returns whether an iteration that followed the plan has ended and the next has not begun, and whether
+  /// there was a call since.
   enum class between : std::uint8_t { no, yes, used };
 
   [[nodiscard]] std::uint64_t rounded_bytes(chunk_handle chunk) const {

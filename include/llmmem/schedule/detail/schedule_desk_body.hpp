@@ -217,7 +217,7 @@ void schedule_desk<Buffer>::follow(trace_call what, chunk_id chunk, access_mode 
   }
 }
 
-/// The call was served.
+/// Ends a call that was served.
 template <class Buffer>
 void schedule_desk<Buffer>::after() {
   if (state_ == schedule_state::recording) recorder_.call_ended(buffer_.now_ns());
@@ -246,7 +246,8 @@ auto schedule_desk<Buffer>::take(chunk_id number, access_mode noted, Take take_f
   return lease<Mode>(*this, number, std::move(*had));
 }
 
-/// The mode that a lease of bytes that are not named yet was recorded with, where that is the next event.
+/// Returns the mode with which a lease of bytes that are not named yet was recorded, if that is the next
+/// event.
 template <class Buffer>
 access_mode schedule_desk<Buffer>::mode_at_next(chunk_id chunk) const noexcept {
   if (state_ != schedule_state::replaying) return access_mode::read;

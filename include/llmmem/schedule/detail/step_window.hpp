@@ -1,5 +1,5 @@
 /// @file
-/// The steps of a plan that are due, and have not begun yet. Private to schedule/.
+/// The steps of a plan that are due and have not begun. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,7 +18,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What steps are carried out on: chunks by their numbers in the trace.
+/// What steps are executed on: chunks by their numbers in the trace.
 template <class T>
 concept plan_target = requires(const T& target, chunk_id chunk, plan_operation operation, std::size_t tier) {
   target.progress();
@@ -26,9 +26,9 @@ concept plan_target = requires(const T& target, chunk_id chunk, plan_operation o
   target.prefetch(chunk);
 };
 
-/// Goes along the steps of one iteration. A step becomes *pending* when the program reaches its event
-/// (`issue`), and leaves the window when the target has begun it (`begin_pending`) or when it is late
-/// (`give_up_late`). Steps begin in the plan's order: one that must wait holds back those behind it.
+/// Walks the steps of one iteration. A step becomes *pending* when the program reaches its event (`issue`),
+/// and leaves the window when the target has begun it (`begin_pending`) or when it is late (`give_up_late`).
+/// Steps begin in the plan's order: one that must wait delays all after it.
 ///
 /// @par Complexity      `issue` O(steps that become pending), the others O(pending); no allocation after
 ///                      `start`.
@@ -36,14 +36,14 @@ concept plan_target = requires(const T& target, chunk_id chunk, plan_operation o
 /// @par Errors          what the target throws passes through; the pending steps stay pending.
 class step_window {
  public:
-  /// Nothing is pending. There is room for twice the steps of the longer iteration of `plan`; when the window
-  /// is full, the step that has waited longest is forgotten.
+  /// Begins with no pending steps. There is room for twice the steps of the longer iteration of `plan`; when
+  /// the window is full, the step that has waited longest is dropped.
   void start(const schedule_plan& plan) {
     pending_.clear();
     pending_.reserve(2 * std::max(plan.first.steps.size(), plan.steady.steps.size()));
     begin_iteration(plan.first);
   }
-  /// Goes along `iteration` from its first step. What is pending stays so. `iteration` outlives its use here.
+  /// Walks `iteration` from its first step. Pending steps stay pending. `iteration` outlives its use here.
   void begin_iteration(const plan_iteration& iteration) noexcept {
     iteration_ = &iteration;
     next_ = 0;
@@ -54,10 +54,10 @@ class step_window {
   /// Begins pending steps in their order, up to the first that must wait.
   template <plan_target Target>
   void begin_pending(const Target& target, prefetch_stats& stats);
-  /// Takes out the steps up to `event`: they are late. Of a late fetch, the target begins a prefetch.
+  /// Removes the steps up to `event`: they are late. For a late fetch, the target begins a prefetch.
   template <plan_target Target>
   void give_up_late(std::uint32_t event, const Target& target, prefetch_stats& stats);
-  /// Forgets what is pending.
+  /// Drops the pending steps.
   void clear() noexcept { pending_.clear(); }
 
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }

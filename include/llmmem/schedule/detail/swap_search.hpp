@@ -1,5 +1,5 @@
 /// @file
-/// The exact search behind `min_comm_partition`; see there for what is meant.
+/// The exact search of `min_comm_partition`; see there for the terms.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -31,7 +31,7 @@ struct stage_peaks {
   }
 };
 
-/// Layers as sums up to each, so that a run of them is a difference. All sums are known to fit.
+/// Layers as sums up to each, so that a range of them is a difference. All sums are known to fit.
 struct swap_problem {
   std::uint64_t devices = 0;
   std::uint64_t device_bytes = 0;
@@ -74,26 +74,26 @@ struct swap_problem {
   }
 };
 
-/// What a plan may lose against perfect balance and still be as fast as one known already. In times the
-/// number of devices G, so that all is exact in integers.
+/// What a plan may lose compared with perfect balance and still be as fast as one already known. Measured in
+/// times the number of devices G, so that all is exact in integers.
 ///
-/// A wave of layers that take f forward, cut into G stages that were all alike, would take f + (m - 1) f / G;
-/// one whose slowest stage takes x loses (m - 1) (x - f / G) against that. When only its first g stages are
-/// cut, which take f together, and the slowest takes x, then it will lose at least (m - 1) (g x - f) / G: no
-/// stage to come makes up more than x of what lacks. The same holds of backward passes.
+/// A wave of layers that take f forward, cut into G equal stages, would take f + (m - 1) f / G; one whose
+/// slowest stage takes x loses (m - 1) (x - f / G) compared with that. If only its first g stages are cut,
+/// which take f together, and the slowest takes x, then it will lose at least (m - 1) (g x - f) / G: each
+/// later stage makes up at most x of the difference. The same holds for backward passes.
 class swap_slack {
  public:
-  /// Nothing is refused.
+  /// Refuses nothing.
   explicit swap_slack(const swap_problem& problem) noexcept : problem_(&problem) {}
 
-  /// Refuses what must take longer than `known_ns`, where that can be computed without overflow.
+  /// Refuses plans that must take longer than `known_ns`, if that can be computed without overflow.
   swap_slack(const swap_problem& problem, std::uint64_t known_ns) noexcept : problem_(&problem) {
     const std::uint64_t most = max_ns / problem.devices;
     limited_ = known_ns <= most && compute_ns(0, problem.layers()) <= most / problem.micro_batches;
     if (limited_) known_ = known_ns * problem.devices;
   }
 
-  /// Whether a wave from `first` whose `stages` first stages go up to `end` need not be looked at.
+  /// Returns whether a wave from `first` whose `stages` first stages end at `end` can be skipped.
   [[nodiscard]] bool refuses_wave(std::size_t first, std::size_t end, std::uint64_t stages,
                                   const stage_peaks& peaks) const noexcept {
     if (!limited_) return false;
@@ -101,7 +101,7 @@ class swap_slack {
     return balanced(0) + (problem_->micro_batches - 1) * lost > known_;
   }
 
-  /// Whether a plan up to layer `end` that has taken `ns` need not be looked at.
+  /// Returns whether a plan up to layer `end` that has taken `ns` can be skipped.
   [[nodiscard]] bool refuses_plan(std::size_t end, std::uint64_t ns) const noexcept {
     return limited_ && (ns > known_ / problem_->devices || ns * problem_->devices + balanced(end) > known_);
   }
@@ -111,7 +111,7 @@ class swap_slack {
     return problem_->forward_ns[end] - problem_->forward_ns[first] + problem_->backward_ns[end] -
            problem_->backward_ns[first];
   }
-  /// The layers from `first` on, balanced perfectly.
+  /// Returns the layers from `first`, balanced perfectly.
   [[nodiscard]] std::uint64_t balanced(std::size_t first) const noexcept {
     return (problem_->devices + problem_->micro_batches - 1) * compute_ns(first, problem_->layers());
   }
@@ -121,13 +121,13 @@ class swap_slack {
   bool limited_ = false;
 };
 
-/// Which of the ways to cut a run of layers into stages are kept.
+/// Which ways to cut a range of layers into stages are kept.
 enum class ways_kept : std::uint8_t {
   unbeaten,  ///< each that no other beats in all three respects
   one,       ///< one with the least forward and backward time of the slowest stage
 };
 
-/// Adds `peaks` to the ways kept, if it is worth it.
+/// Adds `peaks` to the kept ways, if no other beats it.
 inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, ways_kept kept) {
   const auto beats = [kept](const stage_peaks& a, const stage_peaks& b) {
     return kept == ways_kept::unbeaten ? a.within(b)
@@ -140,8 +140,8 @@ inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, w
   ways.push_back(peaks);
 }
 
-/// For each end, the ways to cut layers `first` up to there into at most as many stages as there are devices,
-/// each no larger than a device.
+/// Returns, for each end, the ways to cut layers `first` up to there into at most as many stages as there are
+/// devices, each at most as large as a device.
 [[nodiscard]] inline std::vector<std::vector<stage_peaks>> wave_ways(const swap_problem& problem,
                                                                      std::size_t first, ways_kept kept,
                                                                      const swap_slack& slack) {
@@ -179,7 +179,7 @@ inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, w
   return ways;
 }
 
-/// The ends of the fewest stages that cut layers `first` to `end` with none worse than `peaks`.
+/// Returns the ends of the fewest stages that cut layers `first` to `end` with none worse than `peaks`.
 /// @pre there are such stages.
 [[nodiscard]] inline std::vector<std::size_t> stage_ends(const swap_problem& problem, std::size_t first,
                                                          std::size_t end, const stage_peaks& peaks) {
@@ -204,14 +204,14 @@ inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, w
   return ends;
 }
 
-/// A plan and what it takes.
+/// A plan and its costs.
 struct found_waves {
   std::vector<std::vector<std::size_t>> ends{};  // of the stages of each wave
   std::uint64_t step_ns = 0;
 };
 
-/// The fastest plan of all whose waves are cut in one of the ways kept, if one is no slower than `slack`
-/// allows.
+/// Returns the fastest plan of all whose waves are cut in one of the kept ways, if one is no slower than
+/// `slack` allows.
 [[nodiscard]] inline found_waves search_waves(const swap_problem& problem, ways_kept kept,
                                               const swap_slack& slack) {
   struct plan_so_far {
@@ -220,7 +220,7 @@ struct found_waves {
     std::uint64_t load_ns = 0;     // of the last wave
     stage_peaks peaks{};           // of the last wave
     std::size_t first = 0;         // where that begins
-    std::size_t before = 0;        // which plan, of those that end there, it goes on
+    std::size_t before = 0;        // the plan, of those that end there, that it continues
   };
   const std::size_t layers = problem.layers();
   std::vector<std::vector<plan_so_far>> plans(layers + 1);
@@ -277,8 +277,8 @@ struct found_waves {
   return found;
 }
 
-/// Ends of the stages of each wave, of a plan with the shortest step: a good plan first, then the best of
-/// those that can be as fast.
+/// Returns the ends of the stages of each wave, of a plan with the shortest step: a good plan first, then the
+/// best of those that can be as fast.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> best_waves(const swap_problem& problem) {
   const auto good = search_waves(problem, ways_kept::one, swap_slack(problem));
   return search_waves(problem, ways_kept::unbeaten, swap_slack(problem, good.step_ns)).ends;

@@ -13,17 +13,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A time that is not known yet.
+/// A time that is not yet known.
 inline constexpr std::uint64_t unresolved = ~std::uint64_t{0};
 
 /// Bytes of a tier over time: what is taken now, and every start and end of a copy that is already decided.
-/// What happens at one instant happens together.
+/// All changes of one instant happen together.
 class tier_budget {
  public:
   explicit tier_budget(std::uint64_t budget) noexcept : budget_(budget) {}
 
-  /// The earliest time from `from` on at which, and ever after, `bytes` more fit; `unresolved` when what is
-  /// decided leaves no such time.
+  /// Returns the earliest time from `from` at which, and ever after, `bytes` more fit; `unresolved` if the
+  /// decided changes leave no such time.
   [[nodiscard]] std::uint64_t earliest(std::uint64_t from, std::uint64_t bytes) const noexcept {
     if (!fits(bytes)) return unresolved;
     std::uint64_t taken = last_;
@@ -35,11 +35,11 @@ class tier_budget {
     }
     return from;
   }
-  /// Whether `bytes` more fit when all that is decided has happened.
+  /// Returns whether `bytes` more fit when all decided changes have happened.
   [[nodiscard]] bool fits(std::uint64_t bytes) const noexcept {
     return last_ <= budget_ && bytes <= budget_ - last_;
   }
-  /// By how much `bytes` more pass the budget then.
+  /// Returns by how much `bytes` more pass the budget then.
   [[nodiscard]] std::uint64_t lacks(std::uint64_t bytes) const noexcept {
     return fits(bytes) ? 0 : last_ + bytes - budget_;
   }
@@ -54,7 +54,7 @@ class tier_budget {
     insert({time, bytes, false});
   }
 
-  /// Time has come to `now`: what lies before it is history.
+  /// Advances the time to `now`: earlier changes are dropped.
   void advance(std::uint64_t now) noexcept {
     while (first_ != changes_.size() && changes_[first_].time <= now) {
       const change& each = changes_[first_++];

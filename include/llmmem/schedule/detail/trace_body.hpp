@@ -40,14 +40,14 @@ class word_hash {
          std::to_string(to_index(event.chunk)) + ": ";
 }
 
-/// Where a chunk stands while a trace is checked.
+/// The state of a chunk while a trace is checked.
 struct traced_chunk {
   static constexpr std::uint32_t none = 0xFFFF'FFFF;
   std::uint32_t leased_by = none;     // event that acquired it
-  std::uint32_t discarded_by = none;  // event after which its contents are worthless
+  std::uint32_t discarded_by = none;  // event that dropped its contents
 };
 
-/// One pass over the events. The second one, `again`, begins with what the first has discarded.
+/// Runs one pass over the events. The second one, `again`, begins with what the first has discarded.
 /// @return the most bytes leased at once.
 inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
                                   const std::vector<trace_event>& events, std::vector<traced_chunk>& chunks,

@@ -1,5 +1,5 @@
 /// @file
-/// When each chunk is used next, round the end of the iteration. Private to schedule/.
+/// When each chunk is used next, across the end of the iteration. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,8 +33,8 @@ class use_table {
     }
   }
 
-  /// Event that next acquires the chunk that event `acquire` acquires; not after it when that is an iteration
-  /// later.
+  /// Returns the event that next acquires the chunk of event `acquire`; it is not after `acquire` if it is
+  /// one iteration later.
   [[nodiscard]] std::uint32_t after(std::uint32_t acquire) const noexcept { return next_[acquire]; }
   /// `none` for a chunk that is never acquired.
   [[nodiscard]] std::uint32_t first(chunk_id chunk) const noexcept { return first_[to_index(chunk)]; }

@@ -29,7 +29,8 @@ inline void check_ranks(std::span<const std::uint64_t> already, const char* who)
   }
 }
 
-/// What each rank is to write more, so that those that get anything end up within one byte of each other.
+/// Returns what each rank writes in addition, so that those that receive anything end up within one byte of
+/// each other.
 inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> already, std::uint64_t bytes) {
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)
@@ -37,7 +38,8 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
   std::ranges::sort(by_load, [&](std::uint32_t a, std::uint32_t b) {
     return already[a] != already[b] ? already[a] < already[b] : a < b;
   });
-  // The ranks below the water: the fewest for whom the next one is no lower than where the water then stands.
+  // The ranks below the water level: the fewest for which the next rank is not lower than the resulting
+  // level.
   std::uint64_t sum = bytes;
   std::size_t wet = 0;
   while (wet < by_load.size() && (wet == 0 || already[by_load[wet]] < sum / wet)) {
@@ -50,7 +52,8 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
   return more;
 }
 
-/// `bytes` into the item as a count of elements: the nearest multiple of `alignment`, or the item's end.
+/// Returns `bytes` into the item as a count of elements: the nearest multiple of `alignment`, or the item's
+/// end.
 inline std::uint64_t nearest_cut(const sharding::cuttable_item& item, std::uint64_t bytes,
                                  std::uint64_t alignment) {
   const std::uint64_t whole = bytes / item.element_bytes / alignment * alignment;
@@ -130,7 +133,7 @@ inline std::vector<sharding::write_share> cut_writes(std::span<const sharding::c
       std::uint64_t until = item.elements;
       const std::uint64_t cut = covered + more[rank];
       const bool goes_on = rank + 1 == more.size() || cut >= ends || item.element_bytes == 0;
-      // A cut may lie before the item, when the one before it was rounded up to the item's beginning.
+      // A cut may be before the item, when the previous cut was rounded up to the item's beginning.
       if (!goes_on) until = cut <= begins ? 0 : detail::nearest_cut(item, cut - begins, alignment);
       if (until > first) {
         shares.push_back(

@@ -71,7 +71,7 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   return result<lease>(lease(*this, scope));
 }
 
-/// All steps before that moment of that event, and those of it.
+/// Executes all steps before that moment of that event, and those of it.
 template <class State>
 void gather_schedule<State>::issue_up_to(std::uint32_t event, plan_moment when) {
   for (; cursor_ < plan_.first.steps.size(); ++cursor_) {
@@ -129,7 +129,7 @@ void gather_schedule<State>::drop(std::uint32_t scope) noexcept {
     return;
   }
   static_cast<void>(
-      settled(it));  // what nobody has used, and the plan drops: whether it is there is no matter
+      settled(it));  // unused so far, and the plan drops it: the outcome of the gather does not matter
   it.whole = whole_type{};
   it.is_here = false;
   held_bytes_ -= it.bytes;
@@ -141,13 +141,13 @@ void gather_schedule<State>::released(std::uint32_t scope) noexcept {
   it.is_leased = false;
   is_in_use_ = false;
   const auto event = static_cast<std::uint32_t>(2 * use_ - 1);
-  // Behind its last use the program may change what it was gathered from, and here may be that very piece.
+  // After its last use the program may change the source of the gather, and this may be exactly that piece.
   if (it.is_dropped || !is_used_from(scope, event)) drop(scope);
   issue_up_to(event, plan_moment::at_call);
   issue_up_to(event + 1, plan_moment::ahead);
 }
 
-/// Waits for a gather, whose pieces need not be held from then on.
+/// Waits for a gather; its pieces need not be held from then on.
 template <class State>
 result<void> gather_schedule<State>::arrived(slot& it) {
   struct ending {
@@ -157,7 +157,7 @@ result<void> gather_schedule<State>::arrived(slot& it) {
   return queue_->wait(it);
 }
 
-/// What it threw is a failure here: it is thrown by a `next` that waits for it.
+/// An exception of the gather is a failure here: a `next` that waits for it throws it.
 template <class State>
 result<void> gather_schedule<State>::settled(slot& it) noexcept {
   try {

@@ -30,7 +30,7 @@ inline grid_partition::grid_partition(std::span<const tensor_facts> tensors, std
   }
   shapes_.reserve(tensors.size());
   std::vector<sharding::cuttable_item> whole(
-      tensors.size());  // empty where split: nobody is asked for their owner
+      tensors.size());  // empty if split: their owner is not looked up here
   std::vector<std::uint64_t> written(to_number(grid.world()), 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const tensor_facts& each = tensors[i];

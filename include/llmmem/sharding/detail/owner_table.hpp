@@ -1,5 +1,5 @@
 /// @file
-/// Who writes which range of replicated tensors: the shares of `cut_writes`, looked up by tensor.
+/// Which rank writes which range of replicated tensors: the shares of `cut_writes`, looked up by tensor.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Shares by item, then element. A rank has at most one share of an item: its stretch is contiguous.
+/// Shares by item, then element. A rank has at most one share of an item, because its range is contiguous.
 class owner_table {
  public:
   owner_table() = default;
@@ -32,7 +32,7 @@ class owner_table {
   }
 
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept {
-    // Ranks take their stretches in rising order, so the shares of one item rise in rank, too.
+    // Ranks take their ranges in rising order, so the shares of one item rise in rank, too.
     const std::span<const sharding::write_share> shares = shares_of(tensor);
     const auto found = std::ranges::lower_bound(shares, rank, {}, &sharding::write_share::rank);
     if (found == shares.end() || found->rank != rank) return {};
@@ -52,7 +52,7 @@ class owner_table {
   }
 
   std::vector<sharding::write_share> shares_;
-  std::vector<std::size_t> begins_;  // of each item's shares, and behind the last
+  std::vector<std::size_t> begins_;  // of each item's shares, and the end of the last
 };
 
 }  // namespace detail

@@ -27,7 +27,7 @@ namespace detail {
 
 /// Plans tensor by tensor. A tensor is cut into windows, in each of which the same sets have the same
 /// elements row after row; the first row is planned, and its copies repeat. Sources with equal elements are
-/// one set until the copies are known; then each destination is given one holder of it.
+/// one set until the copies are known; then each destination is assigned one holder of it.
 class reshard_planner {
  public:
   reshard_planner(std::span<const tensor_facts> tensors, std::span<const stored_piece> stored,
@@ -126,7 +126,7 @@ class reshard_planner {
     return order;
   }
 
-  /// An empty share for each id that occurs on a piece with elements, by id.
+  /// Returns an empty share for each id that occurs on a piece with elements, by id.
   template <class Id, class Piece, class IdOf>
   [[nodiscard]] static std::vector<reshard_share<Id>> shares_of(std::span<const Piece> pieces, IdOf id_of) {
     std::vector<Id> ids;
@@ -201,7 +201,7 @@ class reshard_planner {
       f(wanted_[each].elements);
   }
 
-  /// The stride of all strided pieces, when they have one and none of their runs goes across the end of a
+  /// Returns the stride of all strided pieces, if they have one and none of their runs crosses the end of a
   /// row; otherwise the whole tensor is one row.
   [[nodiscard]] std::uint64_t row_length(std::uint64_t elements) const {
     std::uint64_t row = 0;
@@ -224,7 +224,7 @@ class reshard_planner {
     return elements;
   }
 
-  /// The rows at which anything begins or ends, and those next to them where it does so within a row.
+  /// Finds the rows at which any piece begins or ends, and those next to them if it does so within a row.
   void find_boundaries() {
     boundaries_.clear();
     each_elements([&](const element_runs& each) {
@@ -304,7 +304,7 @@ class reshard_planner {
     }
   }
 
-  /// Until its holder is chosen, a copy's source is the index of a set.
+  /// Drafts a copy: until its holder is chosen, its source is the index of a set.
   void draft(std::uint32_t set, std::uint32_t want, std::uint64_t first, std::uint64_t run,
              std::uint64_t rows) {
     const element_runs& from = sets_[set].elements;
@@ -358,7 +358,7 @@ class reshard_planner {
     share.bytes += bytes;
   }
 
-  /// The piece of the preferred holder, or of the one with the least to read.
+  /// Returns the piece of the preferred holder, or of the one with the least to read.
   [[nodiscard]] std::uint32_t choose(const source_set& set, holder_id preferred) {
     std::size_t best = set.first;
     std::uint64_t least = ~std::uint64_t{0};

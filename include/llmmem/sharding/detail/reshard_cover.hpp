@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A stretch of a run, and whose it is.
+/// A part of a run, and the set it belongs to.
 struct run_fragment {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -53,7 +53,7 @@ class cover_list {
     }
   }
 
-  /// The fragment with `element` in it that reaches furthest, or null.
+  /// Returns the fragment with `element` in it that reaches furthest, or null.
   [[nodiscard]] const run_fragment* at(std::uint64_t element) const noexcept {
     const std::size_t behind = first_behind(element);
     if (behind == 0) return nullptr;
@@ -61,7 +61,7 @@ class cover_list {
     return found.end > element ? &found : nullptr;
   }
 
-  /// Where the next fragment begins behind `element`.
+  /// Returns where the next fragment begins after `element`.
   [[nodiscard]] std::uint64_t next_behind(std::uint64_t element) const noexcept {
     const std::size_t behind = first_behind(element);
     return behind == fragments_.size() ? none_behind : fragments_[behind].begin;

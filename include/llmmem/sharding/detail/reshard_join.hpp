@@ -1,5 +1,5 @@
 /// @file
-/// Copies that can be written as one.
+/// Joins copies that can be written as one.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,7 +19,7 @@ namespace detail {
   return a.source == b.source && a.destination == b.destination;
 }
 
-/// Makes `b` part of `a`, when it is a single run that goes on where the single run of `a` ends.
+/// Makes `b` part of `a`, if it is a single run that continues where the single run of `a` ends.
 inline bool extend_run(reshard_copy& a, const reshard_copy& b) noexcept {
   if (a.count != 1 || b.count != 1 || !is_same_pair(a, b)) return false;
   if (b.source_offset != a.source_offset + a.run || b.destination_offset != a.destination_offset + a.run) {
@@ -30,7 +30,7 @@ inline bool extend_run(reshard_copy& a, const reshard_copy& b) noexcept {
   return true;
 }
 
-/// Makes `b` part of `a`, when its runs go on at the distance that those of `a` have.
+/// Makes `b` part of `a`, if its runs continue at the distance of those of `a`.
 inline bool extend_series(reshard_copy& a, const reshard_copy& b) noexcept {
   if (a.run != b.run || !is_same_pair(a, b)) return false;
   const std::uint64_t source_step = b.source_offset - (a.source_offset + (a.count - 1) * a.source_stride);
@@ -47,13 +47,13 @@ inline bool extend_series(reshard_copy& a, const reshard_copy& b) noexcept {
   return true;
 }
 
-/// Sorts by destination, source and offset, and joins what can be joined.
+/// Sorts by destination, source and offset, and joins adjacent copies.
 inline void join_copies(std::vector<reshard_copy>& copies) {
   std::ranges::sort(copies, [](const reshard_copy& a, const reshard_copy& b) {
     return std::tuple(a.destination, a.source, a.destination_offset) <
            std::tuple(b.destination, b.source, b.destination_offset);
   });
-  // Runs first: a run that had already become part of a series could not grow any more.
+  // Runs first: a run that had already become part of a series could no longer grow.
   std::size_t kept = 0;
   for (const reshard_copy& each : copies) {
     if (kept == 0 || !extend_run(copies[kept - 1], each)) copies[kept++] = each;

@@ -45,7 +45,8 @@ inline void key_servers::check_server(rank_id server, const char* who) const {
                        ", and there are " + std::to_string(alive_.size()));
 }
 
-/// Chains only lose servers by a loss and gain them by their return, so the difference of the two says all.
+/// Chains lose servers only by a loss and gain them only by their return, so the difference of the two is
+/// complete.
 inline server_change key_servers::change_from(const key_servers& before) const {
   server_change result;
   for (std::uint32_t i = 0; i < ranges_; ++i) {

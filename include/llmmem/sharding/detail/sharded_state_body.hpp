@@ -1,5 +1,5 @@
 /// @file
-/// The bodies of `sharded_state`: how it is set up, and who sends what to whom.
+/// The bodies of `sharded_state`: how it is set up, and which rank sends what to which.
 #pragma once
 
 #include <llmmem/sharding/live_reshard.hpp>
@@ -281,7 +281,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
     Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
   auto made = make_whole(scope, access_mode::read);
   if (!made) {
-    // Others are about to wait for this one; but what all find wrong with their arguments ends nothing.
+    // Other ranks are about to wait for this one; but an argument error that all ranks find ends nothing.
     if (world > 1 && made.code() != errc::no_such_tensor && made.code() != errc::out_of_range) ranks.revoke();
     return made.error();
   }
@@ -336,7 +336,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::sp
   return trade(*ranks_, to_number(who_.world()), stats_.refreshes, fill_out, fill_in);
 }
 
-/// Whether this rank has elements of others, or others its own.
+/// Returns whether this rank has elements of others, or others its own.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor_id tensor) const noexcept {
@@ -385,7 +385,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
   in_.clear();
   for (std::size_t i = 0; i < scope.size(); ++i) {
     const std::span<std::byte> into = owned_of(scope[i], address(scope[i]));
-    if (world == 1) {  // who is alone owns all of it
+    if (world == 1) {  // a single rank owns all of it
       if (!into.empty()) std::memmove(into.data(), contribution[i].data(), into.size());
       continue;
     }
@@ -553,7 +553,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::trade(Ranks& ra
                                                                        const FillIn& fill_in) {
   const std::uint32_t self = to_index(ranks.rank());
   const deadline by = ranks.after(options_.patience_ns);
-  // The n-th message of distance d is the same for who sends and who receives it: nobody waits in a circle.
+  // The n-th message of distance d is the same for sender and receiver: no ranks wait in a circle.
   for (std::uint32_t d = 1; d < world; ++d) {
     const std::uint32_t to = (self + d) % world;
     const std::uint32_t from = (self + world - d) % world;
@@ -623,7 +623,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
   return done;
 }
 
-/// Room of the space for the length of an operation; who has none ends the operation for all.
+/// Takes room of the space for the length of an operation; a rank without room ends the operation for all.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(detail::held_range<Space>& room,

@@ -1,6 +1,6 @@
 /// @file
-/// What a `sharded_state` is made of: a range it owns, bytes in several places as one stream, a set of
-/// elements less another.
+/// The parts of a `sharded_state`: a range it owns, bytes in several places as one stream, a set of elements
+/// less another.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Bytes alive and the most there were, counted from any thread.
+/// Bytes alive and their maximum, counted from any thread.
 struct live_bytes {
   std::atomic<std::uint64_t> now{0};
   std::atomic<std::uint64_t> peak{0};
@@ -35,7 +35,7 @@ struct live_bytes {
   void remove(std::uint64_t bytes) noexcept { now.fetch_sub(bytes, std::memory_order_relaxed); }
 };
 
-/// The owner of a range that was had by `try_allocate`, so that a shortage is a value; or of none.
+/// The owner of a range from `try_allocate`, so that a shortage is a value; or of none.
 template <memory_space Space>
 class held_range {
  public:
@@ -57,8 +57,9 @@ class held_range {
   }
   ~held_range() { reset(); }
 
-  /// Has `bytes` bytes from then on, of any contents; none of them is no request. What it had is gone.
-  /// @param counted  where they count while they are held, or null.
+  /// Allocates `bytes` bytes, with unspecified contents, after it frees its earlier range; 0 bytes allocate
+  /// nothing.
+  /// @param counted  counts them while they are held, or null.
   [[nodiscard]] result<void> take(Space& space, std::uint64_t bytes, std::uint64_t alignment,
                                   live_bytes* counted = nullptr) noexcept {
     reset();
@@ -88,12 +89,13 @@ class held_range {
   live_bytes* counted_ = nullptr;
 };
 
-/// The first multiple of `of` that is not below `bytes`. @throws length_error past 2^63 - 1, of `who`.
+/// Returns the first multiple of `of` that is not below `bytes`. @throws length_error past 2^63 - 1, of
+/// `who`.
 [[nodiscard]] inline std::uint64_t next_multiple(std::uint64_t bytes, std::uint64_t of, const char* who) {
   return bytes % of == 0 ? bytes : checked_add(bytes, of - bytes % of, who);
 }
 
-/// Bytes that lie in several places, as one stream. Those that adjoin are one part.
+/// Bytes in several places, as one stream. Adjacent ones are one part.
 class scattered_bytes {
  public:
   void clear() noexcept {
@@ -110,13 +112,14 @@ class scattered_bytes {
     bytes_ += bytes;
   }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  /// As many as there are of the `most` from `from` on.
+  /// Returns how many there are of the `most` from `from`.
   [[nodiscard]] std::uint64_t left(std::uint64_t from, std::uint64_t most) const noexcept {
     if (from >= bytes_) return 0;
     return bytes_ - from < most ? bytes_ - from : most;
   }
 
-  /// Where bytes `from` to `from + count` lie, if they lie together; else null. @pre there are so many, not 0
+  /// Returns where bytes `from` to `from + count` are, if they are contiguous; else null. @pre there are so
+  /// many, not 0
   [[nodiscard]] std::byte* together(std::uint64_t from, std::uint64_t count) const noexcept {
     const part& it = parts_[part_of(from)];
     const std::uint64_t skipped = from - it.before;
@@ -142,7 +145,7 @@ class scattered_bytes {
     std::uint64_t before = 0;  // in the stream
   };
 
-  /// The part with byte `from`.
+  /// Returns the part with byte `from`.
   [[nodiscard]] std::size_t part_of(std::uint64_t from) const noexcept {
     std::size_t low = 0;
     for (std::size_t high = parts_.size(); high - low > 1;) {

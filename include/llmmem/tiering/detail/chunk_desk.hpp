@@ -1,5 +1,5 @@
 /// @file
-/// What callers of a `tiered_buffer` do with chunks: make, lease, clone, resize and end them.
+/// What callers of a `tiered_buffer` do with chunks: create, lease, clone, resize and end them.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>
@@ -26,9 +26,9 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Operations on one chunk, each of which is done or leaves the chunk as it was: rules of which leases go
-/// together, the parting of clones, and the order in which places, keys and bytes change. It keeps nothing of
-/// a chunk itself; table, stack, keys and mover do.
+/// Operations on one chunk; each completes or leaves the chunk as it was. The desk holds the rules: which
+/// leases exclude each other, how clones part, and in which order places, keys and bytes change. It stores
+/// nothing of a chunk itself; table, stack, keys and mover do.
 ///
 /// @par Complexity      as of the functions of `basic_tiered_buffer` that forward here.
 /// @par Thread safety   one thread at a time.
@@ -45,10 +45,10 @@ class chunk_desk {
   static constexpr std::size_t tiers = mover_type::tiers;
   static constexpr std::size_t last = mover_type::last;
   using range_type = typename stack_type::template range_type<0>;
-  /// Whether the host can touch what is leased.
+  /// Whether the host can access leased bytes.
   static constexpr bool host_can_touch = stack_type::template space_type<0>::is_host_accessible;
 
-  /// Takes over the chunks that the last tier's space has from before.
+  /// Takes over the chunks that the last tier's space has from an earlier process.
   chunk_desk(table_type& chunks, stack_type& stack, keys_type& keys, engine_type& engine, mover_type& mover)
       : chunks_(chunks), stack_(stack), keys_(keys), engine_(engine), mover_(mover) {
     if constexpr (table_type::persists_chunks) adopt_kept();
@@ -86,11 +86,11 @@ class chunk_desk {
   [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
                                                                    std::uint64_t count,
                                                                    tiering::patience wait);
-  /// @param changed  the bytes that will change under a lease that reads and writes.
+  /// @param changed  the bytes that change under a lease that reads and writes.
   [[nodiscard]] result<range_type> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                                tiering::patience wait);
   void end_lease(std::uint32_t name, access_mode mode) noexcept;
-  /// More of a chunk's bytes change. @pre it is written under a lease.
+  /// Marks more of a chunk's bytes as changed. @pre it is written under a lease.
   [[nodiscard]] result<void> add_dirty(std::uint32_t name, std::uint64_t offset,
                                        std::uint64_t count) noexcept;
   /// @}
@@ -108,7 +108,7 @@ class chunk_desk {
   /// @{
   [[nodiscard]] result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key);
   [[nodiscard]] result<void> persist();
-  /// Reads what rests in the last tier only, and removes what is damaged; how many.
+  /// Reads the chunks that only the last tier has, removes the damaged ones and returns how many.
   [[nodiscard]] result<std::uint64_t> check_kept();
   /// @}
 
@@ -162,14 +162,14 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   } else if (found != 0 && found < last) {
     with_index<last>(found, [&](auto tier) { stack_.touch(tier, slot); });
   }
-  // A transfer that reads the copy is in nobody's way but a writer's.
+  // A transfer that reads the copy is in the way of a writer only.
   record_type& c = chunks_[slot];
   if (!parts && (found != 0 || (changes && c.transfer != no_index))) {
     if (const result<void> there = mover_.make_resident(slot, tiering::reads(mode), wait); !there)
       return there.error();
   }
   if (found != tiers) stack_.count_hit(found);
-  // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
+  // The copy below is outdated, and will be overwritten whole: it need not keep its room.
   if (mode == access_mode::write) stack_.forget_middle(slot);
   tier_copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
@@ -179,7 +179,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   if (c.leases == 1) stack_.observer().on_leased(chunk_id{slot}, top.granted, mode);
   ++leases_;
   stack_.pin(nth<0>, slot);
-  // The lease for which it was brought in is no use beyond that.
+  // The lease for which it was brought in has no use beyond that.
   if (!std::exchange(top.awaited, false) && found == 0 && !parts) stack_.touch(nth<0>, slot);
   return stack_.range(nth<0>, top, c.bytes);
 }
@@ -224,8 +224,8 @@ result<void> chunk_desk<Traits, Tiers...>::add_dirty(std::uint32_t name, std::ui
   return {};
 }
 
-/// Gives a name a record of its own, of `bytes`. Nothing has changed when it cannot. @pre others have its
-/// record too, and there are contents to be copied where they are.
+/// Gives a name its own record, of `bytes`. Changes nothing if it cannot. @pre others share its record, and
+/// have contents to copy.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_t bytes, parting how,
                                                 tiering::patience wait) {
@@ -275,7 +275,7 @@ result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_
   return {};
 }
 
-/// Copies within tier 0, and waits for it.
+/// Copies within tier 0, and waits for the copy.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::copy_top(const tier_copy& to, const tier_copy& from,
                                                     std::uint64_t bytes) {

@@ -1,5 +1,5 @@
 /// @file
-/// Chunks of a `tiered_buffer`: how they are made, cloned, resized, discarded and removed.
+/// Chunks of a `tiered_buffer`: how they are created, cloned, resized, discarded and removed.
 #pragma once
 
 #include <llmmem/tiering/detail/chunk_desk.hpp>
@@ -10,8 +10,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A space that is only read. A concept, because nvcc's front end loses the pack of an out-of-class member in
-/// a requires-expression.
+/// A read-only space. A concept, because nvcc's front end loses the pack of an out-of-class member in a
+/// requires-expression.
 template <class Space>
 concept read_only_space = requires { Space::is_read_only; };
 
@@ -28,7 +28,7 @@ result<chunk_handle> chunk_desk<Traits, Tiers...>::create(std::uint64_t bytes) {
   return enter(place, bytes);
 }
 
-/// Makes a chunk of a place in the last tier, which it gives back when there can be none.
+/// Makes a chunk of a place in the last tier; frees the place if there can be none.
 template <class Traits, class... Tiers>
 result<chunk_handle> chunk_desk<Traits, Tiers...>::enter(tier_copy& place, std::uint64_t bytes) {
   record_type fresh;
@@ -61,7 +61,7 @@ result<chunk_handle> chunk_desk<Traits, Tiers...>::clone(chunk_handle chunk) {
   return chunks_.share(slot);
 }
 
-/// A refusal while the chunk is leased by that name.
+/// Returns a refusal if the chunk is leased by that name.
 template <class Traits, class... Tiers>
 failure chunk_desk<Traits, Tiers...>::refuse_leased(std::uint32_t name, std::uint32_t slot) const noexcept {
   const std::uint32_t leases = chunks_.leases_of(name);
@@ -103,7 +103,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   if (has_contents) {
     if (const result<void> there = mover_.make_resident(slot, true, tiering::wait_complete); !there)
       return there;
-    // A write-back of it may have begun before it was asked for.
+    // Another call may already have begun a write-back of it.
     mover_.quiet(slot);
   }
   tier_copy& lowest = c.copies[last];
@@ -120,12 +120,12 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   mover_.unqueue_prefetch(slot);
   if (has_contents) {
     stack_.forget_middle(slot);
-    c.copies[0].dirty.clear();  // with nothing beneath it, all of it goes down
+    c.copies[0].dirty.clear();  // with no copy below, all of it moves down
   }
   return {};
 }
 
-/// Gives the copy in tier 0 another place, with what it holds; from then on the index has nothing of the
+/// Gives the copy in tier 0 another place, with its contents; from then on the index has no entry for the
 /// chunk. @pre it is valid and at rest.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
@@ -138,7 +138,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::u
   if (!room) return room;
   // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
   mover_.quiet(slot);
-  // Not before: that copy, once down, is in the index again.
+  // Not before: that copy, after it has moved down, is in the index again.
   if (const result<void> gone = keys_.unindex(slot); !gone) return gone;
   const std::uint64_t old = chunks_[slot].bytes;
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;

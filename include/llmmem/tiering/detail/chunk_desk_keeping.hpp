@@ -73,7 +73,7 @@ void chunk_desk<Traits, Tiers...>::adopt_kept() {
   }
 }
 
-/// Makes a chunk of what rests there. What it is to be counted as.
+/// Makes a chunk of what is stored there. Returns what to count it as.
 template <class Traits, class... Tiers>
 std::uint64_t& chunk_desk<Traits, Tiers...>::adopt(const chunk_extent& extent) {
   using space_type = typename stack_type::template space_type<last>;

@@ -1,5 +1,5 @@
 /// @file
-/// The journal of `chunk_index`: its records, how it is read, grows and is written anew.
+/// The journal of `chunk_index`: its records, and how it is read, grown and rewritten.
 #pragma once
 
 #include <llmmem/detail/write_signals.hpp>
@@ -38,7 +38,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return value;
 }
 
-/// Of a record behind its first four bytes. The header's is not salted: it has the salt.
+/// Returns the CRC of a record after its first four bytes. The header's is not salted: it contains the salt.
 [[nodiscard]] inline std::uint32_t record_crc(std::span<const std::byte> bytes, std::uint64_t number,
                                               std::uint64_t salt) noexcept {
   if (number == 0) return crc32c(0, bytes);
@@ -47,7 +47,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return crc32c(crc32c(0, first), bytes);
 }
 
-/// What nobody can foresee, or the system's error number.
+/// Draws unpredictable bytes; returns the system's error number if it cannot.
 [[nodiscard]] inline int draw(std::span<std::byte> into) noexcept {
   while (::getrandom(into.data(), into.size(), 0) != static_cast<ssize_t>(into.size())) {
     if (errno != EINTR) return errno;
@@ -55,7 +55,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return 0;
 }
 
-/// What one read gives; fewer bytes only at the end of the file.
+/// Reads until `into` is full; fewer bytes only at the end of the file.
 [[nodiscard]] inline result<std::size_t> read_whole(const io_file& file, std::span<std::byte> into,
                                                     std::uint64_t offset) noexcept {
   std::size_t had = 0;
@@ -73,7 +73,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return had;
 }
 
-/// All of it, or what kept it from being written.
+/// Writes all of it, or returns the failure.
 [[nodiscard]] inline result<void> write_whole(int file, std::span<const std::byte> bytes,
                                               std::uint64_t offset, const char* where) noexcept {
   write_signals_held held;
@@ -113,9 +113,9 @@ inline chunk_index::chunk_index(std::string path, chunk_index_options options)
   recover();
 }
 
-/// A record is: its CRC-32C, its kind, its number, the extent, and half of the salt; all little-endian. The
-/// CRC is of the salt and the rest, so that records of two salts never pass for each other. The header's own
-/// is 0.
+/// A record consists of its CRC-32C, its kind, its number, the extent, and half of the salt; all
+/// little-endian. The CRC covers the salt and the rest, so that a record of one salt never passes for one of
+/// another. The header's own salt is 0.
 inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number, const chunk_extent& extent,
                                                 std::uint64_t salt) noexcept {
   record made{};
@@ -134,7 +134,7 @@ inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number,
   return made;
 }
 
-/// What a record says, when it is whole and stands where it was written.
+/// Returns what a record says, if it is intact and is where it was written.
 inline auto chunk_index::decode(const record& from, std::uint64_t number, std::uint64_t salt,
                                 chunk_extent& into) noexcept -> std::optional<kind> {
   const std::byte* const at = from.data();
@@ -155,7 +155,8 @@ inline auto chunk_index::decode(const record& from, std::uint64_t number, std::u
   return what;
 }
 
-/// Refuses what is not ours to read, or to begin. Whether the header could be read, and with it the salt.
+/// Refuses a file that the index may not read, or replace. Returns whether the header, and with it the salt,
+/// was readable.
 inline bool chunk_index::check_header() {
   record first{};
   const std::size_t had = detail::read_whole(file_, first, 0).value();
@@ -165,7 +166,7 @@ inline bool chunk_index::check_header() {
     throw io_error(what + "it is another kind of file; take another path, or move it away");
   }
   chunk_extent header;
-  // The first version's header was made as this one's is.
+  // The first version's header has the same form.
   if (had < record_bytes || !decode(first, 0, 0, header)) return false;
   if (header.offset != detail::chunk_index_version) {
     throw io_error(what + "it is of version " + std::to_string(header.offset) + ", this is version " +
@@ -178,8 +179,8 @@ inline bool chunk_index::check_header() {
   return true;
 }
 
-/// What a journal says of chunks, record by record: of each key the last that was said. Memory goes by the
-/// keys that it names, and not by the journal's length, which anything may have made.
+/// What a journal says of chunks, record by record: the last record of each key. Memory grows with the keys
+/// that the journal names, not with its length, which is untrusted.
 class chunk_index::said_chunks {
  public:
   explicit said_chunks(metadata_source metadata) : metadata_(metadata) { fold(); }
@@ -194,7 +195,7 @@ class chunk_index::said_chunks {
     note(said_.size(), extent.key);
     said_.push_back({extent, record});
   }
-  /// Those that are there have a record, in the order of these.
+  /// Entries with a record are present, in the order of their records.
   [[nodiscard]] const std::vector<entry>& all() const noexcept { return said_; }
 
  private:
@@ -203,7 +204,7 @@ class chunk_index::said_chunks {
     latest_->stage(key, id);
     latest_->insert(id, 1);
   }
-  /// Forgets what was said and is so no more.
+  /// Removes entries that a later record has replaced.
   void fold() {
     std::erase_if(said_, [](const entry& each) { return each.record == 0; });
     most_ = 2 * said_.size() + 4096;
@@ -218,8 +219,8 @@ class chunk_index::said_chunks {
   std::optional<prefix_index> latest_{};
 };
 
-/// The first record from `number` on that has any bytes on the device; `end` where none has. What lies before
-/// it was never written: a file that was made longer has gigabytes of that.
+/// Returns the first record from `number` on that has any bytes on the device; `end` if none has. Records
+/// before it were never written: a file that was extended has gigabytes of such holes.
 inline std::uint64_t chunk_index::next_written(std::uint64_t number, std::uint64_t end) const noexcept {
   const ::off_t at = ::lseek(file_.buffered(), static_cast<::off_t>(number * record_bytes), SEEK_DATA);
   if (at < 0) return errno == ENXIO ? end : number;  // not every file system knows
@@ -231,12 +232,12 @@ inline void chunk_index::recover() {
   const std::uint64_t size = file_.size().value();
   const bool has_header = size != 0 && check_header();
   records_ = size / record_bytes;
-  std::uint64_t good_end = 0;  // behind the last record that was read
+  std::uint64_t good_end = 0;  // after the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
   said_chunks said(options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
-  // Without the header no record can be told from one of another journal.
+  // Without the header a record cannot be distinguished from one of another journal.
   for (std::uint64_t number = 0; has_header && number < records_;) {
     const std::uint64_t next = next_written(number, records_);
     unread += next - number;
@@ -273,7 +274,7 @@ inline void chunk_index::recover() {
     recovery_.lost = durable_ - good_end;
     doubt = records_;
   }
-  // There may have been more chunks at once than `max_chunks` is now.
+  // The journal may hold more chunks at once than `max_chunks` is now.
   for (const entry& each : said.all()) {
     if (each.record == 0) continue;
     if (each.record < doubt) {
@@ -341,20 +342,21 @@ inline result<void> chunk_index::append(kind what, const chunk_extent& extent) {
 }
 
 inline result<void> chunk_index::sync() {
-  // Where the folder could not be synced, a success of the next one would say nothing of the name that it was
-  // about: it is given anew.
+  // If the folder could not be synced, a success of the next sync would prove nothing about the earlier
+  // rename: the journal is renamed again.
   if (is_name_unsure_) return rewrite();
-  // Which of the records since the last success are there is not known any more: none of them is relied on.
+  // It is unknown which of the records since the last success are on the device: none of them is relied on.
   if (!file_.sync()) return rewrite();
   note_durable();
   return is_name_durable_ ? result<void>{} : sync_name();
 }
 
-/// In place, and durable itself only with the next sync: what it says was so before it was written.
+/// Writes in place, and is itself durable only with the next sync: what it says was true before it was
+/// written.
 inline void chunk_index::note_durable() noexcept {
   if (durable_ == records_) return;
   const record made = encoded(kind::durable, 1, {.offset = records_}, salt_);
-  // Tried again with the next sync; meanwhile the last one's stands, or a record that cannot be read.
+  // The next sync tries again; until then the last one's record is valid, or a record is unreadable.
   if (detail::write_whole(file_.buffered(), made, record_bytes, file_.path().c_str())) durable_ = records_;
 }
 
@@ -365,17 +367,17 @@ inline result<void> chunk_index::sync_name() noexcept {
   return error == 0 ? result<void>{} : result<void>(failed(errc::sync_failed, error, 0, 0));
 }
 
-/// A journal that grows on for want of room to write it anew is tried again later.
+/// Rewrites the journal if it is due. If there is no room to write a new one, the journal grows further, and
+/// a later call tries again.
 inline void chunk_index::rewrite_when_due() {
   if (records_ <= 2 * live_ + options_.slack || records_ < next_rewrite_) return;
   if (!rewrite()) next_rewrite_ = records_ + options_.slack / 4 + 1;
 }
 
-/// Writes the journal anew with what is in the map: beside the old one, whose name it takes once it is
-/// durable.
+/// Rewrites the journal from the map: next to the old one, whose name the new one takes after it is durable.
 inline result<void> chunk_index::rewrite() {
   const int folder = folder_.descriptor();
-  // What a crash left, or a link to somebody's file: neither is written to.
+  // Left by a crash, or a link to another program's file: the index writes to neither.
   ::unlinkat(folder, beside_.c_str(), 0);
   const int made =
       ::openat(folder, beside_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, static_cast<mode_t>(0600));
@@ -402,9 +404,9 @@ inline result<void> chunk_index::rewrite() {
   return sync_name();
 }
 
-/// The header, how many records there are, and one of each chunk.
+/// Writes the header, the number of records, and one record of each chunk.
 inline result<void> chunk_index::write_anew(int file, std::uint64_t salt) {
-  // On the stack: nothing is allocated once the index is open.
+  // On the stack: an open index allocates nothing.
   std::array<std::byte, record_bytes * 56> part{};
   std::size_t filled = 0;
   std::uint64_t number = 0;

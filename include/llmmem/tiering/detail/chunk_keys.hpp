@@ -24,7 +24,7 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 
 namespace detail {
 
-/// Where no space keeps chunks: there are no keys, and every question has the answer "none".
+/// For tiers without an index: there are no keys, and every question has the answer "none".
 template <class Table, class Space, class Codec, bool PersistsChunks>
 class chunk_keys {
  public:
@@ -37,14 +37,14 @@ class chunk_keys {
   [[nodiscard]] static constexpr result<void> reindex(std::uint32_t) noexcept { return {}; }
 };
 
-/// Keys of chunks, and the entries of the index that a `persistent_file_space` keeps. An entry says that a
-/// chunk rests in the last tier as the entry tells: it is taken out before those bytes change, and put back
-/// when they are whole again, so that a crash between the two loses a chunk and never damages one.
+/// Keys of chunks, and their entries in the index of a `persistent_file_space`. An entry says that a chunk is
+/// stored in the last tier as the entry describes. It is removed before those bytes change, and added again
+/// after they are complete, so that a crash between the two loses a chunk and never damages one.
 ///
 /// @par Complexity      O(1), and what the index's journal takes. No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          values: `errc::key_taken`, `errc::no_such_key`, `errc::table_full`, what the index
-///                      fails with.
+/// @par Errors          values: `errc::key_taken`, `errc::no_such_key`, `errc::table_full`, and the index's
+///                      failures.
 template <class Table, class Space, class Codec>
 class chunk_keys<Table, Space, Codec, true> {
  public:
@@ -53,7 +53,7 @@ class chunk_keys<Table, Space, Codec, true> {
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return keys_.metadata_bytes(); }
 
-  /// Whether one more chunk may have `key`.
+  /// Returns whether one more chunk may have `key`.
   [[nodiscard]] result<void> check_free(const chunk_key& key) const noexcept {
     if (const std::optional<block_id> taken = keys_.find(key)) {
       return failure{.code = errc::key_taken, .index = to_index(*taken) - 1, .where = chunks_.where()};
@@ -70,7 +70,7 @@ class chunk_keys<Table, Space, Codec, true> {
     return chunks_.handle(to_index(*found) - 1);
   }
 
-  /// Whether the record's key is that name's.
+  /// Returns whether the record's key belongs to that name.
   [[nodiscard]] bool owns(std::uint32_t name) const noexcept { return kept_of(name).name == name; }
   /// @pre `check_free` found nothing wrong, and the name has no key.
   void set(std::uint32_t name, const chunk_key& key) noexcept {
@@ -79,13 +79,13 @@ class chunk_keys<Table, Space, Codec, true> {
     keys_.stage(key, id);
     keys_.insert(id, 1);
   }
-  /// The same for a chunk that the index has from before.
+  /// The same for a chunk that the index has from an earlier process.
   void set_found(std::uint32_t name, const chunk_key& key) noexcept {
     set(name, key);
     kept_chunk& kept = kept_of(name);
     kept.indexed = kept.was_there = true;
   }
-  /// The name has no key any more, if it had one, and the index says nothing of its bytes.
+  /// Removes the name's key, if it has one, and the entry of its bytes from the index.
   [[nodiscard]] result<void> give_up(std::uint32_t name) {
     if (!owns(name)) return {};
     if (const result<void> gone = unindex(chunks_.slot_of(name)); !gone) return gone;
@@ -94,7 +94,7 @@ class chunk_keys<Table, Space, Codec, true> {
     return {};
   }
 
-  /// The index says no more that the chunk rests in the last tier: what is there will change.
+  /// Removes the chunk's entry from the index, because its bytes in the last tier will change.
   [[nodiscard]] result<void> unindex(std::uint32_t slot) {
     kept_chunk& kept = chunks_[slot].kept;
     if (!kept.indexed) return {};
@@ -102,7 +102,7 @@ class chunk_keys<Table, Space, Codec, true> {
     kept.indexed = false;
     return {};
   }
-  /// The index says where the chunk rests in the last tier, if it has a key and does.
+  /// Adds an entry for the chunk to the index, if it has a key and is stored in the last tier.
   [[nodiscard]] result<void> reindex(std::uint32_t slot) {
     auto& c = chunks_[slot];
     const tier_copy& rests = c.copies.back();
@@ -117,7 +117,7 @@ class chunk_keys<Table, Space, Codec, true> {
     c.kept.indexed = true;
     return {};
   }
-  /// The same for all that the index has not; goes on after a failure, and gives the first.
+  /// The same for all chunks without an entry; continues after a failure, and returns the first.
   [[nodiscard]] result<void> reindex_all() {
     result<void> first;
     for (std::uint32_t slot = 0; slot < chunks_.slots(); ++slot) {

@@ -85,7 +85,7 @@ class chunk_mapper {
     return (bytes - 1) / options_.unit * options_.unit + options_.unit;
   }
 
-  /// A chunk with one part so far.
+  /// Opens a chunk with one part.
   std::uint32_t open_chunk(std::uint64_t begin, std::uint64_t bytes) {
     const auto chunk = static_cast<std::uint32_t>(made_.chunks_.size());
     made_.chunks_.push_back(bytes);
@@ -107,7 +107,7 @@ class chunk_mapper {
     }
   }
 
-  /// The last shared chunk of a set, or `none`.
+  /// Returns the last shared chunk of a set, or `none`.
   [[nodiscard]] std::uint32_t& last_of(std::uint32_t set) {
     std::size_t from = 0;
     for (std::size_t to = open_.size(); from < to;) {

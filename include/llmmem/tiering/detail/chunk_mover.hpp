@@ -1,6 +1,6 @@
 /// @file
-/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make room, when
-/// told, or written through.
+/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make room, on a
+/// call, or written through.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -27,14 +27,13 @@ namespace detail {
 
 /// Decides; the stack knows which copy has which place, and the engine moves bytes. What it cannot begin at
 /// once is `attempt::blocked` by a transfer; the functions with `patience`, and `evict` and `flush`, wait for
-/// it. Two queues tell what is still to be begun: prefetches, and copies to be written through.
+/// it. Two queues hold what has not begun: prefetches, and copies to be written through.
 ///
-/// @par Complexity      an attempt O(1) for each copy that has to leave; `progress` O(prefetches +
-/// transfers).
+/// @par Complexity      an attempt O(1) for each copy that must leave; `progress` O(prefetches + transfers).
 ///                      No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          values; a failure that nobody waits for is noted with the engine. What a space throws
-///                      passes through.
+/// @par Errors          values; a failure that no call waits for is noted with the engine. What a space
+///                      throws passes through.
 template <class Traits, class... Tiers>
 class chunk_mover {
  public:
@@ -53,18 +52,18 @@ class chunk_mover {
         due_(options.max_chunks, options.metadata, "tiered_buffer: writes through") {}
   chunk_mover(const chunk_mover&) = delete;
   chunk_mover& operator=(const chunk_mover&) = delete;
-  /// Waits for what is under way.
+  /// Waits for transfers in flight.
   ~chunk_mover();
 
   /// @name For a lease
   /// @{
-  /// Waits until the chunk is in tier 0. Where its contents are not needed it only gets its place there.
+  /// Waits until the chunk is in tier 0. If its contents are not needed it only gets its place there.
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, tiering::patience wait);
-  /// Gives `fresh` a place in tier 0, waiting as long as patience lasts.
+  /// Gives `fresh` a place in tier 0, waiting until patience ends.
   /// @param held  the record whose copy in tier 0 stays there meanwhile, or `no_index`.
   [[nodiscard]] result<void> await_top_place(tier_copy& fresh, std::uint64_t bytes, std::uint32_t held,
                                              tiering::patience wait, std::uint64_t began_ns);
-  /// Waits for the chunk's transfer, if it has one; how that went.
+  /// Waits for the chunk's transfer, if it has one, and returns its outcome.
   result<void> await_quiet(std::uint32_t slot) {
     const std::uint32_t id = chunks_[slot].transfer;
     return id == no_index ? result<void>{} : wait_for(id, tiering::wait_complete, engine_.now_ns());
@@ -73,22 +72,22 @@ class chunk_mover {
   void quiet(std::uint32_t slot) {
     if (const result<void> ended = await_quiet(slot); !ended) engine_.note(ended.error());
   }
-  /// Takes note of the transfers that have ended.
+  /// Notes which transfers have ended.
   void note_ended() {
     if (!engine_.is_idle()) complete_ready();
   }
-  /// A lease that wrote has ended.
+  /// Notes that a lease that wrote has ended.
   void written(std::uint32_t slot) noexcept {
     if (stack_.is_due(chunks_[slot], 0)) mark_due(slot);
   }
-  /// Begins to write through what is due, as far as it can without waiting.
+  /// Begins to write through the copies that are due, as far as it can without waiting.
   /// @param except  a chunk that is about to change, or `no_index`.
   void write_through_due(std::uint32_t except) {
     if (!due_.empty()) begin_due(except);
   }
   /// @}
 
-  /// @name As told
+  /// @name On a call
   /// @{
   void prefetch(std::uint32_t slot);
   [[nodiscard]] result<void> evict(std::uint32_t slot);
@@ -96,9 +95,9 @@ class chunk_mover {
   [[nodiscard]] result<void> flush();
   void progress();
   [[nodiscard]] tiering::step_outcome execute(std::uint32_t slot, plan_operation operation, std::size_t tier);
-  /// Nothing of the chunk is brought up in advance any more.
+  /// Removes the chunk from the queue of prefetches.
   void unqueue_prefetch(std::uint32_t slot) noexcept;
-  /// Nothing of the chunk moves any more, and no tier has a copy. @pre no lease and no transfer.
+  /// Cancels all movement of the chunk, and frees its copies in all tiers. @pre no lease and no transfer.
   void forget_contents(std::uint32_t slot) noexcept;
   /// @}
 
@@ -142,8 +141,8 @@ class chunk_mover {
   slot_queue due_;     // writes through
 };
 
-/// Copies that cannot leave for now, and why the first of them cannot: not asked again for as long as it
-/// lives.
+/// Copies that cannot leave for now, and why the first of them cannot: while this list lives they are not
+/// asked again.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 class chunk_mover<Traits, Tiers...>::passed_over {
@@ -155,7 +154,7 @@ class chunk_mover<Traits, Tiers...>::passed_over {
     while (count_ != 0)
       stack_.unpin(nth<Index>, slots_[--count_]);
   }
-  /// False when there are too many to go on.
+  /// Returns false if there are too many to continue.
   [[nodiscard]] bool add(std::uint32_t slot, const failure& why) noexcept {
     if (count_ == slots_.size()) return false;
     if (count_ == 0) why_ = why;
@@ -174,12 +173,12 @@ class chunk_mover<Traits, Tiers...>::passed_over {
   failure why_;
 };
 
-/// Gives `into` a place in tier Index, of which it drops what is clean and begins to write back what is not.
+/// Gives `into` a place in tier Index: drops clean copies there and begins to write back dirty ones.
 ///
-/// One that cannot begin to be written is passed over for the next, and costs nobody else its lease.
+/// A copy whose write cannot begin is passed over for the next, and costs no other chunk its lease.
 ///
-/// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
-/// that other prefetches keep: it waits.
+/// A prefetch takes no room from chunks that were prefetched and not yet used, nor places that other
+/// prefetches keep: it waits.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes,
@@ -220,7 +219,7 @@ attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t 
   }
 }
 
-/// Gives back places that prefetches keep and nothing is on its way to. Whether there were any.
+/// Frees places that prefetches keep and to which no transfer is on its way. Returns whether there were any.
 template <class Traits, class... Tiers>
 bool chunk_mover<Traits, Tiers...>::cancel_reservations() noexcept {
   bool any = false;
@@ -229,7 +228,7 @@ bool chunk_mover<Traits, Tiers...>::cancel_reservations() noexcept {
   return any;
 }
 
-/// Begins to copy a chunk's dirty bytes from tier Index to the one beneath.
+/// Begins to copy a chunk's dirty bytes from tier Index to the one below.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops,
@@ -254,7 +253,7 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then
   return engine_.begin_store(nth<Index>, slot, then_drops, how);
 }
 
-/// The same of any tier but the last, where the copy above stays.
+/// The same for any tier except the last; the copy above stays.
 template <class Traits, class... Tiers>
 attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot,
                                                    transfer::urgency how) {
@@ -264,7 +263,7 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32
   return begun;
 }
 
-/// A clean copy leaves: at once, or when the tier beneath has it where it is demoted. @pre it is not pinned.
+/// Removes a clean copy: at once, or after the tier below has it if it is demoted. @pre it is not pinned.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency how) {
@@ -278,12 +277,13 @@ void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency
       c.admitted[Index + 1] = true;  // not to be asked again when it is there
       if (begin_store<Index>(slot, true, how).is_done()) return;
     }
-    if (!c.copies[Index].is_valid()) return;  // the store ended at once, and badly
+    if (!c.copies[Index].is_valid()) return;  // the store ended at once, with a failure
   }
   stack_.drop_clean(nth<Index>, slot);
 }
 
-/// One hop up to tier Index from the one beneath. @param has_moved  the copy beneath left for another tier.
+/// Moves a chunk one hop up to tier Index from the one below. @param has_moved the copy below left for
+/// another tier.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency how, bool& has_moved) {
@@ -292,12 +292,12 @@ attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency
   if (to.at == residence::absent) {
     attempt room;
     {
-      // Not to be dropped while room is made above it.
+      // Keeps it from being dropped while room is made above it.
       const pinned_copy kept(stack_, nth<Index + 1>, slot);
       room = make_room<Index>(to, c.bytes, how);
     }
     if (!room.is_done() && room.on == no_index) {
-      // Unless that is where room must come from.
+      // Unless the room must come from there.
       room = make_room<Index>(to, c.bytes, how);
       has_moved = room.is_done() && newest(c) != Index + 1;
     }
@@ -306,7 +306,7 @@ attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency
   return engine_.begin_fetch(nth<Index>, slot, how);
 }
 
-/// Takes note of a transfer's end, and of what follows from it. Waits where it has not ended.
+/// Notes a transfer's end, and acts on it. Waits if it has not ended.
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::complete(std::uint32_t id) {
   const tier_transfer done = engine_[id];
@@ -314,7 +314,7 @@ result<void> chunk_mover<Traits, Tiers...>::complete(std::uint32_t id) {
   if (outcome && done.stores) {
     if (stack_.is_due(chunks_[done.chunk], done.edge + 1)) mark_due(done.chunk);
   } else if (!outcome && !done.stores) {
-    // What did not come in advance is fetched again when somebody asks for it, not before.
+    // A failed prefetch is fetched again when a caller asks for it, not before.
     unqueue_prefetch(done.chunk);
   }
   return outcome;
@@ -329,7 +329,7 @@ void chunk_mover<Traits, Tiers...>::complete_ready() {
   }
 }
 
-/// Waits for a transfer as long as patience lasts, then takes note of its end.
+/// Waits for a transfer until patience ends, then notes its end.
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, tiering::patience wait,
                                                      std::uint64_t began_ns) {
@@ -338,7 +338,7 @@ result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, tiering::
   return complete(id);
 }
 
-/// Waits for the transfer that keeps a chunk from going down. A failure where it still does.
+/// Waits for the transfer that keeps a chunk from moving down. Fails if it still does.
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint32_t slot) {
   const tier_transfer awaited = engine_[id];
@@ -348,7 +348,7 @@ result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint
   return {};
 }
 
-/// Brings a chunk as far up as it gets without waiting.
+/// Brings a chunk as far up as possible without waiting.
 template <class Traits, class... Tiers>
 attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents,
                                                transfer::urgency how) {
@@ -360,10 +360,10 @@ attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_co
   tier_copy& top = c.copies[0];
   if (top.is_valid()) return {};
   if (top.at == residence::absent) {
-    // The place in tier 0 first: what it takes to get one may need the tiers beneath.
+    // The place in tier 0 first, because getting one may need the tiers below.
     const attempt room = make_room<0>(top, c.bytes, how);
     if (!room.is_done()) return room;
-    // It may have been the chunk's own copy beneath that had to leave for a victim: one transfer at a time.
+    // The chunk's own copy below may have had to leave for a victim: one transfer at a time.
     if (c.transfer != no_index) return attempt::blocked(c.transfer);
   }
   if (!needs_contents) {
@@ -413,7 +413,7 @@ result<void> chunk_mover<Traits, Tiers...>::make_resident(std::uint32_t slot, bo
   }
 }
 
-/// Before all prefetches: somebody has asked for it.
+/// Puts it before all prefetches, because a caller has asked for it.
 template <class Traits, class... Tiers>
 void chunk_mover<Traits, Tiers...>::want_first(std::uint32_t slot) noexcept {
   if (!std::exchange(chunks_[slot].wanted, true)) wanted_.push_front(slot);

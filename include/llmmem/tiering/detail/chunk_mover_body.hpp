@@ -1,6 +1,6 @@
 /// @file
-/// How the chunks of a `tiered_buffer` move when told to: prefetched, evicted, flushed, written through, by
-/// the steps of a plan.
+/// How the chunks of a `tiered_buffer` move on a call: prefetched, evicted, flushed, written through, by the
+/// steps of a plan.
 #pragma once
 
 #include <llmmem/tiering/detail/chunk_mover.hpp>
@@ -18,7 +18,7 @@ chunk_mover<Traits, Tiers...>::~chunk_mover() {
     try {
       static_cast<void>(complete(id));
     } catch (...) {
-      // Nobody is left to be told.
+      // No caller is left to receive it.
     }
   }
 }
@@ -44,7 +44,7 @@ void chunk_mover<Traits, Tiers...>::progress() {
     if (c.transfer != no_index) continue;
     const attempt tried = advance(slot, true, transfer::urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
-      // First come, first served: what waits for room in tier 0 is not overtaken.
+      // First come, first served: no later chunk overtakes one that waits for room in tier 0.
       if (c.transfer == no_index && c.copies[0].at == residence::absent) break;
       continue;
     }
@@ -144,7 +144,7 @@ result<void> chunk_mover<Traits, Tiers...>::flush() {
   return first;
 }
 
-/// Tier by tier, so that many writes are under way at once. How they went is left to `flush` of each.
+/// Tier by tier, so that many writes are in flight at once. `flush` of each chunk reports its outcome.
 template <class Traits, class... Tiers>
 void chunk_mover<Traits, Tiers...>::begin_writing_all() {
   for (std::size_t i = 0; i < last; ++i) {
@@ -194,7 +194,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   if (!c.copies[Index + 1].is_valid())
     return tiering::step_outcome::later;  // the hop before it has not arrived
   if (to.at == residence::absent) {
-    // What is leaving makes the room that the plan counts on: nothing else must go for it.
+    // Copies that are leaving make the room that the plan counts on: no other copy may leave for it.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;
@@ -205,7 +205,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
       if (room.how == attempt::kind::blocked) return tiering::step_outcome::later;
       if (room.how == attempt::kind::failed) return tiering::step_outcome::useless;
       if (c.transfer != no_index || !c.copies[Index + 1].is_valid()) {
-        // The chunk's own copy beneath had to leave for it.
+        // The chunk's own copy below had to leave for it.
         stack_.give_back(nth<Index>, to);
         return tiering::step_outcome::later;
       }

@@ -19,12 +19,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// How far a tier has a copy of a chunk.
+/// Whether a tier has a copy of a chunk.
 enum class residence : std::uint8_t {
-  absent,    ///< no copy; in the last tier the place is kept all the same
-  reserved,  ///< it has a place, and nothing on its way there
+  absent,    ///< no copy; in the last tier the place is kept nevertheless
+  reserved,  ///< it has a place, and no transfer on its way there
   arriving,  ///< a transfer fills it
-  valid,     ///< as it was when last written or brought; the topmost such copy is the newest
+  valid,     ///< as last written or brought in; the topmost such copy is the newest
 };
 
 /// A chunk's copy in a tier.
@@ -34,12 +34,12 @@ struct tier_copy {
   std::uint64_t granted = 0;
   residence at = residence::absent;
   bool has_checksum = false;
-  bool awaited = false;        // asked for in advance, and not yet leased
+  bool awaited = false;        // prefetched, and not yet leased
   bool passing = false;        // not admitted: leaves when the next tier has it
-  std::uint32_t checksum = 0;  // of the bytes as they rest here
-  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
+  std::uint32_t checksum = 0;  // of the bytes as stored here
+  std::uint64_t stored = 0;    // how many of these, if a codec decides it
   std::uint32_t pins = 0;      // leases and transfers
-  dirty_ranges dirty;          // what the next copy beneath does not have
+  dirty_ranges dirty;          // what the next copy below does not have
 
   [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
 };
@@ -47,24 +47,24 @@ struct tier_copy {
 /// The key of a chunk that outlives the process.
 struct kept_chunk {
   chunk_key key{};
-  std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
-  bool indexed = false;           // the last tier's index has it as it rests there
-  bool was_there = false;         // when the buffer was built
+  std::uint32_t name = no_index;  // the name with the key; of several sharers at most one has one
+  bool indexed = false;           // the last tier's index has it as stored there
+  bool was_there = false;         // it existed when the buffer was built
 };
-/// What stands for it where no space keeps chunks.
+/// Its substitute for tiers without an index.
 struct nothing_kept {};
 
-/// A chunk, which all that share it are names of.
+/// A chunk; all its sharers are names of it.
 template <std::size_t Tiers, bool PersistsChunks>
 struct chunk_record {
   std::uint64_t bytes = 0;
   std::uint32_t sharers = 0;
   std::uint32_t name = no_index;      // one of them, for texts
   std::uint32_t leases = 0;           // of all of them
-  std::uint32_t transfer = no_index;  // under way: one at a time
+  std::uint32_t transfer = no_index;  // in flight: one at a time
   std::uint32_t uses = 0;
   std::uint64_t next_use = access_hint::never;
-  std::uint64_t changed = 0;  // the buffer's count of changes, after the last of this one's
+  std::uint64_t changed = 0;  // the buffer's count of changes after this chunk's last change
   bool writing = false;
   bool wanted = false;                                // in the queue of prefetches
   bool store_due = false;                             // to be written through
@@ -73,7 +73,7 @@ struct chunk_record {
   std::array<tier_copy, Tiers> copies{};
 };
 
-/// The topmost tier with a valid copy, or `Tiers` when there is none.
+/// Returns the topmost tier with a valid copy, or `Tiers` if there is none.
 template <std::size_t Tiers, bool PersistsChunks>
 [[nodiscard]] std::size_t newest(const chunk_record<Tiers, PersistsChunks>& c) noexcept {
   std::size_t i = 0;
@@ -82,7 +82,7 @@ template <std::size_t Tiers, bool PersistsChunks>
   return i;
 }
 
-/// Whether a tier beneath has all that this copy has.
+/// Returns whether a tier below has all that this copy has.
 template <std::size_t Tiers, bool PersistsChunks>
 [[nodiscard]] bool is_clean(const chunk_record<Tiers, PersistsChunks>& c, std::size_t tier) noexcept {
   if (!c.copies[tier].dirty.empty()) return false;

@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A chunk as its handle names it: one of those that share a record.
+/// A chunk as its handle identifies it: one of the sharers of a record.
 struct chunk_name {
   std::uint32_t record = no_index;
   std::uint32_t leases = 0;       // of this one
@@ -27,9 +27,9 @@ struct chunk_name {
   std::uint32_t previous = no_index;
 };
 
-/// Names and records. A handle is of a name; names that share contents have one record. A record's slot is
-/// what eviction policies and observers know the chunk by. It moves no bytes and has no places: what a
-/// record says of copies is the stack's and the engine's to change.
+/// Names and records. A handle is of a name; names that share contents have one record. Eviction policies and
+/// observers know the chunk by its record's slot. The table moves no bytes and has no places: the stack and
+/// the engine change what a record says of copies.
 ///
 /// A *name* below is the slot of a handle, a *slot* that of a record.
 ///
@@ -42,7 +42,7 @@ class chunk_table {
   using record_type = chunk_record<Tiers, PersistsChunks>;
   static constexpr bool persists_chunks = PersistsChunks;
 
-  /// Of `options` its name, for texts, how many chunks there may be, and where the table lies.
+  /// Uses the buffer's name for texts, the maximal number of chunks, and the table's memory from `options`.
   explicit chunk_table(const tiered_options& options)
       : name_(options.name),
         names_(options.max_chunks, options.metadata, "tiered_buffer: names"),
@@ -54,7 +54,7 @@ class chunk_table {
   /// @{
   [[nodiscard]] const char* where() const noexcept { return name_.c_str(); }
   [[nodiscard]] failure check(chunk_handle chunk) const noexcept { return names_.check(chunk, where()); }
-  /// What is wrong with a chunk, by one of its names.
+  /// Returns the failure of a chunk, by one of its names.
   [[nodiscard]] failure at_chunk(error_code code, std::uint32_t slot, std::uint64_t wanted = 0,
                                  std::uint64_t found = 0) const noexcept {
     return {code, records_[slot].name, wanted, found, where()};
@@ -65,9 +65,9 @@ class chunk_table {
   /// @{
   [[nodiscard]] record_type& operator[](std::uint32_t slot) noexcept { return records_[slot]; }
   [[nodiscard]] const record_type& operator[](std::uint32_t slot) const noexcept { return records_[slot]; }
-  /// The record of a name.
+  /// Returns the record of a name.
   [[nodiscard]] std::uint32_t slot_of(std::uint32_t name) const noexcept { return names_[name].record; }
-  /// The record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
+  /// Returns the record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
   [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept {
     const std::uint32_t slot = names_[chunk.slot].record;
     records_[slot].name = chunk.slot;
@@ -78,7 +78,7 @@ class chunk_table {
     return static_cast<std::uint32_t>(records_.touched());
   }
   [[nodiscard]] bool is_live(std::uint32_t slot) const noexcept { return records_.is_live(slot); }
-  /// What an eviction policy knows a chunk by after it has left.
+  /// Returns the hint by which an eviction policy knows a chunk after it has left.
   [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
   /// @}
 
@@ -87,11 +87,11 @@ class chunk_table {
   [[nodiscard]] std::uint32_t names() const noexcept { return static_cast<std::uint32_t>(names_.touched()); }
   [[nodiscard]] bool is_named(std::uint32_t name) const noexcept { return names_.is_live(name); }
   [[nodiscard]] chunk_handle handle(std::uint32_t name) const noexcept { return names_.handle(name); }
-  /// A chunk with a record of its own. `errc::table_full`.
+  /// Enters a chunk with its own record. `errc::table_full`.
   [[nodiscard]] result<chunk_handle> enter(const record_type& fresh) noexcept;
-  /// One more name of a record. `errc::table_full`.
+  /// Adds a name to a record. `errc::table_full`.
   [[nodiscard]] result<chunk_handle> share(std::uint32_t slot) noexcept;
-  /// Gives a name a record of its own; its slot. @pre others have its record too.
+  /// Gives a name its own record, and returns its slot. @pre others share its record.
   std::uint32_t part(std::uint32_t name, const record_type& fresh) noexcept;
   /// Ends a name, and its record with the last one.
   void remove(std::uint32_t name) noexcept;
@@ -99,7 +99,7 @@ class chunk_table {
 
   /// @name Accounts
   /// @{
-  /// Leases of one name; of all that share its record there are `leases` in the record.
+  /// Returns the leases of one name; the record's `leases` counts those of all its sharers.
   [[nodiscard]] std::uint32_t leases_of(std::uint32_t name) const noexcept { return names_[name].leases; }
   void begin_lease(std::uint32_t name, record_type& c) noexcept {
     ++names_[name].leases;
@@ -110,14 +110,14 @@ class chunk_table {
     --names_[name].leases;
     --c.leases;
   }
-  /// The contents may be others from now on.
+  /// Notes that the contents may have changed.
   void mark_changed(record_type& c) noexcept { c.changed = ++changes_; }
   [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
   /// Names that share a record with another.
   [[nodiscard]] std::uint64_t shared() const noexcept { return shared_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return names_.bytes() + records_.bytes(); }
-  /// Whether names and records agree on which of them share what, and on leases.
+  /// Checks that names and records agree on sharers and leases.
   void audit(std::vector<std::string>& found) const;
   /// @}
 
@@ -138,7 +138,7 @@ class chunk_table {
 
 template <std::size_t Tiers, bool PersistsChunks>
 access_hint chunk_table<Tiers, PersistsChunks>::hint_of(std::uint32_t slot) const noexcept {
-  // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): different for different handles, none 0.
+  // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): different for different handles, never 0.
   std::uint64_t x = (std::uint64_t{records_.handle(slot).generation} << 32) + slot;
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
@@ -195,7 +195,7 @@ void chunk_table<Tiers, PersistsChunks>::join(std::uint32_t name, std::uint32_t 
   if (++c.sharers > 1) shared_ += c.sharers == 2 ? 2 : 1;
 }
 
-/// Takes a name from its record, which may then have none.
+/// Takes a name from its record, which may then have none left.
 template <std::size_t Tiers, bool PersistsChunks>
 void chunk_table<Tiers, PersistsChunks>::leave(std::uint32_t name) noexcept {
   const chunk_name n = names_[name];

@@ -1,5 +1,5 @@
 /// @file
-/// The first page of a persistent file space, and what it says of what was found.
+/// The first page of a persistent file space, and its report of what it found.
 #pragma once
 
 #include <llmmem/tiering/persistent_file_space.hpp>
@@ -7,7 +7,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A header is: its CRC-32C, a mark, a version, the layout and the file's id; little-endian.
+/// A header consists of its CRC-32C, a mark, a version, the layout and the file's id; little-endian.
 template <io_engine Engine>
 void persistent_file_space<Engine>::open_header() {
   const io_file& file = this->file();
@@ -46,7 +46,7 @@ void persistent_file_space<Engine>::open_header() {
   recovery_.index_missing = ::stat(index_path().c_str(), &index) != 0 || index.st_size == 0;
 }
 
-/// The index goes first: a new header beside an old index would be a file beside the index of another.
+/// Removes the index first, because a new header with an old index would be a file with the index of another.
 template <io_engine Engine>
 void persistent_file_space<Engine>::begin_anew() {
   const std::string index = index_path();
@@ -77,8 +77,8 @@ void persistent_file_space<Engine>::write_header() {
   sync_folder_of(this->file().path()).value();
 }
 
-/// Takes the budget's room. Where there is none, nothing of what is there is touched: the room that was had
-/// behind it goes back.
+/// Takes the budget's room. If there is too little, the file's contents stay untouched, and the room taken
+/// after them is returned.
 template <io_engine Engine>
 void persistent_file_space<Engine>::take_whole() {
   io_file& file = this->file();

@@ -83,7 +83,7 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
     }
     recovery_.started_over = true;
     holds = false;
-    // Before their table: it tells where the rest is, should this end half way.
+    // Before their table, because it says where the rest is if the process ends half way.
     for (const tensor_part& each : kept.parts) {
       if (const auto found = this->buffer_->find(key_of(to_index(each.chunk))))
         this->buffer_->remove(*found).value();
@@ -102,8 +102,8 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
   count_tensors();
 }
 
-/// As `first_difference`, in the sizes of the chunks that have contents. They are in no table: a mapping's
-/// `unit` may change them where every part stays in its place.
+/// As `first_difference`, in the sizes of the chunks that have contents. No table has these: a mapping's
+/// `unit` may change them while every part keeps its place.
 template <class Buffer>
 std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
   for (std::uint32_t i = 0; i < kept.tensors(); ++i) {
@@ -123,7 +123,7 @@ std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& ke
   return {};
 }
 
-/// Finds the chunk, or makes it anew: contents that the table does not vouch for are nobody's.
+/// Finds the chunk, or creates it again: contents that the table does not cover belong to no tensor.
 template <class Buffer>
 void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for) {
   auto& state = this->chunks_[number];
@@ -140,8 +140,8 @@ void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouche
   state.handle = this->buffer_->create(size, key_of(number)).value();
 }
 
-/// Where no table tells how many chunks there were, those behind these are sought by their keys: nobody else
-/// would ever give up their room.
+/// If no table says how many chunks there were, looks for further ones by their keys, because no other code
+/// would ever free their room.
 template <class Buffer>
 void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {
@@ -152,8 +152,8 @@ void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   }
 }
 
-/// Which tensors are there, by the table and by their chunks. What is missing is so in the table, too, before
-/// anything is written that the table would then vouch for.
+/// Finds which tensors are present, by the table and by their chunks. The table records the missing ones
+/// before anything is written that the table would then cover.
 template <class Buffer>
 void persistent_tensors<Buffer>::count_tensors() {
   bool differs = false;
@@ -198,7 +198,7 @@ result<void> persistent_tensors<Buffer>::discard(tensor_id tensor) {
   for (std::uint32_t part = table_.first_part[index]; part < table_.first_part[index + 1]; ++part)
     differs = std::exchange(without.filled[part], std::uint8_t{0}) != 0 || differs;
   if (differs || is_unsure_) {
-    // First: a neighbour's next `write` would leave anything where this one was.
+    // First, because a neighbour's next `write` would leave unspecified bytes where this tensor was.
     if (const result<void> written = save(std::move(without)); !written) return written;
   }
   return base::discard(tensor);
@@ -214,8 +214,8 @@ result<void> persistent_tensors<Buffer>::persist() {
   return save(std::move(now));
 }
 
-/// Puts a table in the file. One that was given the file's name and may not outlast a crash leaves open which
-/// of the two a later process finds: from then on it is written though nothing differs, until that is known.
+/// Puts a table in the file. If a table received the file's name and may not survive a crash, a later process
+/// may find either: from then on each call writes the table although nothing differs, until a sync succeeds.
 template <class Buffer>
 result<void> persistent_tensors<Buffer>::save(tensor_table now) {
   const result<void> written = write_tensor_table(path_, now);

@@ -1,5 +1,5 @@
 /// @file
-/// Chunks that wait for something, the oldest first: a queue that is gone through again and again.
+/// Chunks that wait for something, the oldest first: a queue that its owner walks again and again.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A queue of slots with room for all there are, each at most once: the caller knows which are in it.
+/// A queue of slots with room for all of them, each at most once: the caller knows which are in it.
 ///
 /// @par Complexity      `push_back` O(1), the others O(size). No allocation after construction.
 /// @par Thread safety   one thread at a time.
@@ -22,7 +22,7 @@ class slot_queue {
  public:
   class walk;
 
-  /// @param what  names the queue where there is no memory for it.
+  /// @param what  names the queue in the error if there is no memory for it.
   slot_queue(std::uint64_t capacity, const metadata_source& source, const char* what)
       : slots_(capacity, source, what) {}
 
@@ -33,13 +33,13 @@ class slot_queue {
 
   /// @pre `slot` is not in it.
   void push_back(std::uint32_t slot) noexcept { slots_[count_++] = slot; }
-  /// Before all others. @pre `slot` is not in it.
+  /// Pushes it before all others. @pre `slot` is not in it.
   void push_front(std::uint32_t slot) noexcept {
     for (std::uint32_t i = count_++; i > 0; --i)
       slots_[i] = slots_[i - 1];
     slots_[0] = slot;
   }
-  /// Nothing where `slot` is not in it.
+  /// Changes nothing if `slot` is not in it.
   void take_out(std::uint32_t slot) noexcept;
 
  private:
@@ -47,7 +47,7 @@ class slot_queue {
   std::uint32_t count_ = 0;
 };
 
-/// Goes through a queue once, taking out some; the rest stays in order, whatever is thrown. Nothing is
+/// Walks a queue once and takes out some slots; the rest stays in order, regardless of exceptions. Nothing is
 /// pushed meanwhile.
 class slot_queue::walk {
  public:
@@ -61,7 +61,7 @@ class slot_queue::walk {
   }
   [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
   std::uint32_t next() noexcept { return queue_.slots_[kept_++] = queue_.slots_[next_++]; }
-  /// The last `next` leaves the queue.
+  /// Takes the last `next` out of the queue.
   void take_out() noexcept { --kept_; }
 
  private:

@@ -18,10 +18,11 @@ namespace detail {
 /// Places of one size in the tier above the last, each used by one transfer at a time. A place that a device
 /// may still write to is retired; its slot gets another one when there is room.
 ///
-/// @tparam Places  a `chunk_places`, which outlives them and is given back what is left by `release_places`.
+/// @tparam Places  a `chunk_places`, which outlives the slots; `release_places` returns the remaining places
+///                 to it.
 /// @par Complexity      O(slots). No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor's, and `take_places` throws where the tier has no such places left.
+/// @par Errors          the constructor's, and `take_places` throws if the tier has too few such places.
 template <class Places>
 class staging_slots {
  public:
@@ -44,7 +45,7 @@ class staging_slots {
       if (slots_[i].place.granted != 0) places_.give_back(slots_[i].place);
     }
   }
-  /// How many have a place.
+  /// Returns how many have a place.
   [[nodiscard]] std::uint64_t placed() const noexcept {
     std::uint64_t placed = 0;
     for (std::uint32_t i = 0; i < size(); ++i) {
@@ -52,12 +53,12 @@ class staging_slots {
     }
     return placed;
   }
-  /// Bytes of the tier that the places take.
+  /// Returns the bytes of the tier that the places take.
   [[nodiscard]] std::uint64_t granted() const noexcept {
     return size() == 0 ? 0 : placed() * places_.granted_for(each_bytes_);
   }
 
-  /// A slot that nobody uses, with a place; `no_index` where there is none.
+  /// Returns an unused slot with a place; `no_index` if there is none.
   [[nodiscard]] std::uint32_t free() noexcept {
     for (std::uint32_t i = 0; i < size(); ++i) {
       slot& each = slots_[i];
@@ -66,7 +67,7 @@ class staging_slots {
     }
     return no_index;
   }
-  /// A transfer that uses one, or `no_index`.
+  /// Returns a transfer that uses one, or `no_index`.
   [[nodiscard]] std::uint32_t any_user() const noexcept {
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (slots_[i].user != no_index) return slots_[i].user;
@@ -76,11 +77,11 @@ class staging_slots {
   /// @pre `at` is free.
   void claim(std::uint32_t at, std::uint32_t transfer) noexcept { slots_[at].user = transfer; }
   void release(std::uint32_t at) noexcept { slots_[at].user = no_index; }
-  /// Never gives the place out again.
+  /// Retires the place: it is never used again.
   void retire(std::uint32_t at) noexcept { places_.retire(slots_[at].place); }
 
   [[nodiscard]] const tier_copy& place(std::uint32_t at) const noexcept { return slots_[at].place; }
-  /// Bytes of the encoded form that lies there.
+  /// Returns the bytes of the encoded form there.
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint32_t at) const noexcept { return slots_[at].bytes; }
   void set_encoded_bytes(std::uint32_t at, std::uint64_t bytes) noexcept { slots_[at].bytes = bytes; }
 

@@ -1,5 +1,5 @@
 /// @file
-/// What lies between two tiers of a `tiered_buffer`: the transfers under way from one to the other.
+/// The edge between two tiers of a `tiered_buffer`: the transfers in flight from one to the other.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -39,7 +39,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What an edge is set up with.
+/// The setup of an edge.
 template <class Upper, class Lower>
 struct tier_edge_setup {
   Upper& upper;
@@ -51,7 +51,7 @@ struct tier_edge_setup {
   const metadata_source& metadata;
 };
 
-/// How bytes get from one space to the other: by the queue of the one that the host cannot touch.
+/// How bytes move from one space to the other: by the queue of the space that the host cannot access.
 template <class Traits, class Upper, class Lower>
 class tier_link {
  public:
@@ -99,15 +99,15 @@ class tier_link {
   Lower* lower_;
 };
 
-/// Nothing that `object` holds is ever given back; for whoever looks for leaks, that is meant.
+/// Marks `object` for leak checkers: what it holds is deliberately never freed.
 inline void left_for_good([[maybe_unused]] const void* object) noexcept {
 #if defined(LLMMEM_LOOKS_FOR_LEAKS)
   __lsan_ignore_object(object);
 #endif
 }
 
-/// The space of a ring. A device that never answered may write to the ring when nobody else has it any more,
-/// and the spaces of the tiers outlive both: then it stays for good.
+/// The space of a ring. A device that never answered may write to the ring after its last user is destroyed,
+/// and the spaces of the tiers outlive both: the ring then stays allocated permanently.
 template <class Traits>
 class ring_space {
  public:
@@ -132,7 +132,7 @@ class ring_space {
 template <class Upper, class Lower>
 concept beyond_the_host = !Upper::is_host_accessible && !Lower::is_host_accessible;
 
-/// Where the host can touch neither: through a ring of memory that it can.
+/// If the host can access neither: through a ring of memory that it can.
 template <class Traits, class Upper, class Lower>
   requires beyond_the_host<Upper, Lower>
 class tier_link<Traits, Upper, Lower> {
@@ -162,7 +162,7 @@ class tier_link<Traits, Upper, Lower> {
     bounce_options all;
     all.budget_bytes = setup.bounce_bytes;
     all.slot_bytes = setup.bounce_slot_bytes;
-    // Each part of each transfer is an operation, and may fail before somebody asks.
+    // Each part of each transfer is an operation, and may fail before a call asks for it.
     all.max_operations = setup.most * static_cast<std::uint32_t>(dirty_ranges::capacity);
     all.max_failures = all.max_operations;
     all.name = setup.name;
@@ -174,8 +174,8 @@ class tier_link<Traits, Upper, Lower> {
   queue_type queue_;
 };
 
-/// Where the host can touch neither, and one of them reaches the other: straight. What goes is not seen by
-/// the host, and has no checksum.
+/// If the host can access neither, and one of them reaches the other: directly. The host does not see these
+/// bytes, so they have no checksum.
 template <class Traits, class Upper, class Lower>
   requires beyond_the_host<Upper, Lower> && (straight_queue<Lower, Upper> || straight_queue<Upper, Lower>)
 class tier_link<Traits, Upper, Lower> {
@@ -232,9 +232,9 @@ class tier_edge {
 
   explicit tier_edge(const setup& s) : link_(s), flights_(s.most) {}
 
-  /// Begins to copy `parts` of a chunk down. After a refusal nothing is under way.
-  /// @param sum_bytes  where it bounces, and the one part begins with the chunk: how many bytes `checksum`
-  ///                   is of; 0 for none.
+  /// Begins to copy `parts` of a chunk down. After a refusal nothing is in flight.
+  /// @param sum_bytes  if it bounces, and the only part begins with the chunk: how many bytes `checksum`
+  ///                   covers; 0 for none.
   result<void> store(std::uint32_t id, typename Upper::range_type from, typename Lower::range_type to,
                      std::span<const byte_interval> parts, transfer::urgency how,
                      std::uint64_t sum_bytes = 0) {
@@ -259,7 +259,7 @@ class tier_edge {
                      [&](const byte_interval&) { return link_.up(to, from, how, sum); });
   }
 
-  /// CRC-32C of what a transfer moved, where it was asked for. @pre it has ended well.
+  /// Returns the CRC-32C of what a transfer moved, if it was asked for. @pre it has ended successfully.
   [[nodiscard]] std::optional<std::uint32_t> checksum(std::uint32_t id) const noexcept {
     if constexpr (bounces) {
       if (flights_[id].sum.bytes != 0) return flights_[id].sum.crc;
@@ -272,8 +272,8 @@ class tier_edge {
     return all_ready(std::span(f.fences).first(f.count));
   }
 
-  /// Waits, and says how it went: of several failures the first, but `errc::completion_lost` before others.
-  /// To be asked once. What a fence throws is thrown when all have been waited for.
+  /// Waits, and returns the outcome: of several failures the first, except that `errc::completion_lost` comes
+  /// before others. Call it once. What a fence throws is thrown after the wait for all of them.
   [[nodiscard]] result<void> settled(std::uint32_t id) {
     flight& f = flights_[id];
     result<void> outcome;
@@ -290,14 +290,14 @@ class tier_edge {
     return outcome;
   }
 
-  /// Somebody waits for it now.
+  /// Raises its urgency, because a call waits for it now.
   void hurry(std::uint32_t id) noexcept {
     const flight& f = flights_[id];
     for (std::size_t i = 0; i < f.count; ++i)
       link_.promote(f.fences[i], transfer::urgency::demand);
   }
 
-  /// Lets a queue that only goes on when asked go on.
+  /// Advances a queue that moves only inside calls.
   void poll() noexcept { link_.poll(); }
 
  private:
@@ -329,12 +329,12 @@ class tier_edge {
       for (const byte_interval& part : parts) {
         result<fence_type> begun = begin(part);
         if (begun.code() == errc::table_full && f.count != 0) {
-          // A queue too small for all parts at once takes them one after the other.
+          // A queue too small for all parts at once takes them one after another.
           if (const result<void> before = settled(id); !before) return before;
           begun = begin(part);
         }
         if (!begun) {
-          // What has begun still touches both copies.
+          // What has begun still accesses both copies.
           const result<void> rest = settled(id);
           return rest.code() == errc::completion_lost ? rest : result<void>(begun.error());
         }
@@ -347,7 +347,7 @@ class tier_edge {
     return {};
   }
 
-  /// As `settled`, of what is left; what it throws has been thrown once.
+  /// As `settled`, for what is left; does not throw, because the first wait has thrown already.
   bool quieted(std::uint32_t id) noexcept {
     try {
       return settled(id).has_value();

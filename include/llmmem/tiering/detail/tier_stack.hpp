@@ -1,5 +1,5 @@
 /// @file
-/// The tiers of a `tiered_buffer`, one above the other: which copy has which place, and which one leaves
+/// The tiers of a `tiered_buffer`, one above the other: which copy has which place, and which copy leaves
 /// next.
 #pragma once
 
@@ -29,15 +29,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Places of copies, within hard budgets, and the policies that say which copy leaves next. Each change of a
-/// copy's residence goes through here, so that places, policies, observer and counters agree. It moves no
-/// bytes: a dirty copy is the caller's to store before it is dropped.
+/// Places of copies, within hard budgets, and the policies that select which copy leaves next. Each change of
+/// a copy's residence goes through here, so that places, policies, observer and counters agree. The stack
+/// moves no bytes: the caller stores a dirty copy before it drops it.
 ///
 /// A tier is named by `nth<Index>`, a chunk by the slot of its record.
 ///
-/// @tparam Observer  an `access_observer`, told of what comes to tier 0 and leaves it.
+/// @tparam Observer  an `access_observer`, notified of what comes to tier 0 and leaves it.
 /// @par Complexity      O(1) and what the eviction policy's operations take. No allocation after
-/// construction.
+///                      construction.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor's: `out_of_memory`, `argument_error`. Failures are values.
 template <class Observer, class... Tiers>
@@ -64,7 +64,7 @@ class tier_stack {
              const tier_place<typename Tiers::space_type>&... places);
   tier_stack(const tier_stack&) = delete;
   tier_stack& operator=(const tier_stack&) = delete;
-  /// Gives back the places in spaces that gave a range for each.
+  /// Frees the places in spaces that gave a range for each.
   ~tier_stack();
 
   [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
@@ -85,46 +85,46 @@ class tier_stack {
   void give_back(tier_number<Index>, tier_copy& copy) noexcept {
     at<Index>().places.give_back(copy);
   }
-  /// The place in the last tier, which is one range, that many bytes from its beginning.
+  /// Takes the place in the last tier, which is one range, that many bytes from its beginning.
   [[nodiscard]] result<void> take_offset(tier_copy& into, std::uint64_t offset,
                                          std::uint64_t bytes) noexcept {
     auto& places = at<last>().places;
     return places.take_at(into, places.address_of(offset), bytes);
   }
-  /// Never gives the place out again: a device may still write there.
+  /// Never allocates the place again, because a device may still write there.
   template <std::size_t Index>
   void retire(tier_number<Index>, tier_copy& copy) noexcept {
     at<Index>().places.retire(copy);
   }
-  /// A place of no chunk yet, given back unless one takes it.
+  /// A place without a chunk, freed unless a chunk takes it.
   template <std::size_t Index>
   [[nodiscard]] auto spare(tier_number<Index>) noexcept {
     return spare_place<space_type<Index>>(at<Index>().places);
   }
-  /// Gives `into` a place without waiting: of what lies free, or what clean copies leave.
+  /// Gives `into` a place without waiting: free room, or the room of clean copies.
   template <std::size_t Index>
   [[nodiscard]] bool take_clean_place(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept;
-  /// The most that copies may take of a tier.
+  /// Returns the most that copies may take of a tier.
   template <std::size_t Index>
   [[nodiscard]] std::uint64_t most_bytes(tier_number<Index>) const noexcept;
   template <std::size_t Index>
   [[nodiscard]] std::uint64_t granted_for(tier_number<Index>, std::uint64_t bytes) const noexcept {
     return at<Index>().places.granted_for(bytes);
   }
-  /// Whether the codec takes chunks of that size.
+  /// Returns whether the codec takes chunks of that size.
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
-  /// Whether a chunk may lie that many bytes into the last tier.
+  /// Returns whether a chunk may be that many bytes into the last tier.
   [[nodiscard]] failure check_offset(std::uint64_t offset) const noexcept;
-  /// Whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and the last
-  /// it passes them all.
+  /// Returns whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and
+  /// the last the chunk passes all of them.
   [[nodiscard]] failure check_fits(std::uint64_t bytes) const noexcept;
-  /// Gives back places that are reserved and to which nothing is on its way; whether there were any.
+  /// Frees reserved places to which no transfer is on its way; returns whether there were any.
   bool release_reservations(record_type& c) noexcept;
   /// @}
 
   /// @name Copies
   /// @{
-  /// A copy that is pinned does not leave.
+  /// Pins a copy: it does not leave.
   template <std::size_t Index>
   void pin(tier_number<Index>, std::uint32_t slot) noexcept {
     tier_copy& held = chunks_[slot].copies[Index];
@@ -141,10 +141,10 @@ class tier_stack {
       if (held.pins == 0 && held.is_valid()) at<Index>().eviction.unpin(slot_id{slot});
     }
   }
-  /// The copy is what was written or brought there.
+  /// The copy is valid: as written or brought there.
   template <std::size_t Index>
   void become_valid(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// A copy has come up from beneath.
+  /// A copy has come up from the tier below.
   template <std::size_t Index>
   void arrive(tier_number<Index>, std::uint32_t slot, bool in_advance) noexcept;
   /// A copy has come down from above.
@@ -156,7 +156,7 @@ class tier_stack {
   /// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
   template <std::size_t Index>
   void drop(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// Frees a valid copy of which a tier beneath has all. @pre it is not pinned.
+  /// Frees a valid copy if a tier below has all of it. @pre it is not pinned.
   template <std::size_t Index>
   void drop_clean(tier_number<Index>, std::uint32_t slot) noexcept;
   /// Frees a copy that was stored first, and counts why. @pre as for `drop`.
@@ -165,14 +165,14 @@ class tier_stack {
     ++(was_clean ? at<Index>().demotions : at<Index>().write_backs);
     drop(tier, slot);
   }
-  /// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
+  /// Frees a valid copy that is no longer of use. @pre it is not pinned.
   template <std::size_t Index>
   void forget(tier_number<Index>, std::uint32_t slot) noexcept;
   /// The same for all middle tiers that have one.
   void forget_middle(std::uint32_t slot) noexcept;
   /// Frees every copy. @pre no lease and no transfer.
   void forget_all(std::uint32_t slot) noexcept;
-  /// The place of a copy beneath is lost: a device may still write there.
+  /// Gives up the place of a copy below, because a device may still write there.
   template <std::size_t Index>
   void lose(tier_number<Index>, std::uint32_t slot) noexcept;
   /// Gives the copy in tier 0 another place, and `fresh` the old one. @pre it is valid and pinned.
@@ -189,16 +189,16 @@ class tier_stack {
   void touch(tier_number<Index>, std::uint32_t slot) noexcept {
     at<Index>().eviction.touch(slot_id{slot}, chunks_.hint_of(slot));
   }
-  /// Tells the tiers that have a copy when the chunk is next leased.
+  /// Informs the tiers that have a copy when the chunk is next leased.
   void expect(std::uint32_t slot, std::uint64_t next_use) noexcept;
-  /// Whether a chunk that comes to a middle tier is to stay there; asked once for each passage.
+  /// Whether a chunk that comes to a middle tier stays there; asked once for each passage.
   template <std::size_t Index>
   [[nodiscard]] bool is_admitted(tier_number<Index>, std::uint32_t slot, passage way) noexcept;
-  /// A copy that was not admitted leaves, now that another tier has it. @pre the copy beneath is up to date,
-  /// or the one above.
+  /// Removes a copy that was not admitted, after another tier has it. @pre the copy below is up to date, or
+  /// the one above.
   template <std::size_t Index>
   void leave_when_passed(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// Whether a write policy wants a copy to go down, or it is not to stay where it is.
+  /// Whether a write policy lets a copy move down, or it must not stay where it is.
   [[nodiscard]] bool is_due(const record_type& c, std::size_t tier) const noexcept;
   /// @}
 
@@ -220,7 +220,7 @@ class tier_stack {
   [[nodiscard]] std::uint64_t rounded(tier_number<Index>, std::uint64_t bytes) const noexcept {
     return at<Index>().rounded(bytes);
   }
-  /// Bytes of the place of a chunk of `bytes`.
+  /// Returns the bytes of the place of a chunk of `bytes`.
   template <std::size_t Index>
   [[nodiscard]] static constexpr std::uint64_t place_bytes(tier_number<Index>, std::uint64_t bytes) noexcept {
     return tier_state<tier_type<Index>>::place_bytes(bytes);
@@ -235,14 +235,14 @@ class tier_stack {
 
   /// @name Accounts
   /// @{
-  /// A lease found its chunk there.
+  /// Counts a lease that found its chunk there.
   void count_hit(std::size_t tier) noexcept { ++hits_[tier]; }
-  /// Bytes of a tier that are on their way out of it.
+  /// Returns the bytes of a tier that are leaving it.
   [[nodiscard]] std::uint64_t leaving(std::size_t tier) const noexcept { return leaving_[tier]; }
   void begin_leaving(std::size_t tier, std::uint64_t bytes) noexcept { leaving_[tier] += bytes; }
   void end_leaving(std::size_t tier, std::uint64_t bytes) noexcept { leaving_[tier] -= bytes; }
   void add_to(tiered_stats<tiers>& now) const noexcept;
-  /// What a chunk of `bytes` takes of any tier but the last, at most.
+  /// Returns what a chunk of `bytes` takes of any tier except the last, at most.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept;
   void audit(std::vector<std::string>& found) const;
   /// @}
@@ -269,7 +269,7 @@ class tier_stack {
   LLMMEM_NO_UNIQUE_ADDRESS Observer observer_;
 };
 
-/// Keeps a copy from leaving for as long as it lives.
+/// Keeps a copy from leaving while it lives.
 template <class Stack, std::size_t Index>
 class pinned_copy {
  public:
@@ -400,7 +400,7 @@ template <class Observer, class... Tiers>
 template <std::size_t Index>
 bool tier_stack<Observer, Tiers...>::is_admitted(tier_number<Index>, std::uint32_t slot,
                                                  passage way) noexcept {
-  // What went up through it to be used, and comes down again, passes once.
+  // A chunk that came up through it for use, and moves down again, passes once.
   std::optional<bool>& asked = chunks_[slot].admitted[Index];
   std::optional<bool> stays = std::exchange(asked, {});
   if (way == passage::up || !stays) {

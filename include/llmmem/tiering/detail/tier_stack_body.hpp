@@ -21,7 +21,7 @@ namespace detail {
   return options;
 }
 
-/// How many bytes tier 0 lacks to hold the largest set of leases.
+/// Checks how many bytes tier 0 lacks to hold the largest set of leases.
 inline void check_largest_lease(const std::string& name, std::uint64_t capacity, std::uint64_t largest) {
   if (largest <= capacity) return;
   throw out_of_memory(name + ": tier 0 holds " + std::to_string(capacity) +
@@ -29,7 +29,7 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
                       "; give it at least as many");
 }
 
-/// Of one that has tables. (A function, as nvcc 13 crashes over the same question about a member.)
+/// Of an observer with tables. (A function, because nvcc 13 crashes over the same question about a member.)
 template <class Observer>
 [[nodiscard]] std::uint64_t observer_bytes(const Observer& observer) noexcept {
   if constexpr (requires { observer.metadata_bytes(); }) {

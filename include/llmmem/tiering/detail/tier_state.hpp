@@ -1,5 +1,5 @@
 /// @file
-/// One tier of a `tiered_buffer`: its range, how it is carved, and who leaves next.
+/// One tier of a `tiered_buffer`: its range, how places are allocated in it, and which copy leaves next.
 #pragma once
 
 #include <llmmem/arena/range_arena.hpp>
@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether a space gives out ranges of any size for as long as their sum fits.
+/// Whether a space allocates ranges of any size while their sum fits.
 template <class Space>
 [[nodiscard]] consteval bool never_fragments() noexcept {
   if constexpr (requires { Space::source_type::never_fragments; }) {
@@ -33,7 +33,7 @@ template <class Space>
   }
 }
 
-/// Whether many chunks may lie in a space already, each in its place.
+/// Whether a space may already hold many chunks, each in its place.
 template <class Space>
 [[nodiscard]] consteval bool names_places() noexcept {
   if constexpr (requires { Space::is_read_only; }) {
@@ -54,8 +54,8 @@ struct place_stats {
   std::uint64_t metadata_bytes = 0;
 };
 
-/// How many pieces a tier may have to keep account of: no two gaps lie side by side, and no piece is less
-/// than a unit. Beside the chunks there may be two being moved, and some that a device never gave back.
+/// How many pieces a tier may have to account for: no two gaps are adjacent, and no piece is smaller than a
+/// unit. In addition to the chunks there may be two in transit, and some that a device never returned.
 template <class Space>
 [[nodiscard]] std::uint32_t pieces_of(const tier_place<Space>& place, std::uint64_t chunks) noexcept {
   constexpr std::uint64_t spare = 66;
@@ -66,7 +66,7 @@ template <class Space>
   return pieces > 0xFFFF'FFF0U ? 0xFFFF'FFF0U : static_cast<std::uint32_t>(pieces == 0 ? 1 : pieces);
 }
 
-/// The places of copies: one range of the space, carved by best fit.
+/// The places of copies: one range of the space, allocated by best fit.
 template <class Space>
 class chunk_places {
  public:
@@ -78,7 +78,7 @@ class chunk_places {
                names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}
   chunk_places(const chunk_places&) = delete;
   chunk_places& operator=(const chunk_places&) = delete;
-  /// With a retired place in it the range stays with the space's account, for nobody to be given.
+  /// With a retired place in it the range stays charged to the space, which allocates it to no other user.
   ~chunk_places() {
     if (lost_places_ != 0) static_cast<void>(slab_.release());
   }
@@ -91,7 +91,7 @@ class chunk_places {
     copy.granted = had->granted;
     return {};
   }
-  /// The place that begins at `data`, as it did before the space was closed.
+  /// Takes the place that begins at `data`, as it did before the space was closed.
   [[nodiscard]] result<void> take_at(tier_copy& copy, std::byte* data, std::uint64_t bytes) noexcept {
     const result<arena_allocation> had = arena_.allocate_at(data, bytes);
     if (!had) return told(had.error());
@@ -100,7 +100,7 @@ class chunk_places {
     copy.granted = had->granted;
     return {};
   }
-  /// The place of that many bytes from there on, in the range as a whole.
+  /// Returns the address that many bytes into the range as a whole.
   [[nodiscard]] std::byte* address_of(std::uint64_t offset) const noexcept {
     return slab_.range().data + offset;
   }
@@ -108,7 +108,7 @@ class chunk_places {
     static_cast<void>(arena_.free(copy.place));
     copy = {};
   }
-  /// Never gives the place out again: a device may still write to it.
+  /// Never allocates the place again, because a device may still write to it.
   void retire(tier_copy& copy) noexcept {
     lost_ += copy.granted;
     ++lost_places_;
@@ -128,7 +128,7 @@ class chunk_places {
   }
 
  private:
-  /// The arena does not know what its table is called here.
+  /// Adds the name that the table has here, which the arena does not know.
   [[nodiscard]] static failure told(failure why) noexcept {
     if (why.code == errc::table_full) why.index = static_cast<std::uint32_t>(full_table::pieces);
     return why;
@@ -175,13 +175,13 @@ class chunk_places<Space> {
     --stats_.places;
     copy = {};
   }
-  /// Never gives the place out again: a device may still write to it. The space keeps it.
+  /// Never allocates the place again, because a device may still write to it. The space keeps it.
   void retire(tier_copy& copy) noexcept {
     stats_.lost += copy.granted;
     ++stats_.lost_places;
     copy = {};
   }
-  /// What the space charges: whole pieces of its source.
+  /// Returns what the space charges: whole pieces of its source.
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return space_->source().footprint(bytes, unit_);
   }
@@ -204,7 +204,7 @@ class chunk_places<Space> {
   place_stats stats_;
 };
 
-/// A place that no chunk has yet, given back unless one takes it.
+/// A place without a chunk, freed unless a chunk takes it.
 template <class Space>
 class spare_place {
  public:
@@ -223,7 +223,7 @@ class spare_place {
   tier_copy place_;
 };
 
-/// One tier: its places, and who leaves it next.
+/// One tier: its places, and which copy leaves it next.
 template <class Tier>
 struct tier_state {
   using space_type = typename Tier::space_type;
@@ -251,16 +251,16 @@ struct tier_state {
         codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
         granularity(s.place.granularity) {}
 
-  /// Bytes of the place of a chunk of `bytes`.
+  /// Returns the bytes of the place of a chunk of `bytes`.
   [[nodiscard]] static constexpr std::uint64_t place_bytes(std::uint64_t bytes) noexcept {
     return codec_type::worst_case_bytes(bytes);
   }
-  /// `bytes` in whole units of this tier.
+  /// Returns `bytes` rounded to whole units of this tier.
   [[nodiscard]] std::uint64_t rounded(std::uint64_t bytes) const noexcept {
     return (bytes + granularity - 1) / granularity * granularity;
   }
 
-  /// The chunk's bytes as the space names them.
+  /// Returns the chunk's bytes as the space's range.
   [[nodiscard]] static range_type range(const tier_copy& copy, std::uint64_t bytes) noexcept {
     return {copy.data, bytes};
   }

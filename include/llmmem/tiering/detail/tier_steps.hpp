@@ -1,5 +1,6 @@
 /// @file
-/// What the parts of a `tiered_buffer` tell each other: which tier, which transfer, how far an attempt got.
+/// What the parts of a `tiered_buffer` pass to each other: which tier, which transfer, how far an attempt
+/// got.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +22,7 @@ using tier_number = std::integral_constant<std::size_t, Index>;
 template <std::size_t Index>
 inline constexpr tier_number<Index> nth{};
 
-/// Calls `f` with tier `i` as a constant, or with edge `i`; nothing where `i` is not below `Count`.
+/// Calls `f` with tier `i` as a constant, or with edge `i`; does nothing if `i` is not below `Count`.
 template <std::size_t Count, class F>
 constexpr void with_index(std::size_t i, F&& f) {
   [&]<std::size_t... Index>(std::index_sequence<Index...>) {
@@ -36,20 +37,20 @@ constexpr void for_each_index(F&& f) {
   }(std::make_index_sequence<Count>{});
 }
 
-/// Bytes under way over one edge.
+/// Bytes in flight over one edge.
 struct tier_transfer {
   std::uint32_t chunk = no_index;
   std::uint32_t edge = 0;
   bool stores = false;
   bool then_drops = false;
-  bool demotes = false;            // what beneath has, too: it may fail
+  bool demotes = false;            // the tier below has them already: it may fail
   bool in_advance = false;         // a prefetch
   bool found_under_way = false;    // a lease came to wait for it after it had begun
   std::uint32_t stage = no_index;  // staging slot
 };
 
-/// Whether that transfer's failure is what keeps a chunk from where it should go: its own bytes did not come,
-/// or what was to make room for it could not leave.
+/// Whether that transfer's failure keeps a chunk from its destination: its own bytes did not arrive, or a
+/// copy that had to make room for it could not leave.
 [[nodiscard]] constexpr bool is_in_the_way(const tier_transfer& failed, std::uint32_t slot,
                                            bool needs_contents) noexcept {
   const bool is_own = failed.chunk == slot;
@@ -57,18 +58,18 @@ struct tier_transfer {
   return failed.then_drops && !failed.demotes && !(is_own && failed.edge == 0);
 }
 
-/// Which way a chunk passes a tier.
+/// The direction in which a chunk passes a tier.
 enum class passage : std::uint8_t { up, down };
 
 /// What a chunk that parts from its clones begins with.
 enum class parting : std::uint8_t {
   empty,  ///< a place in the last tier
-  anew,   ///< one in tier 0 as well, for what will be written
-  copied  ///< and there what was shared
+  anew,   ///< also one in tier 0, for what will be written
+  copied  ///< also what was shared, in that place
 };
 
-/// What became of an attempt: done, not before transfer `on` has ended, or not at all. A prefetch may also
-/// be blocked by no transfer: until a lease ends, say.
+/// The outcome of an attempt: done, blocked until transfer `on` has ended, or impossible. A prefetch may also
+/// be blocked by no transfer: until a lease ends, for example.
 struct attempt {
   enum class kind : std::uint8_t { done, blocked, failed };
   kind how = kind::done;

@@ -1,5 +1,5 @@
 /// @file
-/// The objects that a `tiered_buffer` is made of, each with the ones that it stands on.
+/// The objects of a `tiered_buffer`, each with the objects that it is built on.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,14 +18,14 @@ namespace detail {
 /// | object | knows | asks |
 /// |---|---|---|
 /// | `chunks` | handles, records, which chunks share one | none |
-/// | `stack` | places, budgets, policies: which copies there are, which leaves next | `chunks` |
+/// | `stack` | places, budgets, policies: which copies exist, which leaves next | `chunks` |
 /// | `keys` | keys, and what the last tier's index says | `chunks` |
 /// | `engine` | transfers over edges, from beginning to end | `chunks`, `stack`, `keys` |
 /// | `mover` | which chunk moves, and when | `chunks`, `stack`, `engine` |
 /// | `desk` | what callers may do with a chunk | all of them |
 ///
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor throws what `basic_tiered_buffer` tells.
+/// @par Errors          the constructor throws what `basic_tiered_buffer` documents.
 template <class Traits, class... Tiers>
 struct tiered_parts {
   using desk_type = chunk_desk<Traits, Tiers...>;

@@ -1,5 +1,5 @@
 /// @file
-/// How the chunks of a `tiered_buffer` get from one tier to the next: transfers, from their beginning to
+/// How the chunks of a `tiered_buffer` move from one tier to the next: transfers, from their beginning to
 /// their end.
 #pragma once
 
@@ -35,14 +35,14 @@ inline namespace v0 {
 namespace detail {
 
 /// Transfers between neighbouring tiers. Both copies have their places before a transfer begins, and are
-/// pinned until it ends; what comes of it, valid copies, checksums, entries of the index, is settled in the
-/// stack by the same call that takes note of its end. What moves, and when, others decide.
+/// pinned until it ends. The call that notes its end also settles the results in the stack: valid copies,
+/// checksums, entries of the index. Other objects decide what moves, and when.
 ///
 /// @par Complexity      `can_begin` O(staging slots), `poll` and `audit` O(transfers), the others O(1) and
 ///                      what the bytes take. No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor's. A transfer that fails leaves the copy that it came from as it was.
-///                      What a space throws passes through, once nothing is under way for it any more.
+/// @par Errors          the constructor's. A transfer that fails leaves its source copy as it was. What a
+///                      space throws passes through, after nothing is in flight for it.
 template <class Traits, class... Tiers>
 class transfer_engine {
  public:
@@ -69,47 +69,47 @@ class transfer_engine {
   [[nodiscard]] bool is_idle() const noexcept { return transfers_.is_idle(); }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return transfers_.capacity(); }
   [[nodiscard]] bool is_under_way(std::uint32_t id) const noexcept { return transfers_.is_under_way(id); }
-  /// @pre it is under way.
+  /// @pre it is in flight.
   [[nodiscard]] const tier_transfer& operator[](std::uint32_t id) const noexcept { return transfers_[id]; }
-  /// One under way to or from `tier`, or `no_index`: one that makes room there sooner than another.
+  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes room there.
   [[nodiscard]] std::uint32_t touching(std::size_t tier) const noexcept { return transfers_.touching(tier); }
-  /// A lease waits for what has begun before it.
+  /// Notes that a lease waits for a transfer that began before it.
   void find_under_way(std::uint32_t id) noexcept { transfers_[id].found_under_way = true; }
-  /// A store goes on as one whose copy above leaves.
+  /// Turns a store into one whose copy above leaves.
   void let_drop(std::uint32_t id) noexcept;
   /// @}
 
   /// @name Beginning
   /// @{
-  /// Whether a transfer over edge Index can begin, or which one it must wait for.
+  /// Returns whether a transfer over edge Index can begin, or which one it must wait for.
   template <std::size_t Index>
   [[nodiscard]] attempt can_begin(tier_number<Index>) noexcept;
-  /// Begins to copy a chunk's dirty bytes from tier Index to its place in the one beneath. @pre `can_begin`
-  /// is done, and the chunk has no transfer.
+  /// Begins to copy a chunk's dirty bytes from tier Index to its place in the one below. @pre `can_begin` is
+  /// done, and the chunk has no transfer.
   template <std::size_t Index>
   [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops,
                                     transfer::urgency how);
-  /// Begins to copy a chunk to its place in tier Index from the one beneath; then blocked on that transfer.
+  /// Begins to copy a chunk to its place in tier Index from the one below; then blocked on that transfer.
   template <std::size_t Index>
   [[nodiscard]] attempt begin_fetch(tier_number<Index>, std::uint32_t slot, transfer::urgency how);
   /// @}
 
   /// @name Ending
   /// @{
-  /// Lets queues that go on only when asked go on.
+  /// Advances queues that move only inside calls.
   void poll() noexcept;
   [[nodiscard]] bool is_ready(std::uint32_t id) const;
-  /// Counts the time until what is returned ends as a wait for that transfer, which hurries.
+  /// Counts the time until the returned object ends as a wait for that transfer, and raises its urgency.
   [[nodiscard]] typename meter_type::stall waiting_for(std::uint32_t id) noexcept;
   /// Waits until the transfer can be completed or patience ends: then `errc::timed_out`.
   [[nodiscard]] result<void> await_ready(std::uint32_t id, tiering::patience wait, std::uint64_t began_ns);
-  /// Takes note of a transfer's end: whatever it touched is at rest. Waits where it has not ended.
+  /// Notes a transfer's end: all that it touched is then at rest. Waits if it has not ended.
   result<void> complete(std::uint32_t id);
   /// @}
 
   /// @name Accounts
   /// @{
-  /// A failure that nobody waited for.
+  /// Notes a failure that no call waited for.
   void note(const failure& why) noexcept {
     ++background_failures_;
     background_failure_ = why;
@@ -161,7 +161,7 @@ class transfer_engine {
   failure background_failure_;
 };
 
-/// What becomes of bytes between tier Index and the one beneath.
+/// What happens to bytes between tier Index and the one below.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 struct transfer_engine<Traits, Tiers...>::below {
@@ -173,9 +173,9 @@ struct transfer_engine<Traits, Tiers...>::below {
   static constexpr bool bounces = edges::template edge<Index>::bounces;
   static constexpr bool leaves_memory = detail::leaves_memory<space_type<Index + 1>>();
   static constexpr bool host_above = space_type<Index>::is_host_accessible;
-  /// Whether a copy above has a checksum where what it came from had one: no lease changes it there.
+  /// Whether a copy above has a checksum if its source had one: no lease changes it there.
   static constexpr bool keeps_checksum = Index != 0 && detail::leaves_memory<space_type<Index>>();
-  /// Whether what goes down is summed in the ring, for which all of it has to go.
+  /// Whether the ring computes the checksum of bytes on their way down; all of the chunk must then move.
   [[nodiscard]] static constexpr bool sums(const tier_copy& above) noexcept {
     return bounces && leaves_memory && !(keeps_checksum && above.has_checksum);
   }
@@ -188,7 +188,7 @@ std::uint32_t transfer_engine<Traits, Tiers...>::claim(const tier_transfer& fres
   return id;
 }
 
-/// A staging slot for a transfer. @pre `can_begin` is done.
+/// Takes a staging slot for a transfer. @pre `can_begin` is done.
 template <class Traits, class... Tiers>
 std::uint32_t transfer_engine<Traits, Tiers...>::claim_stage(std::uint32_t id) noexcept {
   const std::uint32_t at = stack_.staging().free();
@@ -262,8 +262,8 @@ attempt transfer_engine<Traits, Tiers...>::begin_store(tier_number<Index>, std::
   return {};
 }
 
-/// What a transfer that could not begin means: where a table is full that others under way will leave, to
-/// wait for one of them.
+/// Interprets a transfer that could not begin: if a table is full that other transfers will leave, the caller
+/// waits for one of them.
 template <class Traits, class... Tiers>
 attempt transfer_engine<Traits, Tiers...>::refused(const failure& why) const noexcept {
   if (why.code == errc::table_full) {
@@ -273,7 +273,7 @@ attempt transfer_engine<Traits, Tiers...>::refused(const failure& why) const noe
   return attempt::failed(why);
 }
 
-/// Hands what has to go down to the edge; its bytes.
+/// Passes the bytes that must move down to the edge, and returns their number.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
@@ -305,7 +305,7 @@ result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32
   return parts.bytes();
 }
 
-/// Ends a transfer: whatever it touched is at rest.
+/// Ends a transfer: all that it touched is then at rest.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 result<void> transfer_engine<Traits, Tiers...>::finish(std::uint32_t id,
@@ -329,14 +329,14 @@ void transfer_engine<Traits, Tiers...>::finish_store(std::uint32_t id, const tie
   stack_.unpin(nth<Index>, slot);
   stack_.unpin(nth<Index + 1>, slot);
   if (outcome.code() == errc::completion_lost) {
-    // The device may write to that place at any time to come.
+    // The device may write to that place at any later time.
     above.dirty.add(beneath.dirty);
     stack_.lose(nth<Index + 1>, slot);
     if (done.demotes && above.pins == 0) stack_.drop_clean(nth<Index>, slot);
     return;
   }
   if (!outcome) {
-    // Above is still the newest, and dirty; beneath holds what it held, or parts of both.
+    // The copy above is still the newest, and dirty; the one below holds its old bytes, or parts of both.
     if (Index + 1 != last && !beneath.is_valid()) stack_.give_back(nth<Index + 1>, beneath);
     if (done.demotes && above.pins == 0) stack_.drop_clean(nth<Index>, slot);
     return;
@@ -356,7 +356,7 @@ void transfer_engine<Traits, Tiers...>::finish_store(std::uint32_t id, const tie
   stack_.leave_when_passed(nth<Index>, slot);
 }
 
-/// The copy beneath knows how many bytes it is, and their checksum where it needs one.
+/// Sets the size of the copy below, and its checksum if it needs one.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 void transfer_engine<Traits, Tiers...>::sum_stored([[maybe_unused]] std::uint32_t id,
@@ -374,7 +374,7 @@ void transfer_engine<Traits, Tiers...>::sum_stored([[maybe_unused]] std::uint32_
     }
     beneath.has_checksum = true;
   } else if constexpr (below<Index>::bounces && below<Index>::leaves_memory) {
-    // What passes from one such tier to another keeps the checksum that it has.
+    // A chunk that passes from one such tier to another keeps its checksum.
     const std::optional<std::uint32_t> taken = edge<Index>().checksum(id);
     beneath.checksum = taken.value_or(above.checksum);
     beneath.has_checksum = true;
@@ -458,7 +458,7 @@ result<void> transfer_engine<Traits, Tiers...>::finish_fetch([[maybe_unused]] st
   } else if (outcome.code() != errc::completion_lost) {
     stack_.give_back(nth<Index>, above);
   } else if constexpr (below<Index>::encodes) {
-    // The device may write to the staging memory at any time to come.
+    // The device may write to the staging memory at any later time.
     stack_.staging().retire(done.stage);
     stack_.give_back(nth<Index>, above);
   } else {
@@ -467,7 +467,7 @@ result<void> transfer_engine<Traits, Tiers...>::finish_fetch([[maybe_unused]] st
   return outcome;
 }
 
-/// Whether what came back is what left.
+/// Returns whether the bytes that returned are those that left.
 template <class Traits, class... Tiers>
 result<void> transfer_engine<Traits, Tiers...>::verify(std::uint32_t slot, const tier_copy& beneath,
                                                        std::uint32_t found) const noexcept {
@@ -500,7 +500,7 @@ template <class Traits, class... Tiers>
 result<void> transfer_engine<Traits, Tiers...>::await_ready(std::uint32_t id, tiering::patience wait,
                                                             std::uint64_t began_ns) {
   if (wait.ns == tiering::wait_complete.ns) return {};
-  // A clock that is not the machine's may be one that nobody moves meanwhile: sleeping counts, too.
+  // A clock that is not the machine's may be one that no code advances meanwhile: sleeping counts, too.
   constexpr std::uint64_t nap_ns = 20'000;
   constexpr std::uint64_t least_sleep_ns = 1'000'000;
   const tier_transfer& waited = transfers_[id];

@@ -1,5 +1,5 @@
 /// @file
-/// The transfers that a `tiered_buffer` has under way.
+/// The transfers that a `tiered_buffer` has in flight.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A fixed number of transfers, each free or under way. It moves nothing: it knows what is moved.
+/// A fixed number of transfers, each free or in flight. The table moves nothing: it knows what moves.
 ///
 /// @par Complexity      `touching` O(capacity), the others O(1). No allocation after construction.
 /// @par Thread safety   one thread at a time.
@@ -47,13 +47,14 @@ class transfer_table {
   [[nodiscard]] tier_transfer& operator[](std::uint32_t id) noexcept { return transfers_[id]; }
   [[nodiscard]] const tier_transfer& operator[](std::uint32_t id) const noexcept { return transfers_[id]; }
 
-  /// The number of a transfer that is under way from now on. @pre it is not full, and `fresh` has a chunk.
+  /// Returns the number of a transfer that is in flight from now on. @pre it is not full, and `fresh` has a
+  /// chunk.
   [[nodiscard]] std::uint32_t claim(const tier_transfer& fresh) noexcept {
     const std::uint32_t id = free_[--free_count_];
     transfers_[id] = fresh;
     return id;
   }
-  /// Ends it, and says what it was. @pre it is under way.
+  /// Ends it, and returns its record. @pre it is in flight.
   tier_transfer release(std::uint32_t id) noexcept {
     const tier_transfer done = transfers_[id];
     transfers_[id].chunk = no_index;
@@ -61,7 +62,7 @@ class transfer_table {
     return done;
   }
 
-  /// A transfer under way to or from `tier`, or `no_index`: one that makes room there sooner than another.
+  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes room there.
   [[nodiscard]] std::uint32_t touching(std::size_t tier) const noexcept {
     std::uint32_t found = no_index;
     for (std::uint32_t id = 0; id < capacity(); ++id) {
