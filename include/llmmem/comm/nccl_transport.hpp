@@ -67,9 +67,8 @@ inline namespace v0 {
 ///   all joining ranks have higher seats, because NCCL numbers them last; otherwise it makes a fresh one.
 /// - **Several transports** may share a device: NCCL allows it. Each is used by one thread.
 ///
-/// @par Complexity      a call takes some microseconds more than NCCL's, and returns up to `look_ns` late. A
-/// new
-///      epoch takes two agreements and NCCL's set-up: seconds for many ranks.
+/// @par Complexity      a call takes some microseconds more than NCCL's, and returns up to `look_ns` late.
+///      A new epoch takes two agreements and NCCL's set-up: seconds for many ranks.
 /// @par Thread safety   one thread at a time, which also is the side channel's.
 /// @par Errors          the constructor throws `system_error` without a device; calls return the failures of
 ///      the side channel, and `errc::library_failed` with the text of NCCL or CUDA. A `std::bad_alloc` of the

@@ -47,8 +47,8 @@ inline namespace v0 {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // `match` finds the right blocks from now
-///       on if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // compute the rest
+///       const auto came = load.complete();                      // from now on `match` finds what is right
+///       if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
 ///     }
 ///     ...
 ///     tiers.store(sequence, kernel_done).value();               // what the policy selects, after the fence
@@ -77,10 +77,9 @@ inline namespace v0 {
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) in addition to its copy. Only
-/// `prepare_load`
-///                      (O(blocks)) and the cache's `invalidate` (O(slots)) allocate. Metadata: 68 bytes a
-///                      slot and the policy's.
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) in addition to its copy. Metadata: 68
+///                      bytes a slot and the policy's. Only `prepare_load` (O(blocks)) and the cache's
+///                      `invalidate` (O(slots)) allocate.
 /// @par Thread safety   that of the cache: one thread at a time for both. File queues have their own threads.
 /// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw.
 ///                      All else returns its failure.
@@ -359,9 +358,8 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   /// Returns when layer `layer` of every block of `group` is in the cache's memory, has failed, or is dropped
   /// because the patience has ended. Succeeds in all three cases: `complete` says which tokens are right. The
   /// engine asks in the order in which the model runs.
-  /// @return `errc::out_of_range` for a layer or group that the mover does not have; what a copy's fence
-  /// fails
-  ///         with.
+  /// @return `errc::out_of_range` for a layer or group that the mover does not have; the failure of a copy's
+  ///         fence.
   result<void> wait(std::uint32_t layer, std::size_t group = 0) noexcept {
     const auto fence = issue(layer, group);
     if (!fence) return fence.error();

@@ -248,10 +248,9 @@ class replayed {
 ///     });
 ///     if (same.divergence()) log(same.divergence()->message());
 ///
-/// @param make  builds the cache from the header, as it was built originally; `options.pressure` there
-/// replaces
-///   the engine's callback. For untrusted input, `make` checks the options first, because they determine how
-///   much memory the cache takes.
+/// @param make  builds the cache from the header, as it was built originally; `options.pressure`
+///   there replaces the engine's callback. For untrusted input, `make` checks the options first, because they
+///   determine how much memory the cache takes.
 /// @param records  how many records to replay (up to the end of the operation that contains the last one): to
 ///   stop before a record of interest.
 /// @par Complexity   that of the operations; allocates.

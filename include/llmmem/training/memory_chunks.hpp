@@ -25,9 +25,8 @@ inline namespace v0 {
 ///
 /// @par Complexity      a first write and a `discard` as the space's allocation, every other call O(1).
 /// @par Thread safety   one thread at a time.
-/// @par Errors          all as values: `errc::no_contents`, `errc::chunk_leased`, `errc::stale_handle`, and
-/// the
-///                      space's shortage.
+/// @par Errors          all as values: `errc::no_contents`, `errc::chunk_leased`, `errc::stale_handle`,
+///                      and the space's shortage.
 template <memory_space Space>
   requires(Space::is_host_accessible)
 class memory_chunks {

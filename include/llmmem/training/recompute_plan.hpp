@@ -120,13 +120,11 @@ inline void check_choices(std::span<const record_choices> records) {
 /// The bound is on the peak and not on what is saved: while a record is computed again, it lives with its
 /// kept part and those of all layers before it. A larger budget never costs more.
 ///
-/// @par Complexity      O(records x front x ways), where the front are the sums of kept bytes that no other
-/// sum
-///                      beats in bytes and cost: with n equal layers of k ways O(n^(k-1)). Exact.
+/// @par Complexity      O(records x front x ways), where the front are the sums of kept bytes that no
+///                      other sum beats in bytes and cost: with n equal layers of k ways O(n^(k-1)). Exact.
 /// @par Thread safety   pure.
-/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a budget
-/// that
-///                         no choice fits, with the least that one does.
+/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a
+///                         budget that no choice fits, with the least that one does.
 /// @throws length_error    when bytes or costs pass 2^63 - 1.
 /// @par Source          the recurrence is the chain case of Jain et al., "Checkmate", MLSys 2020, where each
 ///                      layer is computed again by itself.

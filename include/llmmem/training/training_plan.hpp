@@ -125,9 +125,9 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// @param network between ranks; without bandwidth nothing is said of its stalls.
 /// @par Complexity      O(layers x ranks), and with links as `lower_bound`.
 /// @par Thread safety   pure.
-/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for other than as many
-/// links
-///                         as budgets, and a first tier below `largest_lease_bytes`, with both numbers.
+/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for other than as
+///                         many links as budgets, and a first tier below `largest_lease_bytes`, with both
+///                         numbers.
 /// @throws length_error    past 2^63 - 1 bytes.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for what is kept.
 [[nodiscard]] training_prediction predict(const training_plan& plan, const training_shape& shape,

@@ -97,9 +97,8 @@ namespace detail {
 /// @par Thread safety   pure.
 /// @throws argument_error  for a piece without a way that can be taken, and a link without bandwidth that is
 ///                         needed. @throws length_error  past 2^63 - 1.
-/// @par Source          HCache (Gao et al. 2024, arXiv 2410.05004) mixes hidden states with one other way;
-/// the
-///                      two machines in sequence are Johnson's (1954).
+/// @par Source          HCache (Gao et al. 2024, arXiv 2410.05004) mixes hidden states with one other
+///                      way; the two machines in sequence are Johnson's (1954).
 [[nodiscard]] inline way_back_plan plan_way_back(std::span<const std::vector<way_back>> pieces,
                                                  const way_back_machine& machine) {
   struct partial {
