@@ -307,10 +307,10 @@ class kv_token_map {
   std::uint32_t* out_of_range_;
 };
 
-/// The factors of stored values when they are read: stored is `nearest(x * (1 / scale))`, the reciprocal
-/// rounded once to a float (a division of each would differ by a code near ties), and read is `nearest(stored
-/// * scale)`. In the executor's memory; null: 1. A scale of 0 makes saturated values and NaNs, which a reader
-/// sees; it is not tested for.
+/// The factors of stored values when they are read. Stored is `nearest(x * (1 / scale))`, the reciprocal
+/// rounded once to a float (a division of each would differ by a code near ties). Read is
+/// `nearest(stored * scale)`. In the executor's memory; null: 1. A scale of 0 makes saturated values and
+/// NaNs, which a reader sees; it is not tested for.
 struct kv_scales {
   const float* keys = nullptr;    ///< [1], or [heads]
   const float* values = nullptr;  ///< as many
