@@ -75,6 +75,7 @@ class replay_cluster {
     node.tiers.compute(sequence, prompt.keys, computed);
     node.cache.commit(sequence, prompt).value();
     node.tiers.store(sequence, chain);
+    if (is_pool_) drive();  // the directory knows before the next request asks
     node.cache.extend(sequence, asked.output_tokens).value();
 
     // What came from others was loaded out of this node's host tier.
