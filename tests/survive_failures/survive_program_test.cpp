@@ -126,7 +126,7 @@ TEST_SUITE("survive_failures") {
         CHECK(result["recovery_ms"][part].get<double>() >= 0);
       digests.insert(result["digest"]);
     }
-    running quiet({"--steps", "120", "--faults", "0"});
+    running quiet({"--steps", "240", "--faults", "0"});
     const nlohmann::json result = result_of(quiet);
     CHECK(result["deaths"].empty());
     CHECK(result["recovery_ms"]["detect"].is_null());
