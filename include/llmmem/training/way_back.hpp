@@ -9,6 +9,7 @@
 #include <llmmem/transfer/link_model.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -182,7 +183,7 @@ namespace detail {
   if (tokens == 0) throw argument_error("kv_ways: 0 tokens");
   const auto times = [](std::uint64_t a, std::uint64_t b) { return checked_multiply(a, b, "kv_ways"); };
   const auto nanoseconds = [&](double operations) {
-    return static_cast<std::uint64_t>(operations * 1e9 / static_cast<double>(flops_per_second) + 0.5);
+    return static_cast<std::uint64_t>(std::llround(operations * 1e9 / static_cast<double>(flops_per_second)));
   };
   const std::uint64_t width = model.kv_elements_per_layer();
   const auto t = static_cast<double>(tokens);

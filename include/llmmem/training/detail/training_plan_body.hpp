@@ -51,6 +51,7 @@ class rank_shares_of {
  private:
   [[nodiscard]] static std::vector<tensor_facts> facts_of(const training_shape& shape) {
     std::vector<tensor_facts> facts;
+    facts.reserve(shape.layers.size());
     for (const training_layer& each : shape.layers) {
       facts.push_back({"layer " + std::to_string(facts.size()), tensor_shape::vector(each.parameters),
                        shape.value_bytes});
