@@ -404,3 +404,4 @@ sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space
 }  // namespace llmmem
 
 #include <llmmem/sharding/detail/sharded_state_body.hpp>
+#include <llmmem/sharding/detail/sharded_state_trade.hpp>
