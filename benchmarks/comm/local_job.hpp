@@ -4,7 +4,6 @@
 
 #include <llmmem/comm/socket_endpoint.hpp>
 
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,12 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
+
+#include "support/bench_folder.hpp"
 
 namespace llmmem_bench {
 
@@ -47,26 +46,6 @@ enum class socket_kind : std::uint8_t { local, tcp };
   }
   return found;
 }
-
-/// A folder that goes with its owner, and all that is in it: in the process that made it.
-class bench_folder {
- public:
-  bench_folder() : path_("/tmp/llmmem-bench-" + std::string(6, 'X')) {
-    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  }
-  bench_folder(const bench_folder&) = delete;
-  bench_folder& operator=(const bench_folder&) = delete;
-  ~bench_folder() {
-    std::error_code ignored;
-    if (::getpid() == owner_) std::filesystem::remove_all(path_, ignored);
-  }
-
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
-  pid_t owner_ = ::getpid();
-};
 
 /// Options of `seats` endpoints that differ in `seat` alone.
 [[nodiscard]] inline llmmem::socket_options job_options(socket_kind of, std::uint32_t seats,

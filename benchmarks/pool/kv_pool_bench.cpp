@@ -9,20 +9,19 @@
 #include <llmmem/space/host.hpp>
 
 #include <benchmark/benchmark.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <numeric>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "support/bench_folder.hpp"
 
 namespace {
 
@@ -37,22 +36,6 @@ using tiers_type = kv_tiers<cache_type, mover_type, offload::kv_tier<host_space>
 using pool_type = kv_pool<tiers_type, socket_endpoint>;
 
 constexpr std::uint64_t moved_bytes = std::uint64_t{64} << 20;
-
-class socket_folder {
- public:
-  socket_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "llmmem-pool-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder " + name);
-    path_ = name;
-  }
-  socket_folder(const socket_folder&) = delete;
-  socket_folder& operator=(const socket_folder&) = delete;
-  ~socket_folder() { std::filesystem::remove_all(path_); }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 /// A node whose first tier can have all blocks of a row.
 struct node {
@@ -135,8 +118,8 @@ double median(std::vector<double> of) {
 void pool_fetch(benchmark::State& state) {
   const auto bytes = static_cast<std::uint64_t>(state.range(0));
   const std::uint64_t blocks = moved_bytes / bytes;
-  const socket_folder folder;
-  const socket_folder plain_folder;
+  const llmmem_bench::bench_folder folder;
+  const llmmem_bench::bench_folder plain_folder;
   std::atomic<bool> is_over = false;
   std::thread sender([&] { send_plain(plain_folder.path(), bytes, is_over); });
   std::thread holder([&] {
