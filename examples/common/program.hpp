@@ -8,7 +8,9 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -63,6 +65,37 @@ class usage_error : public llmmem::error {
         fmt::format("{}: must be a whole number from {} to {}", given(option, text), least, most));
   }
   return *value;
+}
+
+/// Counts by name, `host=8,file=64`: each name once, in any order.
+/// @return the counts, in the order of `names`.
+/// @throws usage_error  for an unknown name, one that occurs twice, and one that is missing.
+template <std::size_t Count>
+[[nodiscard]] std::array<std::uint64_t, Count> usage_named_counts(
+    const std::string& option, const std::string& text, const std::array<std::string_view, Count>& names,
+    std::uint64_t most) {
+  std::array<std::uint64_t, Count> counts{};
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const std::size_t equal = std::min(part.find('='), part.size());
+    const auto name = std::find(names.begin(), names.end(), part.substr(0, equal));
+    if (name == names.end() || equal == part.size()) {
+      std::string each;
+      for (std::size_t i = 0; i < Count; ++i)
+        each += fmt::format("{}{}=N", i == 0 ? "" : i + 1 == Count ? " or " : ", ", names[i]);
+      throw usage_error(given(option, text) + ": each part is " + each + ", of blocks");
+    }
+    std::uint64_t& count = counts[static_cast<std::size_t>(name - names.begin())];
+    if (count != 0) throw usage_error(given(option, text) + ": " + std::string(*name) + " stands twice");
+    count = usage_count(option + " " + std::string(*name), part.substr(equal + 1), 1, most);
+    at = end + 1;
+  }
+  for (std::size_t i = 0; i < Count; ++i) {
+    if (counts[i] == 0)
+      throw usage_error(given(option, text) + ": " + std::string(names[i]) + "=N is missing");
+  }
+  return counts;
 }
 
 /// A seed: any number will do, 0 too.

@@ -5,12 +5,13 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -38,25 +39,6 @@ namespace detail {
     if (name == name_of(form)) return form;
   }
   throw usage_error(example::given("--kv", name) + ": no such form; there are f32, bf16, fp8, int8");
-}
-
-/// `host=N,file=N`, in this order or the other.
-[[nodiscard]] inline tier_sizes usage_tiers(const std::string& text) {
-  tier_sizes out;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string part = text.substr(at, end - at);
-    const std::size_t equal = std::min(part.find('='), part.size());
-    const std::string name = part.substr(0, equal);
-    std::uint64_t* const into = name == "host" ? &out.host : name == "file" ? &out.file : nullptr;
-    if (into == nullptr || equal == part.size())
-      throw usage_error(example::given("--tiers", text) + ": each part is host=N or file=N, of blocks");
-    *into = example::usage_count("--tiers " + name, part.substr(equal + 1), 1, 1U << 24);
-    at = end + 1;
-  }
-  if (out.host == 0 || out.file == 0)
-    throw usage_error(example::given("--tiers", text) + ": host=N and file=N are both needed");
-  return out;
 }
 
 /// What the kernels of attention and of int8 ask of a head.
@@ -161,7 +143,9 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     asked.tiers->plan.answer_tokens = plan.answer_tokens;
     asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
     asked.tiers->plan.seed = plan.seed;
-    asked.tiers->sizes = detail::usage_tiers(*tiers);
+    const auto [host, file] = example::usage_named_counts(
+        "--tiers", *tiers, std::array<std::string_view, 2>{"host", "file"}, 1U << 24);
+    asked.tiers->sizes = {.host = host, .file = file};
     asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
     if (device_blocks)
       asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);

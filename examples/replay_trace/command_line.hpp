@@ -91,33 +91,6 @@ namespace detail {
   });
 }
 
-/// `hbm=N,host=N,nvme=N`, in any order, each once: the three numbers in that order.
-[[nodiscard]] inline std::array<std::uint64_t, 3> usage_tiers(const std::string& text) {
-  constexpr std::array<std::string_view, 3> names{"hbm", "host", "nvme"};
-  std::array<std::uint64_t, 3> blocks{};
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string part = text.substr(at, end - at);
-    const std::size_t equal = std::min(part.find('='), part.size());
-    const auto name = std::find(names.begin(), names.end(), part.substr(0, equal));
-    if (name == names.end() || equal == part.size()) {
-      throw usage_error(example::given("--tiers", text) +
-                        ": each part is hbm=N, host=N or nvme=N, of blocks");
-    }
-    std::uint64_t& place = blocks[static_cast<std::size_t>(name - names.begin())];
-    if (place != 0)
-      throw usage_error(example::given("--tiers", text) + ": " + std::string(*name) + " stands twice");
-    place = example::usage_count("--tiers " + std::string(*name), part.substr(equal + 1), 1, 1U << 26);
-    at = end + 1;
-  }
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (blocks[i] == 0) {
-      throw usage_error(example::given("--tiers", text) + ": " + std::string(names[i]) + "=N is missing");
-    }
-  }
-  return blocks;
-}
-
 }  // namespace detail
 
 /// Reads `arguments`, the program's name left out.
@@ -213,7 +186,8 @@ namespace detail {
   if (tiers) {
     if (capacity) throw usage_error("--tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
     if (chart) throw usage_error("--chart draws one cache; leave out --tiers");
-    const auto [hbm, host, nvme] = detail::usage_tiers(*tiers);
+    const auto [hbm, host, nvme] = example::usage_named_counts(
+        "--tiers", *tiers, std::array<std::string_view, 3>{"hbm", "host", "nvme"}, 1U << 26);
     asked.capacity_blocks = hbm;
     asked.tiers = tier_blocks{.host = host, .nvme = nvme, .folder = tier_folder};
     if (block_bytes) {

@@ -95,7 +95,8 @@ TEST_CASE("the program runs conversations, and refuses what it cannot serve") {
     CHECK(came.status == example::exit_status::wrong_usage);
     CHECK(came.notes.find(text) != std::string::npos);
   };
-  refused({"--tiers", "host=8"}, "--tiers \"host=8\": host=N and file=N are both needed");
+  refused({"--tiers", "host=8"}, "--tiers \"host=8\": file=N is missing");
   refused({"--tiers", "host=8,disk=3"}, "each part is host=N or file=N, of blocks");
+  refused({"--tiers", "host=8,host=9,file=3"}, "host stands twice");
   refused({"--device-blocks", "8"}, "--device-blocks is about the tiers; give --tiers host=N,file=N");
 }
