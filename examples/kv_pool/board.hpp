@@ -29,7 +29,6 @@ struct node_figures {
   std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
   std::atomic<std::uint32_t> starts{0};
   std::atomic<bool> is_alive{false};
-  std::atomic<bool> is_ready{false};
 };
 
 enum class progress : std::uint32_t { waiting, prefilled, answered };

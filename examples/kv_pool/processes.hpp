@@ -60,12 +60,12 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
   node_figures& figures = shared.node(seat);
   node of(asked, end, figures);
   const bool is_first = figures.starts++ == 0;
-  // Begins when all are there, so that runs can be compared; one that takes a seat later finds who is there.
+  // Waits for all nodes, so that runs can be compared; a process that takes a seat later begins with those
+  // present.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(is_first ? 30 : 1);
   while (of.peers() + 1 < asked.nodes() && std::chrono::steady_clock::now() < limit) {
     of.progress(moment_ns);
   }
-  figures.is_ready = true;
   seat < asked.prefill ? prefill(asked, shared, seat, of) : decode(asked, shared, seat, of);
   while (!shared.is_over()) {
     of.progress(moment_ns);

@@ -84,7 +84,7 @@ struct service_result {
 }
 
 /// The next token: of sample 0 the likeliest; of the others one by its likelihood, by a number made up of
-/// where it stands (Gumbel's way), so that whoever computes it anew chooses the same.
+/// where it stands (Gumbel's way), so that a repeated computation chooses the same.
 [[nodiscard]] inline llmmem::token_id choose(std::span<const float> logits, const service_plan& plan,
                                              const transcript& of) {
   std::size_t best = 0;

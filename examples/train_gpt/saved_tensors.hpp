@@ -23,7 +23,7 @@ namespace train_gpt {
 
 /// Weights as GPT-2's checkpoints call them, in `model.safetensors`; Adam's moments in
 /// `optimizer.safetensors`. Of a store in shards, the parts that this process saves, and those that it holds:
-/// a checkpoint is the same whoever saved which part.
+/// a checkpoint does not depend on which process saved which part.
 struct saved_tensors {
   struct place {
     layer_id layer{};
