@@ -1,9 +1,15 @@
-"""documented_code.py COMPILER [PAGE...]: compiles every C++ block with an #include in README.md and docs/, or in these
-pages alone; warnings are errors.
+"""documented_code.py COMPILER [--alone] [PAGE...]: compiles every C++ block with an #include in README.md and docs/, or
+in these pages only; warnings are errors. Run from the root of the checkout.
 
-Such a block is a whole file, as a reader would paste it. Others are excerpts, and not looked at. Run from the root.
+Such a block is a whole file, as a reader would paste it; other blocks are excerpts and are skipped. The blocks of a page
+are one translation unit, each block in a namespace of its own and all includes before them, because parsing the same
+headers for each block takes most of the time. That unit would hide a missing include, so the gate also looks up each
+name of `std` and `llmmem` that a block uses in the headers that the block itself includes, directly or through others.
+A block that is a program, or that instantiates a template of the library, is no part of a namespace and stays alone. A
+page whose unit does not compile is compiled block by block, as --alone does for all pages.
 """
 
+import functools
 import pathlib
 import re
 import subprocess
@@ -12,27 +18,130 @@ import tempfile
 
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wpedantic",
          "-Wold-style-cast", "-Werror", "-Iinclude", "-fsyntax-only"]
+OUTSIDE_NAMESPACES = re.compile(r"^(?:int main\(|template class )", re.MULTILINE)
+INCLUDE = re.compile(r"^#include [<\"](.*?)[>\"].*$", re.MULTILINE)
 
-if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+# The standard headers that promise a name. A new name in a block belongs here.
+STANDARD = {
+    "algorithm": "all_of any_of fill min max ranges::copy ranges::fill ranges::max ranges::sort sort",
+    "array": "array",
+    "atomic": "atomic",
+    "bit": "bit_cast has_single_bit",
+    "chrono": "chrono",
+    "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",
+    "cstdint": "int8_t int16_t int32_t int64_t intptr_t uint8_t uint16_t uint32_t uint64_t uintptr_t",
+    "cstdio": "fputs printf puts size_t",
+    "cstring": "memcmp memcpy memmove memset size_t strlen",
+    "exception": "exception exception_ptr",
+    "filesystem": "filesystem",
+    "fstream": "ifstream ios::binary ofstream streamsize",
+    "functional": "function",
+    "ios": "ios::binary streamsize",
+    "map": "map",
+    "memory": "make_shared make_unique shared_ptr unique_ptr",
+    "mutex": "lock_guard mutex unique_lock",
+    "numeric": "accumulate iota",
+    "optional": "nullopt optional",
+    "set": "set",
+    "span": "as_bytes as_writable_bytes span",
+    "stdexcept": "runtime_error",
+    "string": "string to_string",
+    "string_view": "string_view",
+    "thread": "jthread this_thread thread",
+    "tuple": "get tie tuple",
+    "type_traits": "is_same_v remove_cvref_t",
+    "utility": "as_const exchange get move pair",
+    "vector": "vector",
+}
+PROMISED_BY = {}
+for header, names in STANDARD.items():
+    for each in names.split():
+        PROMISED_BY.setdefault(each, set()).add(header)
+
+
+def without_comments(text):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+
+
+@functools.cache
+def header_text(path):
+    """A header of the library without its comments; None for any other header."""
+    file = pathlib.Path("include", path)
+    return without_comments(file.read_text()) if file.exists() else None
+
+
+@functools.cache
+def reached(path):
+    """What including a header includes, itself among it."""
+    found, open_paths = set(), [path]
+    while open_paths:
+        each = open_paths.pop()
+        if each in found:
+            continue
+        found.add(each)
+        if (text := header_text(each)) is not None:
+            open_paths += INCLUDE.findall(text)
+    return found
+
+
+@functools.cache
+def words_of(path):
+    return frozenset(re.findall(r"\w+", header_text(path) or ""))
+
+
+def lacking(block):
+    """Yields each name that a block uses and that no header included by the block declares."""
+    code = without_comments(block)
+    included = set().union(*(reached(path) for path in INCLUDE.findall(code)))
+    for name in sorted(set(re.findall(r"\bstd::((?:ranges::|ios::)?\w+)", code))):
+        if name not in PROMISED_BY:
+            yield f"std::{name} is not in the gate's table of standard headers: add it there"
+        elif not PROMISED_BY[name] & included:
+            yield f"std::{name} needs #include <{'> or <'.join(sorted(PROMISED_BY[name]))}>"
+    for name in sorted(set(re.findall(r"\bllmmem::(?:\w+::)*(\w+)", code))):
+        if not re.search(rf"\bnamespace {name}\b", code) and not any(name in words_of(path) for path in included):
+            yield f"llmmem::{name} is declared in no header that the block includes"
+
+
+def compile_text(compiler, folder, text):
+    file = pathlib.Path(folder, "block.hpp")
+    file.write_text(text)
+    command = [compiler, *FLAGS, "-include", str(file), "-x", "c++", "/dev/null"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def page_unit(page, blocks):
+    includes = dict.fromkeys(match[0] for _, block in blocks for match in INCLUDE.finditer(block))
+    parts = ["\n".join(includes)]
+    for line, block in blocks:
+        parts.append(f'namespace at_line_{line} {{\n#line {line} "{page}"\n{INCLUDE.sub("", block)}\n}}')
+    return "\n".join(parts) + "\n"
+
+
+arguments = [each for each in sys.argv[1:] if each != "--alone"]
+if not arguments or arguments[0].startswith("-"):
     sys.exit(__doc__)
-compiler = sys.argv[1]
-pages = [pathlib.Path(each) for each in sys.argv[2:]]
-if not pages:
-    pages = [pathlib.Path("README.md"), *sorted(pathlib.Path("docs").rglob("*.md"))]
+compiler = arguments[0]
+is_alone = "--alone" in sys.argv
+pages = [pathlib.Path(each) for each in arguments[1:]] or [pathlib.Path("README.md"), *sorted(pathlib.Path("docs").rglob("*.md"))]
 compiled = failed = 0
 with tempfile.TemporaryDirectory() as folder:
-    block_file = pathlib.Path(folder, "block.hpp")
     for page in pages:
         text = page.read_text()
+        blocks = []
         for match in re.finditer(r"^```cpp\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            if "#include" not in match[1]:
-                continue
-            line = text.count("\n", 0, match.start()) + 2
-            block_file.write_text(f'#line {line} "{page}"\n{match[1]}')
-            compiled += 1
-            result = subprocess.run(
-                [compiler, *FLAGS, "-include", block_file, "-x", "c++", "/dev/null"], capture_output=True, text=True
-            )
+            if "#include" in match[1]:
+                blocks.append((text.count("\n", 0, match.start()) + 2, match[1]))
+        compiled += len(blocks)
+        for line, block in blocks:
+            for finding in lacking(block):
+                failed += 1
+                print(f"{page}:{line}: {finding}")
+        together = [] if is_alone else [each for each in blocks if not OUTSIDE_NAMESPACES.search(each[1])]
+        if len(together) > 1 and compile_text(compiler, folder, page_unit(page, together)).returncode == 0:
+            blocks = [each for each in blocks if each not in together]
+        for line, block in blocks:
+            result = compile_text(compiler, folder, f'#line {line} "{page}"\n{block}')
             if result.returncode != 0:
                 failed += 1
                 print(f"{page}:{line}: does not compile\n{result.stderr}")
