@@ -703,7 +703,7 @@ TEST_CASE("audit of a stitched arena names the chunk, the range and the count th
       {[](arena_type& arena) { corrupt::allocation(arena, 1).where = 0; },
        {"arena: chunk 0 has 2 users", "arena: chunk 1 has 0 users"}},
       {[](arena_type& arena) { corrupt::shift_home(arena, 2 * mib); },
-       {"arena: a small block lies outside its chunk 2", "arena: a small block lies outside its chunk 2"}},
+       {"arena: a small block is outside its chunk 2", "arena: a small block is outside its chunk 2"}},
   };
   for (const damage& each : all) {
     CAPTURE(each.found.front());

@@ -482,9 +482,8 @@ TEST_SUITE("comm_coordinator") {
         const auto part = write_rank(storage, self.world(), draft, self.rank());
         if (self.rank() == 2) end.work(10 * second);
         CHECK(text_of([&] { self.coordinator.commit(draft, part); }) ==
-              "simulated: step 10: rank 1 stopped it: it has waited for too long: rank 0 has not said what "
-              "became of "
-              "it within 2000 ms; nothing was committed");
+              "simulated: step 10: rank 1 stopped it: it has waited for too long: rank 0 has not reported "
+              "its outcome within 2000 ms; nothing was committed");
         self.coordinator.abandon(draft, "late");
         static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
         CHECK(self.save(20) == "committed");

@@ -1003,7 +1003,7 @@ TEST_SUITE("file_coordinator") {
     forbidden = "step-0000000010-g00000001/MANIFEST.json";
     CHECK(voted.zero.try_conclude(voted.draft));
     CHECK(voted.zero.take_trouble() ==
-          "simulated: step 10, generation 1: the other ranks could not be told what became of it: "
+          "simulated: step 10, generation 1: the other ranks could not be informed of its outcome: "
           "std::bad_alloc");
     CHECK(newest(storage) == 10);
   }

@@ -296,7 +296,7 @@ TEST_SUITE("checkpoint_folder") {
       if (step == 30) {
         CHECK(text_of([&] { save_step(folder, world, step); }) ==
               "simulated: the folder cannot be synced: names in it may be lost: Input/output error; a "
-              "planned fault; step-0000000030-g00000003 is whole, but a crash may remove it");
+              "planned fault; step-0000000030-g00000003 is complete, but a crash may remove it");
       } else {
         save_step(folder, world, step);
       }

@@ -188,7 +188,7 @@ constexpr std::array refusals{
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
             "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
-            "queue is gone"},
+            "queue is destroyed"},
     refusal{errc::dependency_failed, raises::io_error,
             "kv: it did not begin: what it was to come after failed"},
     refusal{errc::not_finished, raises::argument_error,
@@ -201,11 +201,11 @@ constexpr std::array refusals{
             "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
             "handed out"},
     refusal{errc::timed_out, raises::io_error,
-            "kv: chunk 7 of 30 bytes was not there after 12 ns; it goes on being brought in: ask again"},
+            "kv: chunk 7 of 30 bytes was not there after 12 ns; its transfer continues: ask again"},
     refusal{errc::chunk_leased, raises::argument_error,
             "kv: chunk 7 is leased 12 times; end these leases first"},
     refusal{errc::engine_failed, raises::io_error,
-            "kv: the I/O engine failed: Argument list too long (errno 7); build the queue anew, or on "
+            "kv: the I/O engine failed: Argument list too long (errno 7); construct the queue again, or on "
             "posix_io"},
     refusal{errc::failures_kept, raises::out_of_memory,
             "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
@@ -216,16 +216,16 @@ constexpr std::array refusals{
     refusal{errc::no_such_part, raises::argument_error,
             "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
     refusal{errc::tensor_in_parts, raises::argument_error,
-            "kv: tensor 7 lies in 12 parts; take them one by one, or by for_each_part"},
+            "kv: tensor 7 has 12 parts; take them one by one, or by for_each_part"},
     refusal{errc::place_taken, raises::argument_error,
-            "kv: bytes 30 to 11 of its range are another's; name bytes that nobody has, or end what has them "
-            "first "
+            "kv: bytes 30 to 11 of its range are another's; name free bytes, or free the pieces there first "
             "(pieces take whole multiples of the granularity)"},
     refusal{errc::no_such_version, raises::argument_error,
             "kv: version 30 was never published, the newest is 12 (0: none); publish first"},
-    refusal{errc::version_gone, raises::argument_error,
-            "kv: version 30 is gone, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
-            "versions"},
+    refusal{
+        errc::version_gone, raises::argument_error,
+        "kv: version 30 was dropped, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
+        "versions"},
     refusal{errc::version_pinned, raises::out_of_memory,
             "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
             "it more slots"},
@@ -234,7 +234,7 @@ constexpr std::array refusals{
     refusal{errc::epoch_revoked, raises::comm_error,
             "kv: epoch 12 was revoked: a rank has failed; agree() on which, and shrink()"},
     refusal{errc::no_quorum, raises::comm_error,
-            "kv: 12 members are heard, but 30 are needed: the others may live and continue; end this "
+            "kv: 12 members are reachable, but 30 are needed: the others may live and continue; end this "
             "process, and join again"},
     refusal{errc::peer_timed_out, raises::comm_error,
             "kv: 12 of 30 bytes moved, then rank 7 did not respond before the deadline; give it more time, "
@@ -278,7 +278,7 @@ constexpr std::array refusals{
         "kv: the device's runtime refused with status 7 (of CUDA 35 and 100: there is no driver or no "
         "device; "
         "209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: cudaGetErrorName); "
-        "it may tell of what went wrong before on that device: run under compute-sanitizer, or with "
+        "an earlier operation on that device may be the cause: run under compute-sanitizer, or with "
         "CUDA_LAUNCH_BLOCKING=1, to see where"},
     refusal{
         errc::no_device_code, raises::argument_error,

@@ -171,7 +171,7 @@ TEST_CASE("a timeline is the least solution of the equations of start times, and
     const auto finishes = naive_finishes(order, costs);
     if (!finishes) {
       ++stuck;
-      CHECK(refusal(order, costs).find("the order cannot go on: task ") != std::string::npos);
+      CHECK(refusal(order, costs).find("the order deadlocks: task ") != std::string::npos);
       continue;
     }
     ++ran;
@@ -452,14 +452,14 @@ TEST_CASE("an order in which devices wait for each other is refused with both ta
                     {.device = 0, .micro_batch = 1},
                     {.device = 0, .micro_batch = 1, .pass = pipeline_pass::backward}};
   CHECK(refusal(order, equal_costs(shape, 1, 1)) ==
-        "simulate_pipeline: the order cannot go on: task 1 of device 0, backward of micro-batch 0 in chunk 0 "
+        "simulate_pipeline: the order deadlocks: task 1 of device 0, backward of micro-batch 0 in chunk 0 "
         "on "
         "device 0, waits for backward of micro-batch 0 in chunk 0 on device 1, which never begins; put that "
         "earlier");
   order = gpipe({.devices = 1, .micro_batches = 1});
   std::swap(order.tasks[0][0], order.tasks[0][1]);
   CHECK(refusal(order, equal_costs(order.shape, 1, 1)) ==
-        "simulate_pipeline: the order cannot go on: task 0 of device 0, backward of micro-batch 0 in chunk 0 "
+        "simulate_pipeline: the order deadlocks: task 0 of device 0, backward of micro-batch 0 in chunk 0 "
         "on "
         "device 0, waits for forward of micro-batch 0 in chunk 0 on device 0, which never begins; put that "
         "earlier");

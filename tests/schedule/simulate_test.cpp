@@ -170,8 +170,9 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
         "simulate: iteration 0, it does not leave behind what the plan's start says");
   auto other = by_hand(trace, {bring});
   other.trace_fingerprint ^= 1;
-  CHECK(why(trace, other) ==
-        "simulate: the plan was made for another trace, of 4 events and 2 chunks; plan anew");
+  CHECK(
+      why(trace, other) ==
+      "simulate: the plan was made for another trace, of 4 events and 2 chunks; make a plan for this trace");
 }
 
 TEST_CASE("room that a later step frees is waited for") {

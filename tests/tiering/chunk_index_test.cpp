@@ -357,7 +357,7 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
     chunk_index other(path, {.file_id = {.low = 8, .high = 9}, .max_chunks = 8});
     REQUIRE(other.keep({.key = key_from_id(1)}));
   }
-  refused("it belongs to another file; bring its own back, or remove it to begin anew");
+  refused("it belongs to another file; bring its own back, or remove it to start empty");
   // The header of the first version: no salt, and nothing of what is durable.
   std::array<std::byte, record_bytes> first{};
   detail::put_number(first.data() + 4, 0x696D'6C6C, 4);
@@ -368,7 +368,7 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
   bytes as_read(record_bytes);
   std::memcpy(as_read.data(), first.data(), record_bytes);
   put_file(path, as_read);
-  refused("it is of version 1, this is version 2; remove it to begin anew");
+  refused("it is of version 1, this is version 2; remove it to start empty");
   CHECK_THROWS_WITH_AS(chunk_index(path, of(0)), "chunk_index: max_chunks is 0; it must be at least 1",
                        argument_error);
   CHECK_THROWS_AS(chunk_index(folder.file("no/such/folder"), of(8)), io_error);

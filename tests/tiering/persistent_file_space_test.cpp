@@ -206,7 +206,7 @@ TEST_CASE("the index of another file is refused") {
                              std::filesystem::copy_options::overwrite_existing);
   CHECK_THROWS_WITH_AS(space(path, of(64 * kib)),
                        (path + ".index: cannot be taken as the index of a tier: it belongs to another file; "
-                               "bring its own back, or remove it to begin anew")
+                               "bring its own back, or remove it to start empty")
                            .c_str(),
                        io_error);
 }

@@ -211,22 +211,21 @@ TEST_CASE("other tensors under the same name are refused with the first differen
   CHECK(why_refused(path, other) == says + "tensor 1 is \"c\", kept was \"b\"" + mends);
   other = usual;
   other.pop_back();
-  CHECK(why_refused(path, other) == says + "4 tensors, kept were 5: \"large\" is gone" + mends);
+  CHECK(why_refused(path, other) == says + "4 tensors, kept were 5: \"large\" is missing" + mends);
   other = usual;
   other.push_back({"more", 10});
   CHECK(why_refused(path, other) == says + "6 tensors, kept were 5: \"more\" is new" + mends);
   CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 8192, .unit = 512}) ==
         says + "tensor 4, \"large\", is in 2 parts, kept was in 3: the mapping's options differ" + mends);
-  CHECK(
-      why_refused(path, usual, {.group_bytes = 512, .split_bytes = 4096, .unit = 512}) ==
-      says +
-          "tensor 2, \"c\", lies in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
-          "options differ" +
-          mends);
+  CHECK(why_refused(path, usual, {.group_bytes = 512, .split_bytes = 4096, .unit = 512}) ==
+        says +
+            "tensor 2, \"c\", is in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
+            "options differ" +
+            mends);
   // Every part lies where it did, only the room behind the last of a chunk differs.
   CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 4096, .unit = 1024}) ==
         says +
-            "tensor 0, \"a\", lies in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
+            "tensor 0, \"a\", is in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
             "differ" +
             mends);
   // Nothing was touched by being refused.
@@ -318,7 +317,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
     CHECK(found.missing == std::vector{tensor_id{0}, tensor_id{1}, tensor_id{2}, tensor_id{4}});
     CHECK(found.kept == 1);
     CHECK(found.message() ==
-          "1 tensors are there again; 4 are missing, the first of them \"a\": make them anew");
+          "1 tensors are there again; 4 are missing, the first of them \"a\": compute them again");
     CHECK(now.tensors.without_contents() == found.missing);
     CHECK(now.holds("alone", 4));
     CHECK(now.tensors.has_contents(tensor_id{4}, 0).value());

@@ -707,7 +707,7 @@ TEST_CASE("patience ends with its text, the chunk goes on coming, and best_effor
   REQUIRE(late.code() == errc::timed_out);
   CHECK(late.error().message() == "state: chunk 0 of 256 bytes was not there after " +
                                       std::to_string(late.error().found) +
-                                      " ns; it goes on being brought in: ask again");
+                                      " ns; its transfer continues: ask again");
   CHECK(buffer.read(chunk, tiering::timeout(1'000)).code() == errc::timed_out);
   CHECK(buffer.stats().background_failures == 0);
   for (int i = 0; i < 100; ++i)

@@ -230,7 +230,7 @@ TEST_CASE("a large tensor is leased part by part") {
   small_world world;
   CHECK(world.tensors.parts(large).value().size() == 4);
   CHECK(world.tensors.read(large).error().message() ==
-        "weights: tensor 4 lies in 4 parts; take them one by one, or by for_each_part");
+        "weights: tensor 4 has 4 parts; take them one by one, or by for_each_part");
   CHECK(world.tensors.write(large).code() == errc::tensor_in_parts);
   CHECK(world.tensors.update(large).code() == errc::tensor_in_parts);
   for (std::uint32_t i = 0; i < 3; ++i)

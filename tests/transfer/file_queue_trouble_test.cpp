@@ -123,9 +123,9 @@ TEST_CASE(
           queue.start(read_from(small.file, 0, small.memory), llmmem::transfer::urgency::demand, begun)
               .value();
       CHECK(begun.settled().error() == wanted);
-      CHECK(
-          begun.settled().error().message() ==
-          "ordered_io: the I/O engine failed: File exists (errno 17); build the queue anew, or on posix_io");
+      CHECK(begun.settled().error().message() ==
+            "ordered_io: the I/O engine failed: File exists (errno 17); construct the queue again, or on "
+            "posix_io");
       CHECK(behind.settled().code() == errc::dependency_failed);
       CHECK(queue.stats().lost == 2);
       // Those to come fail as well.
@@ -405,10 +405,9 @@ TEST_CASE("memory that cannot be registered is refused with the kernel's reason,
   REQUIRE(engine.register_memory({}));
   REQUIRE(engine.register_memory(good));
   const std::array twice{std::span(memory).subspan(4096)};
-  CHECK(
-      engine.register_memory(twice).error().message() ==
-      "uring_io: register_memory: the I/O engine failed: Device or resource busy (errno 16); build the queue "
-      "anew, or on posix_io");
+  CHECK(engine.register_memory(twice).error().message() ==
+        "uring_io: register_memory: the I/O engine failed: Device or resource busy (errno 16); construct the "
+        "queue again, or on posix_io");
   const std::vector<std::span<std::byte>> many(17, std::span(memory));
   CHECK(engine.register_memory(many).error() ==
         failure{.code = errc::out_of_range, .wanted = 17, .found = 16});

@@ -142,7 +142,7 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   CHECK(*names.snapshot().value() == "third");
   CHECK(names.live() == 2);
   CHECK(names.pin(version_id{2}).error().message() ==
-        "names: version 2 is gone, the oldest that is kept is 1 (0: none); pin it earlier, or keep more "
+        "names: version 2 was dropped, the oldest that is kept is 1 (0: none); pin it earlier, or keep more "
         "versions");
   CHECK(names.pin(version_id{4}).error().message() ==
         "names: version 4 was never published, the newest is 3 (0: none); publish first");

@@ -82,7 +82,7 @@ struct communicator_stats {
 ///   transport, with everything from that rank behind it. The receive buffer must have exactly the message's
 ///   length; otherwise `errc::size_mismatch`, and the message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, for `join` `errc::seat_missing`. A
-///   message partly transferred by then is lost for sender and receiver; the next one is whole again. The
+///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The
 ///   usual response is `revoke`.
 /// - **Death**: operations with a dead rank end with `errc::peer_failed` (`errc::frame_forged` if its
 ///   connection carried frames that it did not send), except that messages that arrived whole before can

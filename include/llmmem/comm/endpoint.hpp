@@ -81,7 +81,7 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// - `told(from, header, bytes)`  a frame of `tell`. The bytes are valid until this returns.
 /// - `died(seat, how)`         nothing more is received from there, and unfinished frames stay unfinished:
 ///   their buffers are free again. Called once per seat, and once more when a suspected process died for
-///   certain. The endpoint tells a suspected process so, or the process can still be told.
+///   certain. The endpoint informs a suspected process, or can still deliver a message to it.
 /// - `came(seat)`              a process that has not been heard before is connected there.
 /// - `goes_on()`               whether `send` continues to wait. Asked after each report.
 ///
@@ -147,7 +147,7 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 /// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
 ///   overwritten, which does not mean that they have arrived. It receives during the wait, so that two
 ///   processes that send to each other do not deadlock. Other endings: `errc::peer_failed`, no process is
-///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not go on. A frame that was
+///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler cancels it. A frame that was
 ///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
 ///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
 ///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
@@ -160,7 +160,7 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 ///   that frame is dropped.
 /// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
 ///   told frames still go, as far as possible without waiting. The process there must not take it for a
-///   death: it is told, or the connection stays.
+///   death: it is informed, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
 /// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;
 ///   reported by `communicator::join`.

@@ -43,7 +43,7 @@ namespace detail {
                            "deadline; give it more time, or revoke() and agree()";
 }
 
-/// Why a seat is missing, and how to mend it.
+/// Why a seat is missing, and how to resolve it.
 [[nodiscard]] LLMMEM_COLD constexpr const char* absence_sentence(seat_absence why) noexcept {
   switch (why) {
     case seat_absence::unheard:
@@ -114,9 +114,9 @@ inline constexpr std::array comm_errors{
     error_info{.number = 78,
                .name = "no_quorum",
                .raises = error_kind::comm,
-               .wanted = "members that must be heard",
-               .found = "members that are heard",
-               .sentence = "{found} members are heard, but {wanted} are needed: the others may live and "
+               .wanted = "members that must be reachable",
+               .found = "members that are reachable",
+               .sentence = "{found} members are reachable, but {wanted} are needed: the others may live and "
                            "continue; end this process, "
                            "and join again"},
     error_info{.number = 79,
@@ -185,7 +185,7 @@ namespace errc {
 inline constexpr error_code peer_failed = detail::code_of<76>(detail::comm_errors);
 /// A rank has ended the epoch: found = the epoch.
 inline constexpr error_code epoch_revoked = detail::code_of<77>(detail::comm_errors);
-/// Too few members are heard: wanted = members that must be heard, found = members that are heard.
+/// Too few members are reachable: wanted = members that must be, found = members that are.
 inline constexpr error_code no_quorum = detail::code_of<78>(detail::comm_errors);
 /// A rank did not respond before the deadline: index = rank or seat waited for, wanted = bytes to move, found
 /// = bytes moved.

@@ -43,7 +43,7 @@ inline namespace v0 {
 /// endpoint has listened, that is, was within `poll` or `send`: time in which its caller computes in between
 /// does not count. A process is also suspected when it sends bytes that are not a frame, when it reads none
 /// of its control messages, or when its connection breaks while it lives. A process that is suspected or
-/// given up is told so, and then reports this seat as suspected itself. A certain death of a seat that was
+/// given up is informed, and then reports this seat as suspected itself. A certain death of a seat that was
 /// given up is still reported.
 ///
 /// **Fresh processes.** A process may take a seat when its predecessor is dead, suspected or given up. Until
@@ -63,7 +63,7 @@ class socket_endpoint {
   explicit socket_endpoint(socket_options options);
   socket_endpoint(const socket_endpoint&) = delete;
   socket_endpoint& operator=(const socket_endpoint&) = delete;
-  /// Tells the others that this process leaves, and closes everything; does not wait.
+  /// Informs the others that this process leaves, and closes everything; does not wait.
   ~socket_endpoint();
 
   [[nodiscard]] seat_id self() const noexcept { return setup_.options.seat; }

@@ -192,7 +192,7 @@ class device_pool_source {
   void end() noexcept {
     if (std::exchange(has_stream_, false)) {
       give_back_kept();
-      // What was given back is on its way through the stream.
+      // Freed memory is on its way through the stream.
       static_cast<void>(runtime_.wait_stream(stream_));
       static_cast<void>(runtime_.end_stream(stream_));
     }

@@ -252,7 +252,7 @@ class hit_scan {
     return needed != 0;
   }
 
-  /// Whether no longer prefix can be a hit, whatever follows.
+  /// Whether no longer prefix can be a hit, regardless of what follows.
   [[nodiscard]] constexpr bool hopeless() const noexcept { return hopeless_; }
 
  private:

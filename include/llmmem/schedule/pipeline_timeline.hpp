@@ -139,7 +139,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
     if (next == order.tasks[device].size()) continue;
     const detail::task_inputs inputs(order.shape, order.tasks[device][next]);
     const pipeline_task& missing = done(inputs.first) ? inputs.second : inputs.first;
-    throw argument_error(std::string(who) + ": the order cannot go on: task " + std::to_string(next) +
+    throw argument_error(std::string(who) + ": the order deadlocks: task " + std::to_string(next) +
                          " of device " + std::to_string(device) + ", " +
                          detail::task_text(order.tasks[device][next]) + ", waits for " +
                          detail::task_text(missing) + ", which never begins; put that earlier");

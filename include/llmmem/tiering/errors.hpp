@@ -34,8 +34,8 @@ inline constexpr std::array tiering_errors{
                .wanted = "bytes that had to be brought in",
                .found = "nanoseconds waited",
                .sentence =
-                   "chunk {index} of {wanted} bytes was not there after {found} ns; it goes on being brought "
-                   "in: ask again"},
+                   "chunk {index} of {wanted} bytes was not there after {found} ns; its transfer continues: "
+                   "ask again"},
     error_info{.number = 64,
                .name = "chunk_leased",
                .index = "the chunk's slot, or the tensor's number",
@@ -64,7 +64,7 @@ inline constexpr std::array tiering_errors{
                .name = "tensor_in_parts",
                .index = "the tensor's number",
                .found = "parts it has",
-               .sentence = "tensor {index} lies in {found} parts; take them one by one, or by for_each_part"},
+               .sentence = "tensor {index} has {found} parts; take them one by one, or by for_each_part"},
 };
 
 }  // namespace detail

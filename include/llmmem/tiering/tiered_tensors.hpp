@@ -97,7 +97,7 @@ struct tiered_tensors_stats {
 ///                      chunk.
 template <class Buffer>
 class tiered_tensors {
-  static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
+  static_assert(chunk_store<Buffer>, "tensors need a tiered_buffer, or a prefetch_schedule over one");
 
  public:
   using top_range = typename Buffer::top_range;

@@ -59,11 +59,11 @@ struct link_model {
 }
 
 /// Refuses a bandwidth outside the valid range.
-/// @param who  begins the error's text: `"virtual link"`.
+/// @param what  begins the error's text: `"virtual link"`.
 /// @throws argument_error
-constexpr void check_link(const link_model& link, const char* who) {
-  const auto refuse = [who](std::uint64_t bandwidth) {
-    throw argument_error(std::string(who) + ": a bandwidth of " + std::to_string(bandwidth) +
+constexpr void check_link(const link_model& link, const char* what) {
+  const auto refuse = [what](std::uint64_t bandwidth) {
+    throw argument_error(std::string(what) + ": a bandwidth of " + std::to_string(bandwidth) +
                          " bytes a second; it must be 1 to 2^60");
   };
   if (link.bytes_per_second == 0 || link.bytes_per_second > link_model::most_bytes_per_second)

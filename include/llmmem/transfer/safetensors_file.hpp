@@ -160,7 +160,8 @@ class safetensors_file {
       if (got == 0) {
         throw io_error(path_ + ": it has no byte " + std::to_string(offset) + ", and had " +
                        std::to_string(bytes_) +
-                       " bytes when it was opened: somebody cut it; replace files by rename, never in place");
+                       " bytes when it was opened: another process truncated it; replace files by rename, "
+                       "never in place");
       }
       offset += static_cast<std::uint64_t>(got);
       into = into.subspan(static_cast<std::size_t>(got));

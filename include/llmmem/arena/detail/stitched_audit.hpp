@@ -56,7 +56,7 @@ class stitched_arena<Memory>::auditor {
       shared_[b.segment] += b.bytes;
       const std::byte* const chunk = arena_->address(b.segment);
       if (b.data < chunk || b.data + b.bytes > chunk + arena_->chunk_) {
-        blame("a small block lies outside its chunk " + std::to_string(b.segment));
+        blame("a small block is outside its chunk " + std::to_string(b.segment));
       }
     });
   }

@@ -123,7 +123,7 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
   // It was admitted before it had identified itself.
   std::uint64_t& member = member_nonces_[to_index(from)];
   if (member == 0 && part_.members().contains(from) && !part_.failed().contains(from)) member = nonce;
-  // A late member is neither a new occupant of its seat nor fresh, whatever it reported on its way here.
+  // A late member is neither a new occupant of its seat nor fresh, regardless of what it reported on its way.
   if (is_member(from)) {
     anew_.erase(from);
     return;
@@ -234,7 +234,7 @@ result<void> communicator<E>::join(deadline by) {
     const seat_set all = seat_set::first(rank_count{end_->seats()});
     founding_ = detail::founding_of(nonces_);
     begin_epoch(1, all, all, nonces_);
-    tell_welcome(part_.members());  // a process that has heard all others tells those that have not
+    tell_welcome(part_.members());  // a process that has heard all others informs those that have not
   }
   welcomed_.reset();
   return {};
@@ -302,7 +302,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   if (std::exchange(is_next_revoked_, false)) revoke();
 }
 
-/// Tells processes that considered this one fresh, and are not in its first epoch, that it is not fresh.
+/// Informs processes that considered this one fresh, and are not in its first epoch, that it is not fresh.
 template <endpoint E>
 void communicator<E>::tell_begun(const seat_set& members) noexcept {
   for (std::uint32_t i = 0; i < end_->seats(); ++i) {
@@ -405,7 +405,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
 }
 
-/// Tells a process that this one's members have continued without it, or were never with it.
+/// Informs a process that this one's members have continued without it, or were never with it.
 template <endpoint E>
 void communicator<E>::fence(seat_id process, std::uint64_t its_epoch) noexcept {
   tell(process, told_kind::fenced, std::max(epoch_, its_epoch + 1), {});

@@ -62,7 +62,7 @@ class socket_joining {
   void accept() noexcept { note(halves_.accept_some()); }
   /// Continues a half-open connection.
   void advance(const ready_event& event, handler_call& call);
-  /// Handles a candidate that has sent something, or is gone.
+  /// Handles a candidate that has sent something, or has ended.
   void look_at_candidate(seat_id seat, handler_call& call);
   /// @}
 

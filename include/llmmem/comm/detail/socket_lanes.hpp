@@ -77,7 +77,7 @@ enum class read_state : std::uint8_t {
   more,       ///< everything is taken, more may be read
   later,      ///< a frame has no space yet: nothing more may be read
   malformed,  ///< no header where one must be: everything behind it is meaningless
-  forged,     ///< a frame with a wrong seal: likewise
+  forged,     ///< a frame with a wrong seal: so is this one and all behind it
 };
 
 /// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read

@@ -131,7 +131,7 @@ struct placement_costs {
   objective[saved] = 1;
   const auto fastest = dense_simplex::maximize(objective, rows);
   if (!fastest)
-    throw length_error("solve_placement: the tiers have no room but for rounding; give them more");
+    throw length_error("solve_placement: the tiers have no space left for rounding up; raise their bytes");
 
   // Of those as fast, the one with most bytes near.
   auto& keep = row(-(*fastest)[saved] + 1e-9);

@@ -154,7 +154,7 @@ class plan_reader {
   }
   void end() {
     if (at_ >= text_.size()) refuse("the text ends within the line");
-    if (text_[at_] != '\n') refuse("more than belongs there: '" + shown(text_.substr(at_)) + "'");
+    if (text_[at_] != '\n') refuse("the line should end before '" + shown(text_.substr(at_)) + "'");
     ++at_;
   }
   [[nodiscard]] std::size_t at() const noexcept { return at_; }

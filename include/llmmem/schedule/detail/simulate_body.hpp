@@ -34,7 +34,7 @@ class plan_follower {
     if (plan.trace_fingerprint != trace.fingerprint() || plan.chunks != trace.sizes().size() ||
         plan.events != trace.events().size()) {
       refuse("the plan was made for another trace, of " + std::to_string(plan.events) + " events and " +
-             std::to_string(plan.chunks) + " chunks; plan anew");
+             std::to_string(plan.chunks) + " chunks; make a plan for this trace");
     }
   }
 

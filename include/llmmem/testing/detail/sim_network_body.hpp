@@ -308,7 +308,7 @@ inline void sim_network::begin_call(sim_endpoint& process) {
 }
 
 inline std::string sim_network::who_waits() const {
-  std::string text = "sim_network: at " + std::to_string(now_) + " ns nobody can go on, seed " +
+  std::string text = "sim_network: at " + std::to_string(now_) + " ns no process can continue, seed " +
                      std::to_string(options_.seed) + ":";
   for (const auto& each : processes_) {
     text += " seat " + std::to_string(to_index(each->self())) + "." + std::to_string(each->incarnation());

@@ -29,7 +29,7 @@ void persistent_file_space<Engine>::open_header() {
   }
   if (detail::get_number(at + 12, 4) != version) {
     throw io_error(what + "it is of version " + std::to_string(detail::get_number(at + 12, 4)) +
-                   ", this is version " + std::to_string(version) + "; remove it to begin anew");
+                   ", this is version " + std::to_string(version) + "; remove it to start empty");
   }
   const std::uint64_t layout = detail::get_number(at + 16, 8);
   if (layout != options_.layout) {
@@ -51,7 +51,7 @@ template <io_engine Engine>
 void persistent_file_space<Engine>::begin_anew() {
   const std::string index = index_path();
   if (::unlink(index.c_str()) != 0 && errno != ENOENT) {
-    throw io_error(index + ": cannot be removed to begin anew: " + std::generic_category().message(errno) +
+    throw io_error(index + ": cannot be removed to start empty: " + std::generic_category().message(errno) +
                    " (errno " + std::to_string(errno) + ")");
   }
   std::array<std::byte, 16> id{};

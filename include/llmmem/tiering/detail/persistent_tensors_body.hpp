@@ -18,10 +18,11 @@ inline std::string persistent_recovery::message() const {
   if (other_file) text += "; their table was of another file, all were given up";
   if (!missing.empty()) {
     text += "; " + std::to_string(missing.size()) + " are missing, the first of them \"" + first_missing +
-            "\": make them anew";
+            "\": compute them again";
   }
   if (empty != 0) text += "; " + std::to_string(empty) + " were never persisted";
-  if (removed != 0) text += "; " + std::to_string(removed) + " chunks were given up that nobody persisted";
+  if (removed != 0)
+    text += "; " + std::to_string(removed) + " chunks were dropped because no call had persisted them";
   return text;
 }
 
@@ -115,8 +116,8 @@ std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& ke
       const std::uint64_t was = this->buffer_->bytes(*found).value();
       const std::uint64_t is = this->mapping_.chunks()[number];
       if (was == is) continue;
-      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) +
-             ", lies in a chunk of " + std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
+      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) + ", is in a chunk of " +
+             std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
              ": the mapping's options differ";
     }
   }

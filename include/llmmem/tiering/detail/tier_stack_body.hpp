@@ -198,7 +198,7 @@ void tier_stack<Observer, Tiers...>::audit(std::vector<std::string>& found) cons
         say(here + " has a place and no copy");
       if (i != last && held.is_valid() && tier.eviction.is_candidate(slot_id{slot}) != (held.pins == 0)) {
         say(here +
-            (held.pins == 0 ? " cannot leave, though nobody uses it" : " may leave while it is in use"));
+            (held.pins == 0 ? " cannot leave, though it has no pin" : " may leave while it is in use"));
       }
     }
     const place_stats stats = tier.places.stats();

@@ -348,7 +348,7 @@ std::vector<std::string> tiered_tensors<Buffer>::audit() const {
           std::to_string(leases[i]));
     }
     const bool held = static_cast<bool>(s.anew) || static_cast<bool>(s.kept);
-    if (held != (s.leases != 0)) say(held ? "is held for nobody" : "is not held for its leases");
+    if (held != (s.leases != 0)) say(held ? "is held without a lease" : "is not held for its leases");
   }
   return found;
 }
