@@ -157,14 +157,13 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
 }
 
 TEST_CASE("a range arena refuses a range and a granularity that cannot be, with the numbers") {
-  CHECK_THROWS_WITH_AS(
-      range_arena(base, 4096, 48, {.name = "tier 0"}),
-      "tier 0: granularity 48; it must be a power of two that the range's start is a multiple of",
-      argument_error);
+  CHECK_THROWS_WITH_AS(range_arena(base, 4096, 48, {.name = "tier 0"}),
+                       "tier 0: granularity 48; it must be a power of two that divides the range's start",
+                       argument_error);
   CHECK_THROWS_AS(range_arena(base, 4096, 0), argument_error);
   CHECK_THROWS_AS(range_arena(base + 1, 4096, 64), argument_error);
   CHECK_THROWS_WITH_AS(range_arena(base, 63, 64, {.name = "tier 0"}),
-                       "tier 0: a range of 63 bytes; it must be 64 to 2^48", length_error);
+                       "tier 0: the range has 63 bytes; it must be 64 to 2^48", length_error);
   CHECK_THROWS_AS(range_arena(base, (std::uint64_t{1} << 48) + 1, 64), length_error);
 }
 

@@ -400,7 +400,7 @@ TEST_SUITE("file_coordinator") {
     storage.set_faults(
         {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::for_ever}});
     CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::io);
-    CHECK(all[0].take_trouble().find("the other ranks could not be told what became of it") !=
+    CHECK(all[0].take_trouble().find("the other ranks could not be informed of its outcome") !=
           std::string::npos);
     CHECK(all[0].take_trouble() == "");
     all.all[0].reset();

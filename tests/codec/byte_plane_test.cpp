@@ -25,8 +25,8 @@ constexpr std::size_t block = std::size_t{1} << 18;
 
 std::string damage(std::uint32_t at, std::uint64_t wanted, std::uint64_t found) {
   return "byte_plane: the encoded bytes are damaged at block " + std::to_string(at) + ": " +
-         std::to_string(wanted) + " must be there, found " + std::to_string(found) +
-         "; nothing decoded from them may be used, fetch them again";
+         std::to_string(found) + " found, " + std::to_string(wanted) +
+         " expected; discard what was decoded from them, and fetch them again";
 }
 
 template <class Codec>

@@ -187,34 +187,37 @@ constexpr std::array refusals{
             "model_file_space is never written: adopt its contents, and keep changes in another buffer)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
-            "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
+            "kv: the device did not answer for 30 bytes at offset 12; keep that memory unchanged until the "
             "queue is destroyed"},
     refusal{errc::dependency_failed, raises::io_error,
-            "kv: it did not begin: what it was to come after failed"},
+            "kv: it did not begin, because an operation before it failed"},
     refusal{errc::not_finished, raises::argument_error,
-            "kv: not finished yet; wait for it before asking how it went"},
+            "kv: it is not finished; wait for it before you ask for its outcome"},
     refusal{errc::damaged_encoding, raises::argument_error,
-            "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
-            "them may be used, fetch them again"},
+            "kv: the encoded bytes are damaged at block 7: 12 found, 30 expected; discard what was decoded "
+            "from them, and fetch them again"},
     refusal{errc::no_contents, raises::argument_error, "kv: chunk 7 has no contents; write all of it first"},
     refusal{errc::checksum_differs, raises::io_error,
-            "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
-            "handed out"},
+            "kv: chunk 7 was read with checksum 12, but was written with 30; its bytes are damaged and not "
+            "returned: restore them from another copy"},
     refusal{errc::timed_out, raises::io_error,
-            "kv: chunk 7 of 30 bytes was not there after 12 ns; its transfer continues: ask again"},
+            "kv: chunk 7 of 30 bytes did not arrive within 12 ns; its transfer continues: ask again"},
     refusal{errc::chunk_leased, raises::argument_error,
             "kv: chunk 7 is leased 12 times; end these leases first"},
     refusal{errc::engine_failed, raises::io_error,
             "kv: the I/O engine failed: Argument list too long (errno 7); construct the queue again, or on "
             "posix_io"},
-    refusal{errc::failures_kept, raises::out_of_memory,
-            "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
-    refusal{errc::no_such_key, raises::argument_error, "kv: no chunk has that key; create it, and write it"},
+    refusal{
+        errc::failures_kept, raises::out_of_memory,
+        "kv: 12 failures are kept, the most that the options allow; read them, then call clear_failures()"},
+    refusal{errc::no_such_key, raises::argument_error,
+            "kv: no chunk has that key; create a chunk with it, and write that"},
     refusal{errc::key_taken, raises::argument_error,
             "kv: chunk 7 has that key; find() it, or remove it first"},
-    refusal{errc::no_such_tensor, raises::argument_error, "kv: tensor 7 asked for, there are 12 from 0 on"},
+    refusal{errc::no_such_tensor, raises::argument_error,
+            "kv: there is no tensor 7; the number of tensors is 12"},
     refusal{errc::no_such_part, raises::argument_error,
-            "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
+            "kv: tensor 7 has no part 30; its number of parts is 12"},
     refusal{errc::tensor_in_parts, raises::argument_error,
             "kv: tensor 7 has 12 parts; take them one by one, or by for_each_part"},
     refusal{errc::place_taken, raises::argument_error,
@@ -265,14 +268,13 @@ constexpr std::array refusals{
             "kv: it has not recovered in epoch 30, only in epoch 12 (0: never); call recover() on all ranks "
             "when an epoch begins, and check its result"},
     refusal{errc::no_conversion, raises::argument_error,
-            "kv: no kernel makes unknown of unknown; convert before, or keep what comes as it is"},
-    refusal{
-        errc::misaligned, raises::argument_error,
-        "kv: row 12 of part 7 is not aligned to 30 bytes, as its map says; have its alignment() say less"},
+            "kv: no kernel converts unknown to unknown; convert it before the call, or store it as unknown"},
+    refusal{errc::misaligned, raises::argument_error,
+            "kv: row 12 of part 7 is not aligned to 30 bytes, which its map promises; let the map's "
+            "alignment() return less"},
     refusal{errc::lanes_differ, raises::argument_error,
-            "kv: lane 7 has come to another result for item 12 than lane 0; have combine() come to the same "
-            "in any "
-            "order"},
+            "kv: lanes 7 and 0 have different results for item 12; make combine() give the same result in "
+            "any order"},
     refusal{
         errc::device_failed, raises::io_error,
         "kv: the device's runtime refused with status 7 (of CUDA 35 and 100: there is no driver or no "

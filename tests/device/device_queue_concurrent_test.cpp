@@ -193,7 +193,7 @@ TEST_SUITE("device_queue") {
     CHECK(device.calls == calls);
     CHECK(queue.copy_in_async({}, {}, {}).has_value());
     CHECK_THROWS_WITH_AS(fake_queue(space, here, {.depth = 0}, device),
-                         "device_events: 0 events; at least 1 is needed", length_error);
+                         "device_events: the number of events is 0; it must be at least 1", length_error);
   }
 
   TEST_CASE("whichever call the driver refuses, it is told, and nothing is left on its way") {
@@ -333,8 +333,8 @@ TEST_SUITE("device_queue") {
     device.lost = 700;
     CHECK(second.ready());
     CHECK_THROWS_WITH_AS(first.wait(),
-                         "device_fence: the device reports refused by the test (700): nothing it has done "
-                         "since can be relied on",
+                         "device_fence: the device reports refused by the test (700): do not use results "
+                         "that it has computed since",
                          system_error);
     CHECK_THROWS_AS(second.wait(), system_error);
     CHECK(queue.copy_in_async(room, bytes, {}).error().code == errc::device_failed);

@@ -132,10 +132,11 @@ TEST_SUITE("device") {
       // A pool that refuses is asked once more: then it refuses again.
       device.refusals = at == 2 || at == 4 ? 3 : 1;
       if (at < 2) {
-        CHECK_THROWS_WITH_AS(fake_pool(device_id{3}, device),
-                             at == 0 ? "device_pool_source: device 3: a memory pool: refused by the test (2)"
-                                     : "device_pool_source: device 3: a stream: refused by the test (2)",
-                             system_error);
+        CHECK_THROWS_WITH_AS(
+            fake_pool(device_id{3}, device),
+            at == 0 ? "device_pool_source: device 3: a memory pool: refused by the test (2)"
+                    : "device_pool_source: device 3: cannot create a stream: refused by the test (2)",
+            system_error);
       } else {
         fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
         const auto first = space.try_allocate(100, 1);

@@ -137,7 +137,8 @@ TEST_SUITE("pinned") {
   TEST_CASE("a chunk that the driver cannot be given is refused") {
     fake_device device;
     CHECK_THROWS_WITH_AS(fake_pinned({.chunk_bytes = 3 * mib}, device),
-                         "pinned_source: chunk_bytes of 3145728 is no multiple of 2 MiB", argument_error);
+                         "pinned_source: chunk_bytes is 3145728; it must be a multiple of 2 MiB",
+                         argument_error);
     // Whole requests, unless chunks are asked for.
     fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
     const auto range = space.try_allocate(9 * mib, 4096).value();

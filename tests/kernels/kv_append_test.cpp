@@ -307,7 +307,7 @@ TEST_SUITE("kv_append") {
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
           "append_kv: blocks hold 0 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(front, 0, dtype::bf16).message() ==
-          "append_kv: no kernel makes fp8_e5m2 of bf16; convert before, or keep what comes as it is");
+          "append_kv: no kernel converts bf16 to fp8_e5m2; convert it before the call, or store it as bf16");
     const std::int64_t* const none = nullptr;
     CHECK(append(slot_front(std::span(none, 1), 16, 3), 0, dtype::fp8_e5m2) ==
           failure{errc::too_short, 0, 1, 0});

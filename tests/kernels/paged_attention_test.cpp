@@ -456,8 +456,8 @@ TEST_SUITE("paged_attention") {
           "(paged_attention_part), "
           "and merge them");
     CHECK(told([](call& of) { of.cache.layout.value_element = dtype::fp8_e4m3; }).message() ==
-          "paged_attention: cache.layout: the kernel takes values of the keys' type; the layout has a "
-          "value_element of its own");
+          "paged_attention: cache.layout: the kernel takes values of the keys' type, but the layout has "
+          "another value_element");
     CHECK(
         told([](call& of) {
           of.cache.layout.value_scales.group = llmmem::paging::scale_group::vector;

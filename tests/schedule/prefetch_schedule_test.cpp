@@ -440,16 +440,18 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
           "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
   refused([&] { fresh.foresee(trace_recorder().freeze()); },
-          "prefetch_schedule: a trace of 0 chunks was foreseen that are not the 1 that were added; make it "
+          "prefetch_schedule: a trace of 0 chunks was given to foresee(), but its chunks are not the 1 that "
+          "were added; make it "
           "with recorder()");
   trace_recorder other;
   other.add_chunk(page);
   refused([&] { fresh.foresee(other.freeze()); },
-          "prefetch_schedule: a trace of 1 chunks was foreseen that are not the 1 that were added; make it "
+          "prefetch_schedule: a trace of 1 chunks was given to foresee(), but its chunks are not the 1 that "
+          "were added; make it "
           "with recorder()");
   fresh.record();
   refused([&] { fresh.foresee(fresh.recorder().freeze()); },
-          "prefetch_schedule: a trace was foreseen while one is recorded; freeze() that first");
+          "prefetch_schedule: foresee() is not possible while a trace is recorded; freeze() that first");
   refused([&] { fresh.add(program.chunks[1]); },
           "prefetch_schedule: a chunk was added after recording began; add all of them first");
   const auto held = fresh.read(program.chunks[0]).value();

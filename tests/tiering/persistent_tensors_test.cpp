@@ -202,7 +202,7 @@ TEST_CASE("other tensors under the same name are refused with the first differen
   const std::string path = folder.file("tier");
   keep_all(path);
   const std::string says = "weights: other tensors are kept in " + path + ".weights.tensors: ";
-  const std::string mends = "; take another name for these, or other_layout::start_over to give those up";
+  const std::string mends = "; take another name for these, or other_layout::start_over to drop those";
   auto other = usual;
   other[3].size = 2999;
   CHECK(why_refused(path, other) == says + "tensor 3, \"alone\", has 2999 bytes, kept were 3000" + mends);
@@ -583,11 +583,11 @@ TEST_CASE("what cannot name tensors is refused with how to mend it") {
   };
   CHECK(
       refused("a/b", {"a", "b", "c", "d", "e"}) ==
-      "persistent_tensors: \"a/b\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' "
+      "persistent_tensors: \"a/b\" cannot name a set: use 1 to 64 letters, digits, '_', '-' and '.', no '.' "
       "first");
   CHECK(refused("..", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"..\" cannot"));
   CHECK(refused("", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"\" cannot"));
-  CHECK(refused("w", {"a", "b"}) == "w: 2 names for 5 tensors; give each of them one");
+  CHECK(refused("w", {"a", "b"}) == "w: 2 names for 5 tensors; give one name for each tensor");
   CHECK(refused("w", {"a", "b", "a", "d", "e"}) ==
         "tensor_names: tensors 0 and 2 are both called \"a\"; names must differ");
   CHECK(refused("w", {"a", "", "c", "d", "e"}) == "tensor_names: tensor 1 has an empty name; give it one");

@@ -280,10 +280,10 @@ TEST_CASE("damaged bytes are told from what left, each time they come damaged, a
   for (int time = 0; time < 2; ++time) {
     const auto refused = world.buffer.read(chunk);
     REQUIRE(refused.code() == errc::checksum_differs);
-    CHECK(refused.error().message() == "state: chunk 0 came back with checksum " +
-                                           std::to_string(refused.error().found) + ", it left with " +
-                                           std::to_string(refused.error().wanted) +
-                                           "; its bytes are damaged and are not handed out");
+    CHECK(refused.error().message() ==
+          "state: chunk 0 was read with checksum " + std::to_string(refused.error().found) +
+              ", but was written with " + std::to_string(refused.error().wanted) +
+              "; its bytes are damaged and not returned: restore them from another copy");
     CHECK(refused.error().found != refused.error().wanted);
   }
   CHECK(world.holds(chunk, 5));

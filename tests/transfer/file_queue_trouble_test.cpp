@@ -272,7 +272,7 @@ TEST_CASE("a table full of failures says so, and not that it is full of operatio
   std::vector<std::byte> into(4096);
   CHECK_FALSE(queue.start(read_from(small.file, file_bytes, into)).value().settled());
   CHECK(queue.start(read_from(small.file, 0, into)).error().message() ==
-        "tier: 1 failures are kept, as many as may be; look at what failed, then call clear_failures()");
+        "tier: 1 failures are kept, the most that the options allow; read them, then call clear_failures()");
 }
 
 TEST_CASE("whoever waits for an operation returns when another waiter's turn has brought it") {

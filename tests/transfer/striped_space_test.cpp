@@ -250,7 +250,8 @@ TEST_CASE("members and stripes that cannot be are refused by name") {
   };
   CHECK_THROWS_WITH_AS(make({}, {}), "striped_space: 0 members; allowed are 1 to 8", argument_error);
   CHECK_THROWS_WITH_AS(make({&one, nullptr}, {}), "striped_space: member 1 is null", argument_error);
-  CHECK_THROWS_WITH_AS(make({&one, &one}, {}), "striped_space: members 0 and 1 are one", argument_error);
+  CHECK_THROWS_WITH_AS(make({&one, &one}, {}), "striped_space: members 0 and 1 are the same object",
+                       argument_error);
   CHECK_THROWS_WITH_AS(make({&one}, {.stripe_bytes = 5000}),
                        "striped_space: stripe_bytes is 5000; it must be a power of two from 4096 to 2^30",
                        argument_error);

@@ -34,15 +34,15 @@ inline constexpr std::array transfer_errors{
         .wanted = "bytes",
         .found = "offset",
         .sentence =
-            "the device never answered for {place}; keep that memory as it is until the queue is destroyed",
+            "the device did not answer for {place}; keep that memory unchanged until the queue is destroyed",
         .term = transfer_term},
     error_info{.number = 58,
                .name = "dependency_failed",
                .raises = error_kind::io,
-               .sentence = "it did not begin: what it was to come after failed"},
+               .sentence = "it did not begin, because an operation before it failed"},
     error_info{.number = 59,
                .name = "not_finished",
-               .sentence = "not finished yet; wait for it before asking how it went"},
+               .sentence = "it is not finished; wait for it before you ask for its outcome"},
     error_info{.number = 65,
                .name = "engine_failed",
                .raises = error_kind::io,
@@ -53,7 +53,7 @@ inline constexpr std::array transfer_errors{
                .name = "failures_kept",
                .raises = error_kind::out_of_memory,
                .found = "failures kept, all that the options allow",
-               .sentence = "{found} failures are kept, as many as may be; look at what failed, then call "
+               .sentence = "{found} failures are kept, the most that the options allow; read them, then call "
                            "clear_failures()"},
 };
 

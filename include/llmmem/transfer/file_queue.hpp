@@ -252,7 +252,7 @@ file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& why) {
-    throw system_error(options_.name + ": no thread: " + why.what());
+    throw system_error(options_.name + ": cannot start a thread: " + why.what());
   }
 }
 

@@ -115,7 +115,7 @@ inline io_tuner::io_tuner(const io_tuner_options& options)
       refuse("depths and block sizes must be powers of two");
     }
   }
-  if (!is_allowed(options.first)) refuse("it cannot begin outside its least and most");
+  if (!is_allowed(options.first)) refuse("the first setting must be between the least and the most");
   if (options.windows == 0 || options.windows > max_windows) refuse("windows must be 1 to 15");
   if (options.rest_windows == 0 || options.most_rest < options.rest_windows) {
     refuse("rest_windows must be at least 1, and at most most_rest");

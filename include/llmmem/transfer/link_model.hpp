@@ -50,7 +50,7 @@ struct link_model {
   for (int digit = 0; digit < 9; ++digit) {
     if (whole > ~std::uint64_t{0} / 10 - 1) {
       throw length_error("link: " + std::to_string(bytes) + " bytes at " + std::to_string(bandwidth) +
-                         " bytes a second pass the end of time");
+                         " bytes a second take more than 2^64 - 1 ns");
     }
     whole = whole * 10 + rest * 10 / bandwidth;
     rest = rest * 10 % bandwidth;

@@ -110,7 +110,7 @@ class safetensors_file {
   void read(const safetensors_entry& entry, std::span<std::byte> into, std::uint64_t from = 0) const {
     if (from > entry.bytes() || into.size() > entry.bytes() - from) {
       throw argument_error(path_ + ": tensor " + entry.name + ": bytes " + std::to_string(from) + " to " +
-                           std::to_string(from + into.size()) + " asked for, it has " +
+                           std::to_string(from + into.size()) + " requested, but it has " +
                            std::to_string(entry.bytes()));
     }
     read_at(offset(entry) + from, into);

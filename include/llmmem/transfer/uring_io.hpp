@@ -174,8 +174,9 @@ inline uring_io::uring_io(const uring_options& options) : depth_(options.depth),
   if (wake_file_ < 0) {
     const int error = errno;
     ::io_uring_queue_exit(&ring_);
-    throw system_error("uring_io: no descriptor to be woken by: " + std::generic_category().message(error) +
-                       " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
+    throw system_error(
+        "uring_io: cannot open the descriptor that wakes it: " + std::generic_category().message(error) +
+        " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
   }
   open_table(options.files);
 }

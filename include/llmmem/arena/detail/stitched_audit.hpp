@@ -73,7 +73,7 @@ class stitched_arena<Memory>::auditor {
     const bool present = arena_->runs_.state(at) != detail::chunk_state::absent;
     const result<physical_handle> there = arena_->memory_->mapped_at(arena_->home_, at * arena_->chunk_);
     if (there.has_value() != present || (present && *there != arena_->handles_[at])) {
-      blame(who + " is not at home");
+      blame(who + " is not mapped at its address");
     }
   }
 

@@ -35,7 +35,7 @@ std::string persistent_tensors<Buffer>::checked(std::string set) {
   }
   if (fits) return set;
   throw argument_error("persistent_tensors: \"" + set +
-                       "\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' first");
+                       "\" cannot name a set: use 1 to 64 letters, digits, '_', '-' and '.', no '.' first");
 }
 
 template <class Buffer>
@@ -49,7 +49,8 @@ persistent_tensors<Buffer>::persistent_tensors(Buffer& buffer, const std::string
       names_(std::move(called)) {
   if (names_.size() != this->mapping_.tensors()) {
     throw argument_error(set_ + ": " + std::to_string(names_.size()) + " names for " +
-                         std::to_string(this->mapping_.tensors()) + " tensors; give each of them one");
+                         std::to_string(this->mapping_.tensors()) +
+                         " tensors; give one name for each tensor");
   }
   table_ = tensor_table::of(file_id, names_, this->mapping_);
   try {
@@ -80,7 +81,7 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
   if (!differs.empty()) {
     if (on_other == tiering::other_layout::refuse) {
       throw argument_error(set_ + ": other tensors are kept in " + path_ + ": " + differs +
-                           "; take another name for these, or other_layout::start_over to give those up");
+                           "; take another name for these, or other_layout::start_over to drop those");
     }
     recovery_.started_over = true;
     holds = false;

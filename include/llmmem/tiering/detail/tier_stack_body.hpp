@@ -25,7 +25,7 @@ namespace detail {
 inline void check_largest_lease(const std::string& name, std::uint64_t capacity, std::uint64_t largest) {
   if (largest <= capacity) return;
   throw out_of_memory(name + ": tier 0 holds " + std::to_string(capacity) +
-                      " bytes, the largest set of leases " + std::to_string(largest) +
+                      " bytes, but the largest set of leases needs " + std::to_string(largest) +
                       "; give it at least as many");
 }
 

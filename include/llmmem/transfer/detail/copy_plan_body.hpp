@@ -193,7 +193,7 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     read.way = static_cast<std::size_t>(way - detail::copy_way_names.begin());
     read.direction = static_cast<std::size_t>(direction - detail::copy_direction_names.begin());
     constexpr std::size_t most_lines = copy_ways * copy_directions * most_points;
-    if (lines.size() == most_lines) refuse("among those that a plan has at most");
+    if (lines.size() == most_lines) refuse("one of the lines that a plan can have");
     lines.push_back(read);
     grid.bytes.push_back(read.bytes);
     grid.counts.push_back(read.count);
