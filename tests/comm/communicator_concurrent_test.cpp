@@ -431,7 +431,7 @@ TEST_SUITE("communicator") {
       REQUIRE_FALSE(joined);
       const failure why = joined.error();
       CHECK(why == failure{errc::seat_missing, 1, why.wanted, 1});
-      CHECK((why.wanted == static_cast<std::uint64_t>(seat_absence::unheard) ||
+      CHECK((why.wanted == static_cast<std::uint64_t>(seat_absence::no_contact) ||
              why.wanted == static_cast<std::uint64_t>(seat_absence::ended)));
       CHECK(ranks.epoch() == 0);
       // Nor can anything else be done before.

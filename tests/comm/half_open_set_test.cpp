@@ -177,7 +177,7 @@ TEST_CASE("a call to an address where nobody listens says so, and a knock says n
       REQUIRE(learned.has_value() == (purpose == hello_purpose::data));
       if (learned) {
         CHECK(learned->seat == seat_id{0});
-        CHECK(learned->why == seat_absence::nobody_listens);
+        CHECK(learned->why == seat_absence::no_listener);
       }
     }
   }

@@ -32,7 +32,7 @@ struct filled_inbox : detail::inbox {
     if (into.what != answer::take) return into.what;
     REQUIRE(into.bytes.size() == frame.bytes);
     std::ranges::fill(into.bytes, fill);
-    arrived(one, frame);
+    on_frame(one, frame);
     return into.what;
   }
 };
@@ -179,11 +179,11 @@ TEST_CASE("what a burst of early messages took is given back while a message of 
 TEST_CASE("a message beyond the budget waits, and its length can be asked for") {
   filled_inbox box(10 + price);
   CHECK(box.room() == 10);
-  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
-  CHECK(box.takes(3, ~std::uint64_t{0}, 0, 11, std::byte{1}) == answer::later);
-  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::ask_again);
+  CHECK(box.takes(3, ~std::uint64_t{0}, 0, 11, std::byte{1}) == answer::ask_again);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::ask_again);
   CHECK(box.size_of_next(one, 3) == 11U);
   CHECK(box.takes(3, 10, 0, 10, std::byte{1}) == answer::take);
   CHECK(box.room() == 0);
-  CHECK(box.takes(3, 0, 0, 0, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, 0, 0, 0, std::byte{1}) == answer::ask_again);
 }

@@ -42,12 +42,12 @@ class raw_listener {
   detail::descriptor socket_;
 };
 
-/// What is known in seat `at` of the other of two, once it is no longer `unheard` or `nobody_listens`.
+/// What is known in seat `at` of the other of two, once it is no longer `no_contact` or `no_listener`.
 seat_absence learned(socket_world& world, std::uint32_t at) {
   seat_absence known{};
   const auto knows = [&] {
     known = world.ends[at]->why_missing(seat_id{1 - at});
-    return known != seat_absence::unheard && known != seat_absence::nobody_listens;
+    return known != seat_absence::no_contact && known != seat_absence::no_listener;
   };
   CHECK(world.until(knows));
   return known;
@@ -74,8 +74,8 @@ TEST_CASE("both that have another secret know that of each other") {
     world.ends[1].reset();
     world.start(1);
     REQUIRE(world.until([&] { return world.is_whole(); }));
-    CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::unheard);
-    CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::unheard);
+    CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
+    CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::no_contact);
   }
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("a stranger that says it sits where somebody is connected leaves nothi
   REQUIRE(world.until([&] { return world.ends[0]->stats().strangers == 1; }));
   world.ends[1].reset();
   REQUIRE(world.until([&] { return !world.ends[0]->is_connected(seat_id{1}); }));
-  CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::unheard);
+  CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
 }
 
 TEST_CASE("joining says that nobody listens, that a process says nothing, or that nothing has come") {
@@ -238,5 +238,5 @@ TEST_CASE("a newcomer knows that its seat is held for taken") {
     static_cast<void>(newcomer.poll(world.in(ms), heard));
     return newcomer.why_missing(seat_id{0}) == seat_absence::seat_taken;
   }));
-  CHECK(newcomer.why_missing(no_seat) == seat_absence::unheard);
+  CHECK(newcomer.why_missing(no_seat) == seat_absence::no_contact);
 }

@@ -102,7 +102,7 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
       CHECK(detail::monotonic_ns() - began < 10'000 * ms);
       // For later, and then.
       receiver.frames.clear();
-      receiver.answer = frame_buffer::answer::later;
+      receiver.answer = frame_buffer::answer::ask_again;
       REQUIRE(send(0));
       CHECK_FALSE(world.ends[1]->poll(world.in(20 * ms), receiver));
       receiver.answer = frame_buffer::answer::take;
@@ -127,7 +127,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
     socket_world world(kind, 2, {.frame_bytes = 65536, .socket_bytes = 4096});
     REQUIRE(world.join());
     recorder& receiver = world.heard[1];
-    receiver.answer = frame_buffer::answer::later;
+    receiver.answer = frame_buffer::answer::ask_again;
     const std::vector<std::byte> bytes(65536, std::byte{7});
     // Until no more can go: nobody takes the first.
     error_code ended = errc::ok;
@@ -335,7 +335,7 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
-    world.heard[1].answer = frame_buffer::answer::later;
+    world.heard[1].answer = frame_buffer::answer::ask_again;
     REQUIRE(world.ends[0]->send(seat_id{1}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[0]));
     REQUIRE(world.until([&] { return world.heard[1].asked != 0; }));
     world.ends[0].reset();
@@ -382,7 +382,7 @@ TEST_CASE("who has said that it leaves is dead for certain, also when it is give
     socket_world world(kind, 2);
     REQUIRE(world.join());
     recorder& heard = world.heard[0];
-    heard.answer = frame_buffer::answer::later;  // so that the lane of data has no end as yet
+    heard.answer = frame_buffer::answer::ask_again;  // so that the lane of data has no end as yet
     REQUIRE(world.ends[1]->send(seat_id{0}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[1]));
     REQUIRE(world.until([&] { return heard.asked != 0; }));
     world.ends[1].reset();

@@ -300,7 +300,7 @@ TEST_CASE("a frame that has no room when its sender dies is asked for once more,
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
-    here.heard.answer = frame_buffer::answer::later;
+    here.heard.answer = frame_buffer::answer::ask_again;
     REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("held")));
     here.turn();
     CHECK(here.peers.has_held());

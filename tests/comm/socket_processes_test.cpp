@@ -228,7 +228,7 @@ TEST_CASE("frames that had no room when their sender died are taken if they have
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
-    world.heard[0].answer = frame_buffer::answer::later;
+    world.heard[0].answer = frame_buffer::answer::ask_again;
     const seat_process process(world.options(1), [](socket_endpoint& end, recorder& heard) {
       const std::vector<std::byte> bytes(40'000, std::byte{9});
       for (std::uint64_t i = 0; i < 3; ++i)

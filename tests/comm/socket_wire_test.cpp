@@ -290,7 +290,7 @@ TEST_CASE("frames come whole and in order however their bytes are cut") {
     std::vector<std::byte> scratch(100);
     std::size_t at = 0;
     while (at < stream.size() || reader.is_held()) {
-      heard.answer = random.once_in(5) ? frame_buffer::answer::later : frame_buffer::answer::take;
+      heard.answer = random.once_in(5) ? frame_buffer::answer::ask_again : frame_buffer::answer::take;
       if (reader.is_held()) {
         REQUIRE(reader.ask_again(seat_id{1}, handler, counted, has_come) != detail::read_state::malformed);
         continue;

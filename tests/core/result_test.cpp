@@ -359,12 +359,12 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
     return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
   };
   const std::string begins = "job: seat 2 is missing at the deadline: ";
-  CHECK(text(seat_absence::unheard) == begins +
-                                           "nothing has arrived from it; start its process, and give all "
-                                           "processes the same folder or addresses");
-  CHECK(text(seat_absence::nobody_listens) == begins +
-                                                  "no process listens at its address; start its process, and "
-                                                  "give all processes the same folder or addresses");
+  CHECK(text(seat_absence::no_contact) == begins +
+                                              "nothing has arrived from it; start its process, and give all "
+                                              "processes the same folder or addresses");
+  CHECK(text(seat_absence::no_listener) == begins +
+                                               "no process listens at its address; start its process, and "
+                                               "give all processes the same folder or addresses");
   CHECK(text(seat_absence::unreachable) ==
         begins +
             "its address cannot be reached; check the network, and give all processes the right addresses");

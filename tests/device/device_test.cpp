@@ -134,7 +134,7 @@ TEST_SUITE("device") {
       if (at < 2) {
         CHECK_THROWS_WITH_AS(
             fake_pool(device_id{3}, device),
-            at == 0 ? "device_pool_source: device 3: a memory pool: refused by the test (2)"
+            at == 0 ? "device_pool_source: device 3: cannot create a memory pool: refused by the test (2)"
                     : "device_pool_source: device 3: cannot create a stream: refused by the test (2)",
             system_error);
       } else {
@@ -262,7 +262,8 @@ TEST_SUITE("device") {
     }
     device.refuse_at = device.calls + 2;
     CHECK_THROWS_WITH_AS(fake_pool(device_id{0}, device, peers),
-                         "device_pool_source: device 0: memory that device 5 sees: refused by the test (2)",
+                         "device_pool_source: device 0: cannot create memory that device 5 can access: "
+                         "refused by the test (2)",
                          system_error);
     CHECK(device.objects() == 0);
   }

@@ -66,7 +66,7 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///     agreement part(self, members);
 ///     part.begin(bits, joining, post);            // this member's value
 ///     part.hear(from, message, post);             // for each incoming message
-///     part.died(seat, comm::death::certain, post);      // for each detected death
+///     part.on_death(seat, comm::death::certain, post);      // for each detected death
 ///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
 /// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has
@@ -126,7 +126,7 @@ class agreement {
   void begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept;
   /// Reports the failure of a member. A suspected member may still die for certain.
   template <agree_post Post>
-  void died(seat_id seat, comm::death how, const Post& post) noexcept;
+  void on_death(seat_id seat, comm::death how, const Post& post) noexcept;
   template <agree_post Post>
   void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
   /// Asks the coordinator, if it is another member, which members it waits for. Only for `waits_for`.

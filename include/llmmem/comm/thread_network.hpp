@@ -77,7 +77,7 @@ class thread_network {
     std::uint64_t taken = 0;   // frames of data since the beginning
     std::uint64_t put = 0;
     bool is_being_read = false;  // the first frame, without the lock
-    bool is_held = false;        // its receiver answered `later`
+    bool is_held = false;        // its receiver answered `ask_again`
   };
   struct notice {
     seat_id seat{};

@@ -242,9 +242,9 @@ result<std::uint64_t> persistent_tensors<Buffer>::check_kept() {
     auto& held = this->chunks_[i];
     if (!this->buffer_->bytes(held.handle)) {
       // The buffer's own check has removed it.
-      const result<chunk_handle> anew = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
-      if (!anew) return anew.error();
-      held.handle = *anew;
+      const result<chunk_handle> fresh = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
+      if (!fresh) return fresh.error();
+      held.handle = *fresh;
     }
     if (held.filled != 0 && !this->buffer_->tier_of(held.handle)) damaged[i] = any = true;
     if (!rests(i)) continue;
