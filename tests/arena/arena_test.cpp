@@ -220,7 +220,7 @@ TEST_CASE("a stitched arena gives out what it says, apart, and keeps exact accou
   behaves<stitched_arena<simulated>>(256 * mib);
 }
 
-TEST_CASE("whichever call the system refuses, every arena goes on with what it had") {
+TEST_CASE("whichever call the system refuses, every arena continues with what it had") {
   const auto any = [](const arena_stats& before, const arena_stats& after) {
     CHECK(after.live == before.live);
     CHECK(after.reserved <= before.reserved);  // caches may have been given back on the way
@@ -408,7 +408,7 @@ TEST_CASE("chunks created in several gaps all go back when a later call is refus
   }
 }
 
-TEST_CASE("no chunk is given back that an idle range still maps") {
+TEST_CASE("no chunk is returned that an idle range still maps") {
   simulated memory(budget(16 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;

@@ -270,7 +270,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(view.is_unchanged_since(view.version(), 0, 0, 256));
   }
 
-  TEST_CASE("a tag of a range that is gone means nothing to a new one in its place") {
+  TEST_CASE("a tag of a range that no longer exists means nothing to a new one in its place") {
     bytes state(256);
     std::optional<cow_range> range;
     const auto view_of = [&] {

@@ -366,7 +366,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(sweep.states > 100);
   }
 
-  TEST_CASE("rank 0 dies between the votes and the commit: nothing is committed, and a new run goes on") {
+  TEST_CASE("rank 0 dies between the votes and the commit: nothing is committed, and a new run continues") {
     simulated_storage storage(tiny());
     acknowledged told;
     run(storage, two, {10}, told);

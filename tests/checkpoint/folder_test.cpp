@@ -120,7 +120,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("after any crash the folder can be gone on with, and what was left behind is gone") {
+  TEST_CASE("after any crash the folder can be used further, and what was left behind no longer exists") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     const simulated_storage start = settled(world, {10, 20}, tiny());
     acknowledged told;
@@ -333,7 +333,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("the last few stay, every so many steps one for good, and never fewer than two") {
+  TEST_CASE("the last few stay, every so many steps one permanently, and never fewer than two") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -493,7 +493,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("generations go on behind the one that was told, and never back") {
+  TEST_CASE("generations continue behind the one that was told, and never back") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     folder.raise_generation(41);

@@ -96,7 +96,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     CHECK(refusal(storage, at_once).find("Too many open files") != std::string::npos);
   }
 
-  TEST_CASE("by the caller's word an older one is taken, and what was passed over is told") {
+  TEST_CASE("by the caller's word an older one is taken, and what was passed over is reported") {
     simulated_storage storage;
     save_two(storage);
     fail(storage, storage_call::open, 3, EIO);

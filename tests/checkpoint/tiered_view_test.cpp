@@ -153,7 +153,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(w.buffer.stats().shared == 0);
   }
 
-  TEST_CASE("a snapshot is copied by stage_for, and its clones are gone before it is on the disk") {
+  TEST_CASE("a snapshot is copied by stage_for, and its clones no longer exist before it is on the disk") {
     tiered_state w(2, 0);
     simulated_storage storage;
     solo_coordinator coordinator(storage);

@@ -235,7 +235,7 @@ TEST_SUITE("agreement") {
     CHECK(most_sent == most_messages);  // each of them was the last of somebody
   }
 
-  TEST_CASE("agreements one after another stay the same for all, whoever dies between") {
+  TEST_CASE("agreements one after another stay the same for all, regardless of which rank dies between") {
     for (const auto seed : llmmem_tests::seeds(3000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -337,7 +337,9 @@ TEST_SUITE("agreement") {
     CHECK_FALSE(of(4, 2, {1}, {0}).has_quorum());  // two of four, and the lowest is not among them
   }
 
-  TEST_CASE("who is said to have failed does not take others with it, and holds who says so for estranged") {
+  TEST_CASE(
+      "a process that is said to have failed does not take others with it, and holds who says so for "
+      "estranged") {
     members_at_work all(5, 1);
     for (std::size_t other = 0; other < 4; ++other)
       all.suspect(4, other);
@@ -384,7 +386,7 @@ TEST_SUITE("agreement") {
     CHECK_FALSE(part.take_outcome());
   }
 
-  TEST_CASE("who died before it began is among those that are out") {
+  TEST_CASE("a process that died before it began is among those that are out") {
     members_at_work all(4, 1);
     all.kill_after(2, 0);
     for (std::size_t i = 0; i < 4; ++i)
@@ -415,7 +417,8 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("who has accepted and is then alone decides what it had accepted, not what it says itself") {
+  TEST_CASE(
+      "a process that has accepted and is then alone decides what it had accepted, not what it says itself") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
@@ -453,7 +456,7 @@ TEST_SUITE("agreement") {
     CHECK(sent.of(agree_kind::accept).size() == 1);
   }
 
-  TEST_CASE("one that is not heard any more is told so each time it speaks") {
+  TEST_CASE("one that is ignored is told so each time it speaks") {
     letters sent;
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
     part.on_death(seat_id{2}, comm::death::suspected, sent.post());

@@ -88,7 +88,9 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("whoever dies at whatever call, the others end with the state of a run in which nobody died") {
+  TEST_CASE(
+      "regardless of which rank dies at whatever call, the others end with the state of a run in which "
+      "nobody died") {
     constexpr std::uint32_t seats = 3;
     std::uint64_t most_calls = 0;
     {
@@ -158,7 +160,7 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "a job that is cut in two goes on in one half at most, and one that stands still is left behind") {
+      "a job that is cut in two continues in one half at most, and one that stands still is left behind") {
     std::uint64_t left_behind = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -188,7 +190,8 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "messages are told apart by tag, in any order, and those of one tag come in the order they were sent") {
+      "messages are distinguished by tag, in any order, and those of one tag come in the order they were "
+      "sent") {
     in_pairs({}, [](ranks_of& ranks, rank_id other) {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
@@ -300,7 +303,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("a damaged message is an error and its bytes are not taken for good, and the next one comes") {
+  TEST_CASE("a damaged message is an error and its bytes are not accepted, and the next one comes") {
     std::uint64_t damaged = 0;
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);

@@ -468,7 +468,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.epoch() == 0);
   }
 
-  TEST_CASE("what the endpoint knows of a missing seat is told, unless its death says more") {
+  TEST_CASE("what the endpoint knows of a missing seat is reported, unless its death says more") {
     struct knowing_endpoint : scripted_endpoint {
       using scripted_endpoint::scripted_endpoint;
       [[nodiscard]] seat_absence why_missing(seat_id) const noexcept { return knows; }
@@ -551,7 +551,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
+      "a process that has failed and is still a member of the next epoch has failed in it, whoever sits "
+      "there by now") {
     for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);
@@ -630,7 +631,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(ranks.is_revoked());
   }
 
-  TEST_CASE("who is no member revokes nothing, neither this epoch nor the next") {
+  TEST_CASE("a process that is no member revokes nothing, neither this epoch nor the next") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -658,7 +659,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(later.is_revoked());
   }
 
-  TEST_CASE("who was left behind and still agrees in its old epoch is told that it is fenced") {
+  TEST_CASE("a process that was left behind and still agrees in its old epoch is told that it is fenced") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -672,7 +673,9 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.stats().stale_frames == 2);
   }
 
-  TEST_CASE("who is told that a later epoch has begun without it decides nothing any more, and says so") {
+  TEST_CASE(
+      "a process that is told that a later epoch has begun without it decides nothing any more, and says "
+      "so") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();

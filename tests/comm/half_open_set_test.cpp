@@ -160,7 +160,7 @@ TEST_CASE("a caller with another secret is refused, and both sides learn that of
   }
 }
 
-TEST_CASE("a call to an address where nobody listens says so, and a knock says nothing") {
+TEST_CASE("a call to an address where no process listens says so, and a knock says nothing") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     sets.low->halves.remove_file();

@@ -70,7 +70,8 @@ TEST_CASE("a message that is in store in part is waited for until it is whole") 
   CHECK(bytes[4] == std::byte{2});
 }
 
-TEST_CASE("a frame that does not go on where the one before it ended is torn, and no part of the message") {
+TEST_CASE(
+    "a frame that does not continue where the one before it ended is torn, and no part of the message") {
   for (const bool is_awaited : {true, false}) {
     CAPTURE(is_awaited);
     filled_inbox box(100 + price);
@@ -150,7 +151,7 @@ TEST_CASE("early messages without bytes have a price, and those of a tag are tak
   CHECK(box.early_bytes() < 7 * (price + 1));
 }
 
-TEST_CASE("what a burst of early messages took is given back while a message of its tag is kept") {
+TEST_CASE("what a burst of early messages took is returned while a message of its tag is kept") {
   detail::early_queue queue;
   const auto push = [&](std::byte first) {
     queue.make_room();

@@ -293,7 +293,8 @@ TEST_CASE("a lane that breaks says so when it is written to, and forgets what wa
   CHECK(here.lanes.flush(seat_id{0}) == lane_flush::done);
 }
 
-TEST_CASE("closing tells the peer, and the next process of the seat has another generation and counts anew") {
+TEST_CASE(
+    "closing tells the peer, and the next process of the seat has another generation and counts again") {
   lanes_here here;
   here.open(2);
   REQUIRE(here.say(2, socket_lane::data, frame_sort::frame, 0));

@@ -113,7 +113,7 @@ TEST_CASE("a stranger that says it sits where somebody is connected leaves nothi
   CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
 }
 
-TEST_CASE("joining says that nobody listens, that a process says nothing, or that nothing has come") {
+TEST_CASE("joining says that no process listens, that a process says nothing, or that nothing has come") {
   for (const socket_kind kind : both_kinds) {
     const socket_world world(kind, 2, {.handshake_ns = 40 * ms});
     {
@@ -136,7 +136,7 @@ TEST_CASE("joining says that nobody listens, that a process says nothing, or tha
   }
 }
 
-TEST_CASE("an address that cannot be reached is told from one where nobody listens") {
+TEST_CASE("an address that cannot be reached is told from one where no process listens") {
   auto addresses = free_addresses(2);
   addresses[0] = "255.255.255.255:80";
   socket_endpoint end({.seat = seat_id{1},
@@ -178,7 +178,7 @@ TEST_CASE("another version of the protocol is known to both sides, and counted")
   }
 }
 
-TEST_CASE("who is called where another seat's process listens knows it, and so does that") {
+TEST_CASE("a process that is called where another seat's process listens knows it, and so does that") {
   const auto right = free_addresses(3);
   socket_options options{.seats = 3, .addresses = right, .secret = "s"};
   options.seat = seat_id{1};
@@ -217,7 +217,7 @@ TEST_CASE("strangers are told from nobody") {
   }
 }
 
-TEST_CASE("who is given up knows it, and who gave it up waits for a fresh process") {
+TEST_CASE("a process that is given up knows it, and who gave it up waits for a fresh process") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);

@@ -172,7 +172,7 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
   }
 }
 
-TEST_CASE("a process that is given up when its end was just seen is told of as dead for certain") {
+TEST_CASE("a process that is given up when its end was just seen is reported as dead for certain") {
   socket_world world(socket_kind::tcp, 2);
   world.start(0);
   std::array<int, 2> told{};
@@ -306,7 +306,7 @@ TEST_CASE("a process that ends in order is dead for certain, and its seat is fre
   }
 }
 
-TEST_CASE("a child that its process forks may destroy the copy of the endpoint, and nobody notices") {
+TEST_CASE("a child that its process forks may destroy the copy of the endpoint, and no process notices") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   std::fflush(nullptr);

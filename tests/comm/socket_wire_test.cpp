@@ -209,7 +209,9 @@ TEST_CASE("a hello of the wrong direction, to another seat, or sent back to who 
   CHECK(caller.took(detail::wire_hello_bytes, secret_of("s")) == turn::refused);
 }
 
-TEST_CASE("who is refused for its version, or calls the wrong seat, is told who is there, and knows why") {
+TEST_CASE(
+    "a process that is refused for its version, or calls the wrong seat, learns who is there, and knows "
+    "why") {
   const auto key = secret_of("s");
   using why = detail::socket_handshake::refusal;
   using turn = detail::socket_handshake::turn;

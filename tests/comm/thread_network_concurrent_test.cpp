@@ -190,7 +190,8 @@ TEST_SUITE("thread_network") {
     CHECK(self.now_ns() < by.ns);
   }
 
-  TEST_CASE("who gives up a frame that is being read waits until it was, and it has been sent then") {
+  TEST_CASE(
+      "a process that gives up a frame that is being read waits until it was, and it has been sent then") {
     struct giver : llmmem::detail::any_frame_handler {
       [[nodiscard]] bool keeps_waiting() const noexcept {
         if (!is_being_read->load()) return true;
@@ -243,7 +244,7 @@ TEST_SUITE("thread_network") {
     CHECK(reads.bytes[99] == std::byte{7});
   }
 
-  TEST_CASE("who takes the seat of one that died hears nothing that was meant for that one") {
+  TEST_CASE("a process that takes the seat of one that died hears nothing that was meant for that one") {
     struct counter : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         ++heard;
@@ -281,7 +282,7 @@ TEST_SUITE("thread_network") {
     CHECK(newcomer.heard == 2);
   }
 
-  TEST_CASE("a death is told though what was sent before it finds no room") {
+  TEST_CASE("a death is reported though what was sent before it finds no room") {
     struct full : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {.what = frame_buffer::answer::ask_again};

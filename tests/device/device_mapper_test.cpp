@@ -120,7 +120,7 @@ TEST_SUITE("device_mapper") {
     CHECK(driver.ranges.empty());
   }
 
-  TEST_CASE("whichever call the driver refuses, its number is told, and nothing is half done") {
+  TEST_CASE("whichever call the driver refuses, its number is reported, and nothing is half done") {
     for (std::uint64_t at = 0; at < 6; ++at) {
       CAPTURE(at);
       driver_state driver;

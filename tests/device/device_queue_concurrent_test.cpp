@@ -259,7 +259,7 @@ TEST_SUITE("device_queue") {
                          system_error);
   }
 
-  TEST_CASE("a copy that the driver took, but not to wait for, is told apart from one that it refused") {
+  TEST_CASE("a copy that the driver took, but not to wait for, is distinguished from one that it refused") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -306,7 +306,7 @@ TEST_SUITE("device_queue") {
     REQUIRE(run.end_stream(stream) == 0);
   }
 
-  TEST_CASE("of several errors of a device the first is told") {
+  TEST_CASE("of several errors of a device the first is reported") {
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 4}, device);
@@ -320,7 +320,7 @@ TEST_SUITE("device_queue") {
     CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
   }
 
-  TEST_CASE("a device that is lost is told by every fence that had not passed, and nobody waits for it") {
+  TEST_CASE("a device that is lost is told by every fence that had not passed, and no call waits for it") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -343,7 +343,7 @@ TEST_SUITE("device_queue") {
     device.lost = 0;
   }
 
-  TEST_CASE("threads ask and wait for the same fences while marks go on") {
+  TEST_CASE("threads ask and wait for the same fences while marks continue") {
     fake_device device(7);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 3}, device);

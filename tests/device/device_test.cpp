@@ -151,7 +151,7 @@ TEST_SUITE("device") {
     }
   }
 
-  TEST_CASE("what the driver does not take back stays charged, and is given back as soon as it takes it") {
+  TEST_CASE("what the driver does not take back stays charged, and is returned as soon as it takes it") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = 4 * page});
     const auto first = space.try_allocate(page, 512).value();

@@ -191,7 +191,7 @@ TEST_SUITE("kv_append") {
     }
   }
 
-  TEST_CASE("latent vectors and rotary keys come to lie side by side") {
+  TEST_CASE("latent vectors and rotary keys come to are side by side") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(3), poison);
     std::vector<std::byte> latent(5 * 512 * 2);

@@ -108,7 +108,8 @@ std::int32_t block_in(const reversed_blocks& of, std::int32_t sequence, std::uin
 
 TEST_SUITE("paged_attention") {
   TEST_CASE(
-      "each output is what attention's definition says, whatever the shape, and nothing else is touched") {
+      "each output is what attention's definition says, regardless of the shape, and nothing else is "
+      "touched") {
     std::uint64_t seen = 0;
     for (const auto seed : seeds(300, 100)) {
       CAPTURE(seed);

@@ -89,7 +89,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(request.end().tokens == 256);
   }
 
-  TEST_CASE("what is published first after a reset is told") {
+  TEST_CASE("what is published first after a reset is reported") {
     cluster nodes(2);
     nodes.all[0]->cache().reset();
     nodes.all[1]->cache().reset();
@@ -148,7 +148,7 @@ TEST_SUITE("kv_pool orders") {
     node.cache().release(id).value();
   }
 
-  TEST_CASE("a directory that starts again in its seat is told what it looks after") {
+  TEST_CASE("a directory that starts again in its seat learns what it looks after") {
     cluster nodes(2);
     for (std::uint32_t i = 0; i < 10; ++i)
       nodes.serve(0, prompt_of(30 + i, 17));

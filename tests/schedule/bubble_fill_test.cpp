@@ -249,7 +249,7 @@ TEST_CASE("of two sets of equal size the exact search takes the one with the ite
 }
 
 TEST_CASE(
-    "an item that is cut goes on in the next bubble, one that is not waits for a bubble that has room") {
+    "an item that is cut continues in the next bubble, one that is not waits for a bubble that has room") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   const auto timeline =
       simulate_pipeline(one_f_one_b(shape), {.forward_ns = {2, 2}, .backward_ns = {3, 3}, .send_ns = 0});

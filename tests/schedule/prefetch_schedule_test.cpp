@@ -217,7 +217,7 @@ TEST_CASE("random programs over chunks of unequal size get their data, though ro
   CHECK(unequal.took < unequal.predicted * 5 / 4);
 }
 
-TEST_CASE("a program that does something else gets its data, and goes on by the plan where it fits again") {
+TEST_CASE("a program that does something else gets its data, and continues by the plan where it fits again") {
   for (const on_divergence what :
        {on_divergence::repair, on_divergence::re_record, on_divergence::fall_back}) {
     device_program program(std::vector<std::uint64_t>(10, 4), 16,
@@ -316,7 +316,7 @@ TEST_CASE("an iteration without leases is no recording, and one cut short does n
   CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
 }
 
-TEST_CASE("a program that goes on otherwise for good is recorded anew") {
+TEST_CASE("a program that continues otherwise permanently is recorded again") {
   device_program program(std::vector<std::uint64_t>(10, 4), 16, {.follow = {.reach = 4, .patience = 3}});
   const auto iteration = [&](std::size_t step) {
     program.schedule->begin_iteration();
@@ -458,7 +458,7 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
 
-TEST_CASE("room for what is written anew is a step of the plan, and not counted as a useless one") {
+TEST_CASE("room for what is written again is a step of the plan, and not counted as a useless one") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 4; ++step) {
     program.schedule->begin_iteration();

@@ -384,7 +384,8 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("whoever dies within an operation, the others get an error, soon, and nobody hangs") {
+  TEST_CASE(
+      "regardless of which rank dies within an operation, the others get an error, soon, and nobody hangs") {
     std::uint64_t failed = 0;
     for (const auto seed : seeds(120)) {
       CAPTURE(seed);

@@ -587,7 +587,7 @@ verdict verdict_on(omitted step) {
 
 }  // namespace
 
-TEST_CASE("write beside it, sync, rename, sync the folder: whole and never forgotten in any crash state") {
+TEST_CASE("write next to it, sync, rename, sync the folder: whole and never forgotten in any crash state") {
   const verdict found = verdict_on(omitted::nothing);
   CHECK(found.exhaustive);
   CHECK(found.broken == 0);
@@ -891,7 +891,7 @@ TEST_CASE("a file that found no room may still be met empty after a crash") {
   CHECK(states_of(storage) == std::set<all_files>{{}, {{"b", {}}}});
 }
 
-TEST_CASE("damage at rest is in the file for good, and a wrong place is refused") {
+TEST_CASE("damage at rest is in the file permanently, and a wrong place is refused") {
   simulated_storage storage;
   settled(storage, "a", filled(4, 0));
   storage.flip("a", 17);

@@ -426,7 +426,7 @@ TEST_CASE("an index without room on the device refuses the change, and is as it 
   CHECK(again.find(key_from_id(21)) != nullptr);
 }
 
-TEST_CASE("a journal that cannot be written anew goes on growing, and is written anew later") {
+TEST_CASE("a journal that cannot be written again continues growing, and is written again later") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, of(4, 8));
@@ -451,7 +451,8 @@ TEST_CASE("names have keys of their own, equal wherever they are made") {
   CHECK(key_of_name("layers.0.wq") == chunk_key{.low = 0x43f9'dfc8'5dc7'20d2, .high = 0x56b1'b498'f292'ceba});
 }
 
-TEST_CASE("an index opened by a relative path is written anew where it lies, wherever the process has gone") {
+TEST_CASE(
+    "an index opened by a relative path is written again where it lies, wherever the process has gone") {
   const temporary_folder folder;
   const temporary_folder elsewhere;
   const auto before = std::filesystem::current_path();
@@ -471,7 +472,7 @@ TEST_CASE("an index opened by a relative path is written anew where it lies, whe
   CHECK(again.find(key_from_id(0)) == nullptr);
 }
 
-TEST_CASE("what a name beside the index leads to is not written to") {
+TEST_CASE("what a name next to the index leads to is not written to") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   put_file(folder.file("precious"), bytes(100, 'p'));

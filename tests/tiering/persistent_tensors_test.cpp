@@ -435,7 +435,7 @@ TEST_CASE("check_kept gives up the tensors in damaged chunks, and tells which") 
   CHECK(now.tensors.recovery().kept == 1);
 }
 
-TEST_CASE("check_kept makes the chunks anew that the buffer's own check has removed") {
+TEST_CASE("check_kept makes the chunks again that the buffer's own check has removed") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -515,7 +515,7 @@ TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
   CHECK(now.buffer.stats().tiers[1].chunks == 2);
 }
 
-TEST_CASE("two sets of tensors lie in one file, and each knows its own") {
+TEST_CASE("two sets of tensors are in one file, and each knows its own") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const std::vector<named> few{{"a", 100}, {"b", 200}};

@@ -348,7 +348,7 @@ TEST_CASE("a chunk whose copy between has to leave while it is resized leaves no
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == third);
 }
 
-TEST_CASE("a clone goes on without the key of a chunk that is removed") {
+TEST_CASE("a clone continues without the key of a chunk that is removed") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("tier");

@@ -227,7 +227,7 @@ TEST_CASE("a chunk without contents can only be written") {
   CHECK(buffer.stats().tiers[1].used == page);
 }
 
-TEST_CASE("any number may read, or one write, and who comes in the way is told how many there are") {
+TEST_CASE("any number may read, or one write, and who comes in the way learns how many there are") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -690,7 +690,7 @@ TEST_CASE("eviction ends a prefetch") {
   audited(buffer);
 }
 
-TEST_CASE("patience ends with its text, the chunk goes on coming, and best_effort takes what is there") {
+TEST_CASE("patience ends with its text, the chunk continues coming, and best_effort takes what is there") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
@@ -914,7 +914,7 @@ TEST_CASE("resize refuses what create and read would, and leaves the chunk as it
   audited(buffer);
 }
 
-TEST_CASE("metadata and counters are told") {
+TEST_CASE("metadata and counters are reported") {
   two_tiers<> small(2, {.max_chunks = 16});
   two_tiers<> large(2, {.max_chunks = 1600});
   CHECK(small.buffer.stats().metadata_bytes > 0);

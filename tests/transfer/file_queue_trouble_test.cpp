@@ -110,7 +110,7 @@ TEST_CASE("an engine that fails now and then is asked again, and nothing is lost
 }
 
 TEST_CASE(
-    "an engine that goes on failing fails every operation with its own error, and nobody waits for ever") {
+    "an engine that continues failing fails every operation with its own error, and no call waits for ever") {
   for (const llmmem::transfer::drive_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -200,7 +200,7 @@ TEST_CASE("a request that the system refuses for now is left alone for a while, 
   }
 }
 
-TEST_CASE("the end of a file is told where it is, in whatever order the answers come") {
+TEST_CASE("the end of a file learns where it is, in whatever order the answers come") {
   small_file small;
   orders told;
   told.backwards = true;

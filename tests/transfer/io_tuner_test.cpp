@@ -94,7 +94,7 @@ TEST_CASE("on a device that does not change, however noisy, a tuner is at home m
   }
 }
 
-TEST_CASE("a device that changes under a tuner is looked at again at once, and climbed anew") {
+TEST_CASE("a device that changes under a tuner is looked at again at once, and climbed again") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -154,7 +154,8 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   CHECK(names.oldest() == version_id{3});
 }
 
-TEST_CASE("a double buffer publishes beside a reader, and says which version is in the way of a second") {
+TEST_CASE(
+    "a double buffer publishes while a reader reads, and says which version is in the way of a second") {
   versioned<std::vector<int>, double_buffer> state({}, std::vector<int>(100), "weights");
   const auto fill = [](int value) {
     return [value](std::vector<int>& into, const std::vector<int>*) noexcept {
