@@ -44,14 +44,14 @@ class message_taker {
   frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
     return {frame_buffer::answer::take, std::span(message_).subspan(header.offset, header.bytes)};
   }
-  void arrived(seat_id, const frame_header& header) noexcept {
+  void on_frame(seat_id, const frame_header& header) noexcept {
     bytes_ += header.bytes;
     ++frames_;
   }
-  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
-  void died(seat_id, comm::death) noexcept {}
-  void came(seat_id) noexcept {}
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  void on_death(seat_id, comm::death) noexcept {}
+  void on_joined(seat_id) noexcept {}
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t frames() const noexcept { return frames_; }

@@ -72,11 +72,11 @@ struct plain_frames {
     const std::size_t first = at % into.size();
     return {.what = frame_buffer::answer::take, .bytes = std::span(into).subspan(first, frame.bytes)};
   }
-  void arrived(seat_id, const frame_header& frame) noexcept { at += frame.bytes; }
-  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++asked; }
-  void died(seat_id, comm::death) noexcept {}
-  void came(seat_id) noexcept { is_joined = true; }
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_frame(seat_id, const frame_header& frame) noexcept { at += frame.bytes; }
+  void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++asked; }
+  void on_death(seat_id, comm::death) noexcept {}
+  void on_joined(seat_id) noexcept { is_joined = true; }
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
 
   socket_endpoint end;
   std::vector<std::byte> into = std::vector<std::byte>(moved_bytes);

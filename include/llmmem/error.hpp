@@ -2,9 +2,9 @@
 /// The exceptions of the library, and checked byte arithmetic.
 ///
 /// Errors are reported in two ways. **Setup** (constructors, parsing, anything done once) throws a type
-/// derived from `llmmem::error` whose text says what, how much, where and how to mend it. **Hot paths** are
-/// `noexcept` and return `result<T>` (see result.hpp) with a `failure` in it; `result::value()` turns that
-/// into the exceptions below.
+/// derived from `llmmem::error` whose text says what, how much, where and how to resolve it. **Hot paths**
+/// are `noexcept` and return `result<T>` (see result.hpp) with a `failure` in it; `result::value()` turns
+/// that into the exceptions below.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -178,8 +178,8 @@ struct failure {
   std::uint64_t found = 0;   ///< `error_info::found`
   failure_name where = {};   ///< the name given to the object at construction, or the path of a file
 
-  /// Returns one sentence for a person: which object, what, how much, and how to mend it. Allocates: not for
-  /// hot paths.
+  /// Returns one sentence for a person: which object, what, how much, and how to resolve it. Allocates: not
+  /// for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
   /// Throws the exception for `code`: see `error_kind`.

@@ -98,7 +98,7 @@ TEST_CASE("a trace reads back as it was written") {
   CHECK(again.peak_live_bytes() == played.peak_live_bytes());
 }
 
-TEST_CASE("what is wrong in a trace is told with file, line and reason") {
+TEST_CASE("what is wrong in a trace is reported with file, line and reason") {
   CHECK(refusal_of("a 1 5\nf 1\na 2 7\n") == "none");
   CHECK(refusal_of("a 1 5\r\nf 1") == "none");
   CHECK(refusal_of("") == "t: no allocation in it");
@@ -185,7 +185,7 @@ TEST_CASE("a recorded file replays to the figures of the program that recorded i
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("wrong usage is told, with exit status 2") {
+TEST_CASE("wrong usage is reported, with exit status 2") {
   const auto refused = [](const std::vector<std::string>& arguments) {
     const outcome got = run(arguments);
     CHECK(got.status == exit_status::wrong_usage);

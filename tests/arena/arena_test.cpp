@@ -220,7 +220,7 @@ TEST_CASE("a stitched arena gives out what it says, apart, and keeps exact accou
   behaves<stitched_arena<simulated>>(256 * mib);
 }
 
-TEST_CASE("whichever call the system refuses, every arena goes on with what it had") {
+TEST_CASE("whichever call the system refuses, every arena continues with what it had") {
   const auto any = [](const arena_stats& before, const arena_stats& after) {
     CHECK(after.live == before.live);
     CHECK(after.reserved <= before.reserved);  // caches may have been given back on the way
@@ -408,7 +408,7 @@ TEST_CASE("chunks created in several gaps all go back when a later call is refus
   }
 }
 
-TEST_CASE("no chunk is given back that an idle range still maps") {
+TEST_CASE("no chunk is returned that an idle range still maps") {
   simulated memory(budget(16 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;
@@ -656,13 +656,14 @@ TEST_CASE("an arena that cannot be set up says why, and leaks nothing") {
   simulated memory(budget(64 * mib, "vm"));
   CHECK_THROWS_WITH_AS(
       (stitched_arena<simulated>(memory, {.arena = small_tables(), .chunk_bytes = 3 * mib})),
-      "arena: chunks of 3145728 bytes are no multiple of the granularity, 2097152 bytes, and of "
+      "arena: chunks of 3145728 bytes are not a multiple of the granularity, 2097152 bytes, and of "
       "1024",
       length_error);
   simulated tiny(budget(mib));
-  CHECK_THROWS_WITH_AS((stitched_arena<simulated>(tiny, stitched_tables())),
-                       "arena: a budget of 1048576 bytes makes 0 chunks of 2097152; 1 to 4294967294 can be",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      (stitched_arena<simulated>(tiny, stitched_tables())),
+      "arena: a budget of 1048576 bytes makes 0 chunks of 2097152; their number must be 1 to 4294967294",
+      length_error);
   CHECK(fail_each_allocation([&](const metadata_source& source) {
           arena_options options = small_tables();
           options.metadata = source;
@@ -690,20 +691,21 @@ TEST_CASE("audit of a stitched arena names the chunk, the range and the count th
   };
   const std::vector<damage> all{
       {[](arena_type& arena) { std::swap(corrupt::chunk_handle(arena, 1), corrupt::chunk_handle(arena, 4)); },
-       {"arena: chunk 1 is not at home", "arena: chunk 4 is not at home",
+       {"arena: chunk 1 is not mapped at its address", "arena: chunk 4 is not mapped at its address",
         "arena: stitched range 0 does not map chunk 4"}},
       {[](arena_type& arena) { corrupt::lose_range(arena, 0); }, {"arena: allocation 5 lost its range"}},
       {[](arena_type& arena) { corrupt::miscount_mappings(arena); },
        {"arena: mappings of stitched ranges are miscounted"}},
       {[](arena_type& arena) { corrupt::chunks(arena).give_back({3, 1}); }, {"arena: chunk 3 has 1 users"}},
       {[](arena_type& arena) { corrupt::chunks(arena).add({6, 1}); },
-       {"arena: chunk 6 is not at home", "arena: reserved is counted as 12582912, it adds up to 14680064"}},
+       {"arena: chunk 6 is not mapped at its address",
+        "arena: reserved is counted as 12582912, it adds up to 14680064"}},
       {[](arena_type& arena) { ++corrupt::allocation(arena, 1).requested; },
        {"arena: requested is counted as 10486760, it adds up to 10486761"}},
       {[](arena_type& arena) { corrupt::allocation(arena, 1).where = 0; },
        {"arena: chunk 0 has 2 users", "arena: chunk 1 has 0 users"}},
       {[](arena_type& arena) { corrupt::shift_home(arena, 2 * mib); },
-       {"arena: a small block lies outside its chunk 2", "arena: a small block lies outside its chunk 2"}},
+       {"arena: a small block is outside its chunk 2", "arena: a small block is outside its chunk 2"}},
   };
   for (const damage& each : all) {
     CAPTURE(each.found.front());

@@ -157,14 +157,13 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
 }
 
 TEST_CASE("a range arena refuses a range and a granularity that cannot be, with the numbers") {
-  CHECK_THROWS_WITH_AS(
-      range_arena(base, 4096, 48, {.name = "tier 0"}),
-      "tier 0: granularity 48; it must be a power of two that the range's start is a multiple of",
-      argument_error);
+  CHECK_THROWS_WITH_AS(range_arena(base, 4096, 48, {.name = "tier 0"}),
+                       "tier 0: granularity 48; it must be a power of two that divides the range's start",
+                       argument_error);
   CHECK_THROWS_AS(range_arena(base, 4096, 0), argument_error);
   CHECK_THROWS_AS(range_arena(base + 1, 4096, 64), argument_error);
   CHECK_THROWS_WITH_AS(range_arena(base, 63, 64, {.name = "tier 0"}),
-                       "tier 0: a range of 63 bytes; it must be 64 to 2^48", length_error);
+                       "tier 0: the range has 63 bytes; it must be 64 to 2^48", length_error);
   CHECK_THROWS_AS(range_arena(base, (std::uint64_t{1} << 48) + 1, 64), length_error);
 }
 
@@ -186,9 +185,8 @@ TEST_CASE(
   range_arena arena(base, 4096, 64, {.name = "weights: tier 1"});
   REQUIRE(arena.allocate_at(base + 1024, 100));
   CHECK(arena.allocate_at(base + 960, 640).error().message() ==
-        "weights: tier 1: bytes 1024 to 1151 of its range are another's; name bytes that nobody has, or end "
-        "what "
-        "has them first (pieces take whole multiples of the granularity)");
+        "weights: tier 1: bytes 1024 to 1151 of its range are another's; name free bytes, or free the pieces "
+        "there first (pieces take whole multiples of the granularity)");
   CHECK(arena.allocate_at(base + 4032, 65).error().message() ==
         "weights: tier 1: bytes up to 4160 requested, but it has 4096; request fewer, or make it larger");
   CHECK(arena.allocate_at(base - 64, 64).code() == errc::past_the_bytes);

@@ -269,7 +269,7 @@ TEST_SUITE("async_checkpointer") {
       CHECK(!is_left_over(each.name));
   }
 
-  TEST_CASE("any call of the storage may fail, once or for good: it is told, and the next one works") {
+  TEST_CASE("any call of the storage may fail, once or permanently: it is told, and the next one works") {
     state of(5);
     for (const auto kind : {storage_fault::kind::refused, storage_fault::kind::lost}) {
       bool ended = false;

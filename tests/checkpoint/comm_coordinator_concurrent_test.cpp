@@ -235,7 +235,9 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("whoever dies in whatever call, what is told is what is there, and the others go on saving") {
+  TEST_CASE(
+      "regardless of which rank dies in whatever call, what is told is what is there, and the others "
+      "continue saving") {
     constexpr std::uint32_t seats = 3;
     std::uint64_t most_calls = 0;
     {
@@ -335,7 +337,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("rank 0 dies before its rename: the others find that nothing was committed, and go on") {
+  TEST_CASE("rank 0 dies before its rename: the others find that nothing was committed, and continue") {
     const auto check = [](auto& self, sim_endpoint& end, simulated_storage& below) {
       const std::string told = self.save(20);
       CHECK(told == "simulated: step 20: rank 0 has died, or is unreachable; nothing was committed");
@@ -482,9 +484,8 @@ TEST_SUITE("comm_coordinator") {
         const auto part = write_rank(storage, self.world(), draft, self.rank());
         if (self.rank() == 2) end.work(10 * second);
         CHECK(text_of([&] { self.coordinator.commit(draft, part); }) ==
-              "simulated: step 10: rank 1 stopped it: it has waited for too long: rank 0 has not said what "
-              "became of "
-              "it within 2000 ms; nothing was committed");
+              "simulated: step 10: rank 1 stopped it: it has waited for too long: rank 0 has not reported "
+              "its outcome within 2000 ms; nothing was committed");
         self.coordinator.abandon(draft, "late");
         static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
         CHECK(self.save(20) == "committed");
@@ -622,7 +623,7 @@ TEST_SUITE("comm_coordinator") {
   }
 
   TEST_CASE(
-      "ranks in threads, each with a checkpointer: one dies, the others share the state anew and go on") {
+      "ranks in threads, each with a checkpointer: one dies, the others share the state again and continue") {
     const temporary_folder folder;
     thread_network net(3);
     const std::vector<state_tensor> catalogue = {{.name = "weight", .shape = {30, 25}, .part = {}},

@@ -270,7 +270,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(view.is_unchanged_since(view.version(), 0, 0, 256));
   }
 
-  TEST_CASE("a tag of a range that is gone means nothing to a new one in its place") {
+  TEST_CASE("a tag of a range that no longer exists means nothing to a new one in its place") {
     bytes state(256);
     std::optional<cow_range> range;
     const auto view_of = [&] {
@@ -394,7 +394,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(asks(4, 0, 1) ==
           "cow_state_view: bytes 0 to 1 of tensor 4 do not exist: pass a place for each described tensor, in "
           "that order");
-    CHECK(asks(1, 0, 4) == "cow_state_view: tensor 1 lies in range 1, but the number of ranges is 1");
+    CHECK(asks(1, 0, 4) == "cow_state_view: tensor 1 is in range 1, but the number of ranges is 1");
     CHECK(asks(2, 0, 28) ==
           "cow_state_view: the place of tensor 2, 28 bytes from 101, is past the end of source 0, which has "
           "128");

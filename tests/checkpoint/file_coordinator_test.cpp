@@ -366,7 +366,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(sweep.states > 100);
   }
 
-  TEST_CASE("rank 0 dies between the votes and the commit: nothing is committed, and a new run goes on") {
+  TEST_CASE("rank 0 dies between the votes and the commit: nothing is committed, and a new run continues") {
     simulated_storage storage(tiny());
     acknowledged told;
     run(storage, two, {10}, told);
@@ -400,7 +400,7 @@ TEST_SUITE("file_coordinator") {
     storage.set_faults(
         {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::for_ever}});
     CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::io);
-    CHECK(all[0].take_trouble().find("the other ranks could not be told what became of it") !=
+    CHECK(all[0].take_trouble().find("the other ranks could not be informed of its outcome") !=
           std::string::npos);
     CHECK(all[0].take_trouble() == "");
     all.all[0].reset();
@@ -1003,7 +1003,7 @@ TEST_SUITE("file_coordinator") {
     forbidden = "step-0000000010-g00000001/MANIFEST.json";
     CHECK(voted.zero.try_conclude(voted.draft));
     CHECK(voted.zero.take_trouble() ==
-          "simulated: step 10, generation 1: the other ranks could not be told what became of it: "
+          "simulated: step 10, generation 1: the other ranks could not be informed of its outcome: "
           "std::bad_alloc");
     CHECK(newest(storage) == 10);
   }

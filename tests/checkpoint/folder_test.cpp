@@ -120,7 +120,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("after any crash the folder can be gone on with, and what was left behind is gone") {
+  TEST_CASE("after any crash the folder can be used further, and what was left behind no longer exists") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     const simulated_storage start = settled(world, {10, 20}, tiny());
     acknowledged told;
@@ -296,7 +296,7 @@ TEST_SUITE("checkpoint_folder") {
       if (step == 30) {
         CHECK(text_of([&] { save_step(folder, world, step); }) ==
               "simulated: the folder cannot be synced: names in it may be lost: Input/output error; a "
-              "planned fault; step-0000000030-g00000003 is whole, but a crash may remove it");
+              "planned fault; step-0000000030-g00000003 is complete, but a crash may remove it");
       } else {
         save_step(folder, world, step);
       }
@@ -333,7 +333,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("the last few stay, every so many steps one for good, and never fewer than two") {
+  TEST_CASE("the last few stay, every so many steps one permanently, and never fewer than two") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -493,7 +493,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("generations go on behind the one that was told, and never back") {
+  TEST_CASE("generations continue behind the one that was told, and never back") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     folder.raise_generation(41);

@@ -337,7 +337,7 @@ TEST_SUITE("incremental saves") {
     CHECK(find_checkpoint(storage).found->id.step == 8);
   }
 
-  TEST_CASE("one that refers to what is gone is not committed, and the next one is whole") {
+  TEST_CASE("one that refers to what no longer exists is not committed, and the next one is whole") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage);

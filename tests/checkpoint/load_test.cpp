@@ -340,7 +340,7 @@ TEST_SUITE("load_checkpoint") {
     CHECK(said.ends_with(", but the manifest has " + hex8(from.manifest.files[0].chunks[1])));
   }
 
-  TEST_CASE("files that are cut, that grew or that are gone are refused") {
+  TEST_CASE("files that are cut, that grew or that no longer exist are refused") {
     for (const verification how : {verification::sizes, verification::checksums}) {
       small_state state;
       const found_checkpoint from = state.found();
@@ -400,7 +400,7 @@ TEST_SUITE("load_checkpoint") {
               "than the run");
   }
 
-  TEST_CASE("elements that nobody saved are told, not made up") {
+  TEST_CASE("elements that nobody saved are reported, not made up") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<std::vector<state_tensor>> ranks{{{.name = "w",

@@ -168,7 +168,7 @@ struct mirrored_run {
 }  // namespace
 
 TEST_SUITE("mirrored_coordinator") {
-  TEST_CASE("what is committed comes to the durable folder, under the same name, and is told") {
+  TEST_CASE("what is committed comes to the durable folder, under the same name, and is reported") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
@@ -201,7 +201,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(notes.failed.empty());
   }
 
-  TEST_CASE("while the durable storage hangs the training goes on, and the newest wins") {
+  TEST_CASE("while the durable storage hangs the training continues, and the newest wins") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     gate stuck;
@@ -292,7 +292,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{20, 10});
   }
 
-  TEST_CASE("a run whose local disk was lost goes on behind the durable folder's last generation") {
+  TEST_CASE("a run whose local disk was lost continues behind the durable folder's last generation") {
     simulated_storage durable(called("durable"));
     {
       simulated_storage lost(called("local"));
@@ -377,7 +377,7 @@ TEST_SUITE("mirrored_coordinator") {
   }
 
   // Each call of the durable storage fails, once or from there on; each thing that may be wrong is told.
-  TEST_CASE("whatever fails in the durable tier, the training goes on, and it is told") {
+  TEST_CASE("whatever fails in the durable tier, the training continues, and it is told") {
     for (const bool renames : {true, false}) {
       for (const mirror_options& options : {at_once, thrice}) {
         for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
@@ -480,7 +480,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.durable.folders() == std::vector<std::string>{"step-0000000010-g00000001"});
   }
 
-  TEST_CASE("a full durable disk is told, and does not stop the training") {
+  TEST_CASE("a full durable disk is reported, and does not stop the training") {
     simulated_storage_options small = called("durable");
     small.capacity = 60;
     mirrored_run w(at_once, small);
@@ -766,7 +766,7 @@ TEST_SUITE("mirrored_coordinator, power cuts") {
     CHECK(runs > (llmmem_tests::is_watched ? 100 : 500));
   }
 
-  TEST_CASE("after a crash the run goes on, and both tiers come together again") {
+  TEST_CASE("after a crash the run continues, and both tiers come together again") {
     const start_of_tiers start({10, 20, 30}, true);
     for (const bool of_local : {true, false}) {
       bool ended = false;

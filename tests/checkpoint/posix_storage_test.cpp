@@ -301,7 +301,7 @@ TEST_SUITE("posix_storage") {
     CHECK(input.bytes() == 10'000);
   }
 
-  TEST_CASE("links, pipes, sockets and folders are no files, and nobody waits for them") {
+  TEST_CASE("links, pipes, sockets and folders are no files, and no call waits for them") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -345,7 +345,7 @@ TEST_SUITE("posix_storage") {
     ::close(listening);
   }
 
-  TEST_CASE("a path that goes on behind a zero byte is refused by every call, and nothing is done") {
+  TEST_CASE("a path that continues behind a zero byte is refused by every call, and nothing is done") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);

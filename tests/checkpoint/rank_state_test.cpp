@@ -213,7 +213,7 @@ TEST_SUITE("rank_state") {
           "rank_state: tensor 'a' is already a part; pass whole tensors");
   }
 
-  TEST_CASE("where a part lies in what is held is told when it is one range there") {
+  TEST_CASE("where a part is in what is held is told when it is one range there") {
     for (const auto seed : seeds(500)) {
       CAPTURE(seed);
       random_numbers random(seed);

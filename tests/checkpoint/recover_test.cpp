@@ -158,7 +158,7 @@ TEST_SUITE("recover") {
     }
   }
 
-  TEST_CASE("a source that cannot be listed is told, and is an error only when it is the last") {
+  TEST_CASE("a source that cannot be listed is reported, and is an error only when it is the last") {
     two_tiers tiers;
     two_tiers::save_as(tiers.local, {30, 3});
     two_tiers::save_as(tiers.durable, {20, 2});
@@ -177,7 +177,7 @@ TEST_SUITE("recover") {
         io_error);
   }
 
-  TEST_CASE("a generation that was given twice is told, and the source named first counts") {
+  TEST_CASE("a generation that was given twice is reported, and the source named first counts") {
     {
       two_tiers tiers;
       two_tiers::save_as(tiers.local, {10, 3});

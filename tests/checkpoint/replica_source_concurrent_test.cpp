@@ -340,7 +340,9 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("whoever dies in whatever call, the others are told, agree, and come to the same result") {
+  TEST_CASE(
+      "regardless of which rank dies in whatever call, the others are told, agree, and come to the same "
+      "result") {
     std::uint64_t most_calls = 0;
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
       for (std::uint64_t call = 0; call == 0 || call < most_calls; ++call) {

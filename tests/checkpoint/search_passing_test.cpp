@@ -78,8 +78,8 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
             "simulated: step-0000000020-g00000002 cannot be read now, but is not proved damaged: "
             "simulated/step-0000000020-g00000002/MANIFEST.json: " +
                 std::string(to_string(call)) +
-                ": Input/output error; a planned fault; no older checkpoint was used instead. Mend that and "
-                "search again; to continue from an older one, move this one away, or search with "
+                ": Input/output error; a planned fault; no older checkpoint was used instead. Resolve that "
+                "and search again; to continue from an older one, move this one away, or search with "
                 "unread_checkpoint::pass_over");
     }
     fail(storage, storage_call::list, storage_fault::for_ever, EACCES);
@@ -96,7 +96,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     CHECK(refusal(storage, at_once).find("Too many open files") != std::string::npos);
   }
 
-  TEST_CASE("by the caller's word an older one is taken, and what was passed over is told") {
+  TEST_CASE("by the caller's word an older one is taken, and what was passed over is reported") {
     simulated_storage storage;
     save_two(storage);
     fail(storage, storage_call::open, 3, EIO);

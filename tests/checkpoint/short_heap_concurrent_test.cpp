@@ -102,7 +102,7 @@ TEST_SUITE("checkpoints, short heap") {
     CHECK(detail::reason(text, "no room") == text + "no room");
   }
 
-  TEST_CASE("whichever request for memory fails, a save ends, its end is told, and the next one works") {
+  TEST_CASE("whichever request for memory fails, a save ends, its end is reported, and the next one works") {
     for (const heap_refusal how : {heap_refusal::once, heap_refusal::for_ever}) {
       std::uint64_t failed = 0;
       bool ended = false;

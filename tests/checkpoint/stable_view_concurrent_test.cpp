@@ -156,7 +156,7 @@ TEST_SUITE("stable_view") {
     CHECK(saves.stats().committed == 2);
   }
 
-  TEST_CASE("who waits until a stable view has been read finds it gone, and is told how long that took") {
+  TEST_CASE("who waits until a stable view has been read finds it gone, and learns how long that took") {
     using view = copied_view<true>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);

@@ -147,7 +147,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
       CHECK(got[i] == part_of(values[i], *described[i].part, 32));
   }
 
-  TEST_CASE("an engine on a file and a schedule goes on where it was stopped, bit for bit") {
+  TEST_CASE("an engine on a file and a schedule continues where it was stopped, bit for bit") {
     const temporary_folder folder;
     const std::vector<state_tensor> described = some_tensors();
     const auto train = [&](const std::string& run, std::uint64_t steps) {

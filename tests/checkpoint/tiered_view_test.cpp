@@ -153,7 +153,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(w.buffer.stats().shared == 0);
   }
 
-  TEST_CASE("a snapshot is copied by stage_for, and its clones are gone before it is on the disk") {
+  TEST_CASE("a snapshot is copied by stage_for, and its clones no longer exist before it is on the disk") {
     tiered_state w(2, 0);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -319,7 +319,7 @@ TEST_SUITE("tiered_state_view") {
           "tiered_state_view: bytes 1 to 11 of tensor 0 do not exist: pass a place for each described "
           "tensor, in that order");
     CHECK(text_of([&] { of.copy_out(1, 0, std::span(into).first(4)); }) ==
-          "tiered_state_view: tensor 1 lies in chunk 1, but the number of chunks is 1");
+          "tiered_state_view: tensor 1 is in chunk 1, but the number of chunks is 1");
     CHECK(text_of([&] { of.copy_out(2, 0, into); }) ==
           "tiered_state_view: the place of tensor 2, 10 bytes from 91, is past the end of source 0, which "
           "has 100");

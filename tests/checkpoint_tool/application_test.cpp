@@ -242,7 +242,7 @@ TEST_SUITE("show") {
     CHECK(name({"show", "DIR/5/5"}) == "step-0000000005-g00000002");
   }
 
-  TEST_CASE("what cannot be meant is told, with what there is") {
+  TEST_CASE("what cannot be meant is reported, with what there is") {
     const world_folder world(save_three);
     fs::create_directory(world / "empty");
     CHECK(world.why({"show", "DIR/run", "9"}) ==
@@ -375,7 +375,7 @@ TEST_SUITE("verify") {
           "step-0000000001-g00000001  DAMAGED\n  model.safetensors: bytes 4000 to 4264" + damaged);
   }
 
-  TEST_CASE("a manifest that is damaged, of another checkpoint or missing is told") {
+  TEST_CASE("a manifest that is damaged, of another checkpoint or missing is reported") {
     const world_folder world(save_three);
     flip(world / ("run/" + std::string(name_3) + "/MANIFEST.json"), 100);
     fs::copy_file(world / ("run/" + std::string(name_1) + "/MANIFEST.json"),
@@ -391,7 +391,7 @@ TEST_SUITE("verify") {
           "DIR/run/step-0000000001-g00000001/MANIFEST.json: cannot be opened: No such file or directory\n");
   }
 
-  TEST_CASE("a header that disagrees with the manifest is told, tensor by tensor, also by sizes") {
+  TEST_CASE("a header that disagrees with the manifest is reported, tensor by tensor, also by sizes") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1));
     rewrite_manifest(world / ("run/" + std::string(name_1)), [](llmmem::checkpoint_manifest& manifest) {
@@ -444,7 +444,7 @@ TEST_SUITE("verify") {
           "file has 4192\n");
   }
 
-  TEST_CASE("pieces that do not make all of a tensor are told") {
+  TEST_CASE("pieces that do not make all of a tensor are reported") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1), {.world = 3, .how = saved_as::columns});
     const auto drop = [](llmmem::checkpoint_manifest& manifest) {
@@ -512,7 +512,7 @@ TEST_SUITE("diff") {
           "b\n");
   }
 
-  TEST_CASE("every way to differ is told, with how much, where first and by how much at most") {
+  TEST_CASE("every way to differ is reported, with how much, where first and by how much at most") {
     const world_folder world;
     auto state = some_state(1);
     save_state(world / "a", 1, state, {.has_extras = false});
@@ -774,7 +774,7 @@ TEST_SUITE("prune") {
   }
 }
 
-TEST_CASE("wrong usage is told, with what would be right") {
+TEST_CASE("wrong usage is reported, with what would be right") {
   const world_folder world;
   const auto wrong = [&](const std::vector<std::string>& arguments) {
     return world.why(arguments, exit_status::wrong_usage);

@@ -173,7 +173,7 @@ TEST_CASE("verify names the stored file that is damaged, for each checkpoint tha
   CHECK(damage[1]["end"] == 4096);
 }
 
-TEST_CASE("stored files that are missing or of another length are told, also by sizes and by a listing") {
+TEST_CASE("stored files that are missing or of another length are reported, also by sizes and by a listing") {
   const world_folder world(save_four);
   overwrite(world / in_run(name_1, "model.safetensors"), "short");
   fs::remove(world / in_run("step-0000000003-g00000003", "model.safetensors.changes"));

@@ -25,8 +25,8 @@ constexpr std::size_t block = std::size_t{1} << 18;
 
 std::string damage(std::uint32_t at, std::uint64_t wanted, std::uint64_t found) {
   return "byte_plane: the encoded bytes are damaged at block " + std::to_string(at) + ": " +
-         std::to_string(wanted) + " must be there, found " + std::to_string(found) +
-         "; nothing decoded from them may be used, fetch them again";
+         std::to_string(found) + " found, " + std::to_string(wanted) +
+         " expected; discard what was decoded from them, and fetch them again";
 }
 
 template <class Codec>
@@ -113,7 +113,7 @@ TEST_CASE("a compressed plane longer than the plane itself is damage, even if it
   CHECK(refusal(codec, form, 16) == damage(0, 8, compressed.size()));
 }
 
-TEST_CASE("the encoded form is as the class tells: header, then planes, the exponents' last") {
+TEST_CASE("the encoded form is as the class documents: header, then planes, the exponents' last") {
   byte_plane<dtype::bf16> codec(64);
   // 1, -1 and 1.5, whose bits are 3F80, BF80, 3FC0; rotated left by one: 7F00, 7F01, 7F80.
   byte_string chunk(6);

@@ -248,9 +248,9 @@ TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too
 
 TEST_CASE_TEMPLATE("a codec for chunks of no bytes, or of too many, is refused", Codec, LLMMEM_TESTS_CODECS) {
   const std::string who = Codec::name;
-  const std::string none = who + ": max_chunk_bytes 0; a codec needs chunks to work on";
+  const std::string none = who + ": max_chunk_bytes is 0; it must be at least 1";
   CHECK_THROWS_WITH_AS(Codec(0), none.c_str(), length_error);
-  const std::string many = who + ": max_chunk_bytes 9223372036854775808 passes the limit of 2^63 - 1 bytes";
+  const std::string many = who + ": max_chunk_bytes 9223372036854775808 exceeds 2^63 - 1 bytes";
   CHECK_THROWS_WITH_AS(Codec(max_bytes + 1), many.c_str(), length_error);
 }
 

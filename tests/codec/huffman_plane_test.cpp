@@ -176,7 +176,7 @@ TEST_CASE("planes of every length come back, into outputs that are just large en
   }
 }
 
-TEST_CASE("the compressed form is as the class tells") {
+TEST_CASE("the compressed form is as the class documents") {
   huffman_plane plane(100);
   // 3 four times, 5 twice, 6 and 9 once: codes 0, 10, 110 and 111, their first bits lowest.
   const byte_string in = of({3, 5, 3, 6, 3, 9, 3, 5});

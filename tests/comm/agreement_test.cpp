@@ -60,7 +60,7 @@ class members_at_work {
 
   void suspect(std::size_t who, std::size_t whom) {
     auto send = post(who);
-    parts_[who].died(at(whom), comm::death::suspected, send);
+    parts_[who].on_death(at(whom), comm::death::suspected, send);
     take(who);
   }
 
@@ -83,7 +83,7 @@ class members_at_work {
     auto send = post(now.to);
     if (now.is_notice) {
       knows_[now.to][now.from] = true;
-      parts_[now.to].died(at(now.from), comm::death::certain, send);
+      parts_[now.to].on_death(at(now.from), comm::death::certain, send);
     } else {
       const agree_message message = wire_[now.from][now.to].front();
       wire_[now.from][now.to].pop_front();
@@ -235,7 +235,7 @@ TEST_SUITE("agreement") {
     CHECK(most_sent == most_messages);  // each of them was the last of somebody
   }
 
-  TEST_CASE("agreements one after another stay the same for all, whoever dies between") {
+  TEST_CASE("agreements one after another stay the same for all, regardless of which rank dies between") {
     for (const auto seed : llmmem_tests::seeds(3000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -318,9 +318,9 @@ TEST_SUITE("agreement") {
                         std::initializer_list<std::uint32_t> certain) {
       agreement part(seat_id{self}, seat_set::first(rank_count{count}));
       for (const std::uint32_t each : suspected)
-        part.died(seat_id{each}, comm::death::suspected, none);
+        part.on_death(seat_id{each}, comm::death::suspected, none);
       for (const std::uint32_t each : certain)
-        part.died(seat_id{each}, comm::death::certain, none);
+        part.on_death(seat_id{each}, comm::death::certain, none);
       return part;
     };
     CHECK(of(4, 0, {}, {1, 2, 3}).has_quorum());
@@ -337,7 +337,9 @@ TEST_SUITE("agreement") {
     CHECK_FALSE(of(4, 2, {1}, {0}).has_quorum());  // two of four, and the lowest is not among them
   }
 
-  TEST_CASE("who is said to have failed does not take others with it, and holds who says so for estranged") {
+  TEST_CASE(
+      "a process that is said to have failed does not take others with it, and holds who says so for "
+      "estranged") {
     members_at_work all(5, 1);
     for (std::size_t other = 0; other < 4; ++other)
       all.suspect(4, other);
@@ -376,7 +378,7 @@ TEST_SUITE("agreement") {
     agree_message decides{.kind = agree_kind::decide};
     part.hear(seat_id{3}, decides, none);
     part.hear(seat_id{1}, decides, none);
-    part.died(seat_id{3}, comm::death::certain, none);
+    part.on_death(seat_id{3}, comm::death::certain, none);
     CHECK(part.failed().empty());
     CHECK_FALSE(part.take_outcome());
     part.hear(seat_id{2}, decides, none);
@@ -384,7 +386,7 @@ TEST_SUITE("agreement") {
     CHECK_FALSE(part.take_outcome());
   }
 
-  TEST_CASE("who died before it began is among those that are out") {
+  TEST_CASE("a process that died before it began is among those that are out") {
     members_at_work all(4, 1);
     all.kill_after(2, 0);
     for (std::size_t i = 0; i < 4; ++i)
@@ -404,8 +406,8 @@ TEST_SUITE("agreement") {
       letters sent;
       agreement part(seat_id{2}, seat_set::first(rank_count{5}));
       part.begin(7, {}, sent.post());
-      part.died(seat_id{0}, comm::death::certain, sent.post());
-      part.died(seat_id{1}, comm::death::certain, sent.post());
+      part.on_death(seat_id{0}, comm::death::certain, sent.post());
+      part.on_death(seat_id{1}, comm::death::certain, sent.post());
       const agree_message of_0{.accepted_by = seat_id{0}, .value = {.bits = 100}};
       const agree_message of_1{.accepted_by = seat_id{1}, .value = {.bits = 101}};
       part.hear(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
@@ -415,13 +417,15 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("who has accepted and is then alone decides what it had accepted, not what it says itself") {
+  TEST_CASE(
+      "a process that has accepted and is then alone decides what it had accepted, not what it says itself") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
     part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
-    part.died(seat_id{0}, comm::death::certain, sent.post());  // which may have decided, and acted upon it
+    part.on_death(seat_id{0}, comm::death::certain,
+                  sent.post());  // which may have decided, and acted upon it
     CHECK(part.take_outcome().value() == comm::agreed{.bits = 3});  // in which 0 had not failed yet
   }
 
@@ -452,10 +456,10 @@ TEST_SUITE("agreement") {
     CHECK(sent.of(agree_kind::accept).size() == 1);
   }
 
-  TEST_CASE("one that is not heard any more is told so each time it speaks") {
+  TEST_CASE("one that is ignored is told so each time it speaks") {
     letters sent;
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
-    part.died(seat_id{2}, comm::death::suspected, sent.post());
+    part.on_death(seat_id{2}, comm::death::suspected, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 1);
     part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
     part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());

@@ -281,7 +281,7 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("nobody leaves a barrier before all have come") {
+  TEST_CASE("no rank leaves a barrier before all have come") {
     for (std::uint32_t world = 1; world <= 7; ++world) {
       std::uint32_t there = 0;  // one thread at a time runs
       in_world(world, world, [&](ranks_of& ranks, std::uint32_t self) {
@@ -295,7 +295,9 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("whoever dies within a collective, nobody waits for long, and those left can go on") {
+  TEST_CASE(
+      "regardless of which rank dies within a collective, no call waits for long, and those left can "
+      "continue") {
     std::uint64_t failed = 0;
     for (const auto seed : llmmem_tests::seeds(120)) {
       CAPTURE(seed);

@@ -88,7 +88,9 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("whoever dies at whatever call, the others end with the state of a run in which nobody died") {
+  TEST_CASE(
+      "regardless of which rank dies at whatever call, the others end with the state of a run in which "
+      "nobody died") {
     constexpr std::uint32_t seats = 3;
     std::uint64_t most_calls = 0;
     {
@@ -158,7 +160,7 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "a job that is cut in two goes on in one half at most, and one that stands still is left behind") {
+      "a job that is cut in two continues in one half at most, and one that stands still is left behind") {
     std::uint64_t left_behind = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -188,7 +190,8 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "messages are told apart by tag, in any order, and those of one tag come in the order they were sent") {
+      "messages are distinguished by tag, in any order, and those of one tag come in the order they were "
+      "sent") {
     in_pairs({}, [](ranks_of& ranks, rank_id other) {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
@@ -300,7 +303,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("a damaged message is an error and its bytes are not taken for good, and the next one comes") {
+  TEST_CASE("a damaged message is an error and its bytes are not accepted, and the next one comes") {
     std::uint64_t damaged = 0;
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
@@ -431,7 +434,7 @@ TEST_SUITE("communicator") {
       REQUIRE_FALSE(joined);
       const failure why = joined.error();
       CHECK(why == failure{errc::seat_missing, 1, why.wanted, 1});
-      CHECK((why.wanted == static_cast<std::uint64_t>(seat_absence::unheard) ||
+      CHECK((why.wanted == static_cast<std::uint64_t>(seat_absence::no_contact) ||
              why.wanted == static_cast<std::uint64_t>(seat_absence::ended)));
       CHECK(ranks.epoch() == 0);
       // Nor can anything else be done before.

@@ -78,7 +78,7 @@ class scripted_endpoint {
   result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline by, Handler& handler) {
     if (!is_stuck) return {};
     do {
-      if (!handler.goes_on()) return failure{.code = errc::cancelled};
+      if (!handler.keeps_waiting()) return failure{.code = errc::cancelled};
     } while (poll(by, handler));
     return failure{.code = errc::peer_timed_out};
   }
@@ -96,20 +96,20 @@ class scripted_endpoint {
     switch (next.kind) {
       case what::came:
         connected_.insert(next.seat);
-        handler.came(next.seat);
+        handler.on_joined(next.seat);
         break;
       case what::died:
         connected_.erase(next.seat);
-        handler.died(next.seat, next.how);
+        handler.on_death(next.seat, next.how);
         break;
       case what::told:
-        handler.told(next.seat, next.header, next.bytes);
+        handler.on_message(next.seat, next.header, next.bytes);
         break;
       case what::sent:
         if (const frame_buffer into = handler.buffer_for(next.seat, next.header);
             into.what == frame_buffer::answer::take) {
           std::ranges::copy(next.bytes, into.bytes.begin());
-          handler.arrived(next.seat, next.header);
+          handler.on_frame(next.seat, next.header);
         }
         break;
     }
@@ -452,7 +452,7 @@ TEST_SUITE("communicator_membership") {
     };
     scripted_endpoint end(two, 3, 30);
     communicator ranks(end, {.name = "job"});
-    CHECK(ranks.join({100}).error() == missing(zero, seat_absence::unheard, 2));
+    CHECK(ranks.join({100}).error() == missing(zero, seat_absence::no_contact, 2));
     CHECK(ranks.join({100}).error().message() ==
           "job: seat 0 and 1 more are missing at the deadline: nothing has arrived from it; start its "
           "process, and give all processes the same folder or addresses");
@@ -464,23 +464,23 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.join({400}).error() == missing(zero, seat_absence::ended, 2));
     end.comes(zero);
     end.says_hello(zero, 0, 11);
-    CHECK(ranks.join({500}).error() == missing(one, seat_absence::unheard, 1));
+    CHECK(ranks.join({500}).error() == missing(one, seat_absence::no_contact, 1));
     CHECK(ranks.epoch() == 0);
   }
 
-  TEST_CASE("what the endpoint knows of a missing seat is told, unless its death says more") {
+  TEST_CASE("what the endpoint knows of a missing seat is reported, unless its death says more") {
     struct knowing_endpoint : scripted_endpoint {
       using scripted_endpoint::scripted_endpoint;
       [[nodiscard]] seat_absence why_missing(seat_id) const noexcept { return knows; }
-      seat_absence knows = seat_absence::unheard;
+      seat_absence knows = seat_absence::no_contact;
     };
     static_assert(endpoint<knowing_endpoint> && detail::tells_absence<knowing_endpoint>);
     static_assert(!detail::tells_absence<scripted_endpoint>);
     knowing_endpoint end(one, 2, 21);
     communicator ranks(end);
     const auto why = [&](std::uint64_t by) { return seat_absence(ranks.join({by}).error().wanted); };
-    end.knows = seat_absence::nobody_listens;
-    CHECK(why(100) == seat_absence::nobody_listens);
+    end.knows = seat_absence::no_listener;
+    CHECK(why(100) == seat_absence::no_listener);
     end.comes(zero);
     CHECK(why(200) == seat_absence::no_answer);
     end.dies(zero);
@@ -551,7 +551,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
+      "a process that has failed and is still a member of the next epoch has failed in it, whoever sits "
+      "there by now") {
     for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);
@@ -630,7 +631,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(ranks.is_revoked());
   }
 
-  TEST_CASE("who is no member revokes nothing, neither this epoch nor the next") {
+  TEST_CASE("a process that is no member revokes nothing, neither this epoch nor the next") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -658,7 +659,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(later.is_revoked());
   }
 
-  TEST_CASE("who was left behind and still agrees in its old epoch is told that it is fenced") {
+  TEST_CASE("a process that was left behind and still agrees in its old epoch is told that it is fenced") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -672,7 +673,9 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.stats().stale_frames == 2);
   }
 
-  TEST_CASE("who is told that a later epoch has begun without it decides nothing any more, and says so") {
+  TEST_CASE(
+      "a process that is told that a later epoch has begun without it decides nothing any more, and says "
+      "so") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();

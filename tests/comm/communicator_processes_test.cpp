@@ -125,7 +125,7 @@ TEST_SUITE("communicator_processes") {
     CHECK(readmitted > 3);
   }
 
-  TEST_CASE("a rank that stood still goes on alone in no case, however the others ended that left it out") {
+  TEST_CASE("a rank that stood still continues alone in no case, however the others ended that left it out") {
     for ([[maybe_unused]] const auto seed : llmmem_tests::seeds(1)) {
       for (const bool is_tcp : {false, true}) {
         for (const others_end how : {others_end::leave, others_end::are_killed}) {
@@ -167,7 +167,7 @@ TEST_SUITE("communicator_processes") {
     }
   }
 
-  TEST_CASE("ranks that starve beside others that compute are healthy, and none is killed for its silence") {
+  TEST_CASE("ranks that starve next to others that compute are healthy, and none is killed for its silence") {
     // It takes half a minute of all cores: scripts/soak sets that.
     if (std::getenv("LLMMEM_SEED_FACTOR") == nullptr) return;
     const std::vector<std::string> addresses = llmmem_tests::free_addresses(3);

@@ -203,7 +203,7 @@ TEST_CASE("a process that leaves says so behind what waits") {
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::frame, frame_sort::leaving});
 }
 
-TEST_CASE("a seat without a lane gets nothing, and a lane that is opened anew begins anew") {
+TEST_CASE("a seat without a lane gets nothing, and a lane that is opened again begins again") {
   one_lane lane;
   CHECK(lane.channel.tell(seat_id{2}, {}, {}));
   lane.channel.give_up(seat_id{0});
@@ -224,7 +224,7 @@ TEST_CASE("a seat without a lane gets nothing, and a lane that is opened anew be
   CHECK(sorts_of(end.read()) == std::vector{frame_sort::beat, frame_sort::frame});
 }
 
-TEST_CASE("a lane whose peer is gone takes messages and drops them: its reader finds the end") {
+TEST_CASE("a lane whose peer no longer exists takes messages and drops them: its reader finds the end") {
   one_lane lane;
   lane.pair.there.close();
   CHECK(lane.tell(1, 10));

@@ -290,7 +290,7 @@ TEST_CASE("only a known process of another endpoint may be killed, where the opt
   }
 }
 
-TEST_CASE("a process that is killed is gone, which its pidfd says") {
+TEST_CASE("a process that is killed no longer exists, which its pidfd says") {
   const pid_t child = ::fork();
   if (child == 0) {
     for (;;)

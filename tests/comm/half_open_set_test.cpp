@@ -160,7 +160,7 @@ TEST_CASE("a caller with another secret is refused, and both sides learn that of
   }
 }
 
-TEST_CASE("a call to an address where nobody listens says so, and a knock says nothing") {
+TEST_CASE("a call to an address where no process listens says so, and a knock says nothing") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     sets.low->halves.remove_file();
@@ -177,7 +177,7 @@ TEST_CASE("a call to an address where nobody listens says so, and a knock says n
       REQUIRE(learned.has_value() == (purpose == hello_purpose::data));
       if (learned) {
         CHECK(learned->seat == seat_id{0});
-        CHECK(learned->why == seat_absence::nobody_listens);
+        CHECK(learned->why == seat_absence::no_listener);
       }
     }
   }

@@ -32,7 +32,7 @@ struct filled_inbox : detail::inbox {
     if (into.what != answer::take) return into.what;
     REQUIRE(into.bytes.size() == frame.bytes);
     std::ranges::fill(into.bytes, fill);
-    arrived(one, frame);
+    on_frame(one, frame);
     return into.what;
   }
 };
@@ -70,7 +70,8 @@ TEST_CASE("a message that is in store in part is waited for until it is whole") 
   CHECK(bytes[4] == std::byte{2});
 }
 
-TEST_CASE("a frame that does not go on where the one before it ended is torn, and no part of the message") {
+TEST_CASE(
+    "a frame that does not continue where the one before it ended is torn, and no part of the message") {
   for (const bool is_awaited : {true, false}) {
     CAPTURE(is_awaited);
     filled_inbox box(100 + price);
@@ -150,7 +151,7 @@ TEST_CASE("early messages without bytes have a price, and those of a tag are tak
   CHECK(box.early_bytes() < 7 * (price + 1));
 }
 
-TEST_CASE("what a burst of early messages took is given back while a message of its tag is kept") {
+TEST_CASE("what a burst of early messages took is returned while a message of its tag is kept") {
   detail::early_queue queue;
   const auto push = [&](std::byte first) {
     queue.make_room();
@@ -179,11 +180,11 @@ TEST_CASE("what a burst of early messages took is given back while a message of 
 TEST_CASE("a message beyond the budget waits, and its length can be asked for") {
   filled_inbox box(10 + price);
   CHECK(box.room() == 10);
-  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
-  CHECK(box.takes(3, ~std::uint64_t{0}, 0, 11, std::byte{1}) == answer::later);
-  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::ask_again);
+  CHECK(box.takes(3, ~std::uint64_t{0}, 0, 11, std::byte{1}) == answer::ask_again);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::ask_again);
   CHECK(box.size_of_next(one, 3) == 11U);
   CHECK(box.takes(3, 10, 0, 10, std::byte{1}) == answer::take);
   CHECK(box.room() == 0);
-  CHECK(box.takes(3, 0, 0, 0, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, 0, 0, 0, std::byte{1}) == answer::ask_again);
 }

@@ -111,7 +111,7 @@ TEST_CASE("a grown communicator leaves the one before to the last, and only some
   CHECK(on.script.grown_as == 4);
 }
 
-TEST_CASE("what NCCL refuses or fails to make is told, and an abort ends both") {
+TEST_CASE("what NCCL refuses or fails to make is reported, and an abort ends both") {
   one_rank on;
   on.script.begun = ncclInvalidUsage;
   CHECK(on.comm.begin_grown(4, on.id, 1) == ncclInvalidUsage);

@@ -81,7 +81,7 @@ TEST_CASE("another rank makes what rank 0 says, also where it does not know that
   }
 }
 
-TEST_CASE("a communicator is shrunk where all ranks have one, and made anew where one rank has not") {
+TEST_CASE("a communicator is shrunk where all ranks have one, and made again where one rank has not") {
   for (const bool all_keep : {true, false}) {
     one_rank on;
     on.join();
@@ -149,7 +149,7 @@ TEST_CASE("a making that takes too long, or that NCCL gives up, is aborted") {
   CHECK(lost.script.log == calls{"init fresh", "abort 1"});
 }
 
-TEST_CASE("what the side channel throws goes on when nothing is left that calls could use") {
+TEST_CASE("what the side channel throws continues when nothing is left that calls could use") {
   for (const std::size_t vote : {0U, 1U}) {
     one_rank on;
     on.join();

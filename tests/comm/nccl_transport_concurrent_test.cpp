@@ -180,7 +180,8 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("a window that cannot be is refused before NCCL hears of it, and one that is not made is told") {
+  TEST_CASE(
+      "a window that cannot be is refused before NCCL hears of it, and one that is not made is reported") {
     sim_network net({.seats = 2, .most_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
@@ -350,8 +351,10 @@ TEST_SUITE("nccl_transport") {
     });
   }
 
-  TEST_CASE_TEMPLATE("whoever dies at any time, nobody waits for long, and those left go on by NCCL's rules",
-                     ranks_type, ranks_of<true>, ranks_of<false>) {
+  TEST_CASE_TEMPLATE(
+      "regardless of which rank dies at any time, no call waits for long, and those left continue by NCCL's "
+      "rules",
+      ranks_type, ranks_of<true>, ranks_of<false>) {
     std::uint64_t recovered = 0;
     std::uint64_t shrunk = 0;
     for (const auto seed : llmmem_tests::seeds(150)) {
@@ -393,7 +396,7 @@ TEST_SUITE("nccl_transport") {
     CHECK((shrunk > 20) == can_shrink);
   }
 
-  TEST_CASE("whatever NCCL or CUDA refuses ends the epoch for all, and all go on") {
+  TEST_CASE("whatever NCCL or CUDA refuses ends the epoch for all, and all continue") {
     const std::vector<std::string> calls{"unique_id", "init",   "async_error", "put",
                                          "group_end", "record", "query",       "revoke"};
     std::set<std::string> texts;
@@ -449,7 +452,7 @@ TEST_SUITE("nccl_transport") {
                        then));
   }
 
-  TEST_CASE("who is waited for in vain is named, and memory is left alone from then on") {
+  TEST_CASE("a process that is waited for in vain is named, and memory is left alone from then on") {
     for (const bool hangs : {false, true}) {
       CAPTURE(hangs);
       sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
@@ -578,7 +581,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("without memory for an agreement there is no communicator to go by, and all go on") {
+  TEST_CASE("without memory for an agreement there is no communicator to go by, and all continue") {
     for (const int vote : {0, 1}) {
       CAPTURE(vote);
       sim_network net({.seats = 3, .seed = 5, .most_calls = 400'000});

@@ -70,7 +70,8 @@ std::uint64_t run_all_orders(const mishap& how) {
 
 }  // namespace
 
-TEST_CASE("a rank that stood still goes on alone in none of the orders in which it can hear what has come") {
+TEST_CASE(
+    "a rank that stood still continues alone in none of the orders in which it can hear what has come") {
   // From its second meeting on to the last step. A sanitizer learns nothing more from all of them.
   std::vector<std::uint64_t> stops{300'000, 660'000};
   for (std::uint64_t from = 100'000; from < 800'000 && !llmmem_tests::is_watched; from += 40'000)

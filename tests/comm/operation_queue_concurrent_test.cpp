@@ -40,7 +40,7 @@ TEST_SUITE("operation_queue") {
     CHECK(order.back() == 7);
   }
 
-  TEST_CASE("who puts an operation in goes on beside it") {
+  TEST_CASE("a process that puts an operation in continues meanwhile") {
     operation_queue queue;
     std::atomic<bool> may_end{false};
     comm::operation waits([&]() -> result<void> {

@@ -86,7 +86,8 @@ TEST_CASE("frames arrive whole and in order though each may be cut anywhere and 
     receiver.data[0].here = std::move(data.there);
     receiver.open(0);
     const auto receive = [&] {
-      receiver.heard.answer = random.once_in(4) ? frame_buffer::answer::later : frame_buffer::answer::take;
+      receiver.heard.answer =
+          random.once_in(4) ? frame_buffer::answer::ask_again : frame_buffer::answer::take;
       if (receiver.lanes.held().contains(seat_id{0})) {
         REQUIRE(receiver.lanes.ask(seat_id{0}, receiver.call) != lane_event::malformed);
       } else {
@@ -162,7 +163,7 @@ TEST_CASE("the rest of a frame is sent from a copy, whatever the caller then doe
 TEST_CASE("a lane whose handler has no room is held: neither read nor reported until it has") {
   lanes_here here;
   here.open(1);
-  here.heard.answer = frame_buffer::answer::later;
+  here.heard.answer = frame_buffer::answer::ask_again;
   REQUIRE(here.say(1, socket_lane::data, frame_sort::frame, 0, bytes_of("abc")));
   CHECK(here.reported() == std::vector<std::uint32_t>{1});
   const auto got = here.lanes.read_data(seat_id{1}, here.call);
@@ -186,7 +187,7 @@ TEST_CASE("a lane whose handler has no room is held: neither read nor reported u
 TEST_CASE("a held lane may turn out to carry no frame once there is room") {
   lanes_here here;
   here.open(1);
-  here.heard.answer = frame_buffer::answer::later;
+  here.heard.answer = frame_buffer::answer::ask_again;
   REQUIRE(here.say(1, socket_lane::data, frame_sort::frame, 0));
   REQUIRE(here.say(1, socket_lane::data, frame_sort::frame, 5));
   static_cast<void>(here.lanes.read_data(seat_id{1}, here.call));
@@ -292,7 +293,8 @@ TEST_CASE("a lane that breaks says so when it is written to, and forgets what wa
   CHECK(here.lanes.flush(seat_id{0}) == lane_flush::done);
 }
 
-TEST_CASE("closing tells the peer, and the next process of the seat has another generation and counts anew") {
+TEST_CASE(
+    "closing tells the peer, and the next process of the seat has another generation and counts again") {
   lanes_here here;
   here.open(2);
   REQUIRE(here.say(2, socket_lane::data, frame_sort::frame, 0));

@@ -144,7 +144,7 @@ TEST_SUITE("reduction_buckets") {
     });
   }
 
-  TEST_CASE("when a rank dies the others are told, and sum anew in the next epoch") {
+  TEST_CASE("when a rank dies the others are told, and sum again in the next epoch") {
     sim_network net({.seats = 3, .seed = 2});
     net.kill_in_call(seat_id{2}, 60);
     net.run([&](sim_endpoint& end) {

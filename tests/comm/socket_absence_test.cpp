@@ -42,12 +42,12 @@ class raw_listener {
   detail::descriptor socket_;
 };
 
-/// What is known in seat `at` of the other of two, once it is no longer `unheard` or `nobody_listens`.
+/// What is known in seat `at` of the other of two, once it is no longer `no_contact` or `no_listener`.
 seat_absence learned(socket_world& world, std::uint32_t at) {
   seat_absence known{};
   const auto knows = [&] {
     known = world.ends[at]->why_missing(seat_id{1 - at});
-    return known != seat_absence::unheard && known != seat_absence::nobody_listens;
+    return known != seat_absence::no_contact && known != seat_absence::no_listener;
   };
   CHECK(world.until(knows));
   return known;
@@ -74,8 +74,8 @@ TEST_CASE("both that have another secret know that of each other") {
     world.ends[1].reset();
     world.start(1);
     REQUIRE(world.until([&] { return world.is_whole(); }));
-    CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::unheard);
-    CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::unheard);
+    CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
+    CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::no_contact);
   }
 }
 
@@ -110,10 +110,10 @@ TEST_CASE("a stranger that says it sits where somebody is connected leaves nothi
   REQUIRE(world.until([&] { return world.ends[0]->stats().strangers == 1; }));
   world.ends[1].reset();
   REQUIRE(world.until([&] { return !world.ends[0]->is_connected(seat_id{1}); }));
-  CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::unheard);
+  CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
 }
 
-TEST_CASE("joining says that nobody listens, that a process says nothing, or that nothing has come") {
+TEST_CASE("joining says that no process listens, that a process says nothing, or that nothing has come") {
   for (const socket_kind kind : both_kinds) {
     const socket_world world(kind, 2, {.handshake_ns = 40 * ms});
     {
@@ -136,7 +136,7 @@ TEST_CASE("joining says that nobody listens, that a process says nothing, or tha
   }
 }
 
-TEST_CASE("an address that cannot be reached is told from one where nobody listens") {
+TEST_CASE("an address that cannot be reached is told from one where no process listens") {
   auto addresses = free_addresses(2);
   addresses[0] = "255.255.255.255:80";
   socket_endpoint end({.seat = seat_id{1},
@@ -178,7 +178,7 @@ TEST_CASE("another version of the protocol is known to both sides, and counted")
   }
 }
 
-TEST_CASE("who is called where another seat's process listens knows it, and so does that") {
+TEST_CASE("a process that is called where another seat's process listens knows it, and so does that") {
   const auto right = free_addresses(3);
   socket_options options{.seats = 3, .addresses = right, .secret = "s"};
   options.seat = seat_id{1};
@@ -217,7 +217,7 @@ TEST_CASE("strangers are told from nobody") {
   }
 }
 
-TEST_CASE("who is given up knows it, and who gave it up waits for a fresh process") {
+TEST_CASE("a process that is given up knows it, and who gave it up waits for a fresh process") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -238,5 +238,5 @@ TEST_CASE("a newcomer knows that its seat is held for taken") {
     static_cast<void>(newcomer.poll(world.in(ms), heard));
     return newcomer.why_missing(seat_id{0}) == seat_absence::seat_taken;
   }));
-  CHECK(newcomer.why_missing(no_seat) == seat_absence::unheard);
+  CHECK(newcomer.why_missing(no_seat) == seat_absence::no_contact);
 }

@@ -43,26 +43,26 @@ class checker {
   checker(std::uint32_t self, traffic what, std::uint64_t seed) : self_(self), what_(what), random_(seed) {}
 
   frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
-    if (random_.once_in(7)) return {frame_buffer::answer::later, {}};
+    if (random_.once_in(7)) return {frame_buffer::answer::ask_again, {}};
     rooms_[to_index(from)].assign(header.bytes, std::byte{0});
     return {frame_buffer::answer::take, rooms_[to_index(from)]};
   }
-  void arrived(seat_id from, const frame_header& header) noexcept {
+  void on_frame(seat_id from, const frame_header& header) noexcept {
     const std::uint32_t i = to_index(from);
     is_right_ &= header.message == frames[i] && header.tag == i;
     is_right_ &= rooms_[i] == what_.bytes(i, self_, frames[i]);
     ++frames[i];
   }
-  void told(seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  void on_message(seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     const std::uint32_t i = to_index(from);
     is_right_ &= header.message == tellings[i] && bytes.size() == (header.message * 37) % 4097;
     for (const std::byte each : bytes)
       is_right_ &= each == static_cast<std::byte>(i);
     ++tellings[i];
   }
-  void died(seat_id, comm::death) noexcept { ++deaths; }
-  void came(seat_id) noexcept {}
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_death(seat_id, comm::death) noexcept { ++deaths; }
+  void on_joined(seat_id) noexcept {}
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
   [[nodiscard]] bool is_right() const noexcept { return is_right_; }
 
   std::array<std::uint64_t, 4> frames{};
@@ -181,7 +181,7 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
 TEST_CASE("two that send to each other and have no room at first are asked again while they wait") {
   struct reluctant : recorder {
     frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
-      if (!std::exchange(has_refused, true)) return {frame_buffer::answer::later, {}};
+      if (!std::exchange(has_refused, true)) return {frame_buffer::answer::ask_again, {}};
       return recorder::buffer_for(from, header);
     }
     bool has_refused = false;

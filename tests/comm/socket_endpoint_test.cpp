@@ -102,7 +102,7 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
       CHECK(detail::monotonic_ns() - began < 10'000 * ms);
       // For later, and then.
       receiver.frames.clear();
-      receiver.answer = frame_buffer::answer::later;
+      receiver.answer = frame_buffer::answer::ask_again;
       REQUIRE(send(0));
       CHECK_FALSE(world.ends[1]->poll(world.in(20 * ms), receiver));
       receiver.answer = frame_buffer::answer::take;
@@ -127,7 +127,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
     socket_world world(kind, 2, {.frame_bytes = 65536, .socket_bytes = 4096});
     REQUIRE(world.join());
     recorder& receiver = world.heard[1];
-    receiver.answer = frame_buffer::answer::later;
+    receiver.answer = frame_buffer::answer::ask_again;
     const std::vector<std::byte> bytes(65536, std::byte{7});
     // Until no more can go: nobody takes the first.
     error_code ended = errc::ok;
@@ -335,7 +335,7 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
-    world.heard[1].answer = frame_buffer::answer::later;
+    world.heard[1].answer = frame_buffer::answer::ask_again;
     REQUIRE(world.ends[0]->send(seat_id{1}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[0]));
     REQUIRE(world.until([&] { return world.heard[1].asked != 0; }));
     world.ends[0].reset();
@@ -344,7 +344,9 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
   }
 }
 
-TEST_CASE("who is given up hears what was told before, reports a suspicion, and is heard no more") {
+TEST_CASE(
+    "a process that is given up hears what was told before, reports a suspicion, and is ignored from then "
+    "on") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -377,12 +379,14 @@ TEST_CASE("who is given up hears what was told before, reports a suspicion, and 
   }
 }
 
-TEST_CASE("who has said that it leaves is dead for certain, also when it is given up before that is told") {
+TEST_CASE(
+    "a process that has said that it leaves is dead for certain, also when it is given up before that is "
+    "told") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
     recorder& heard = world.heard[0];
-    heard.answer = frame_buffer::answer::later;  // so that the lane of data has no end as yet
+    heard.answer = frame_buffer::answer::ask_again;  // so that the lane of data has no end as yet
     REQUIRE(world.ends[1]->send(seat_id{0}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[1]));
     REQUIRE(world.until([&] { return heard.asked != 0; }));
     world.ends[1].reset();
@@ -400,7 +404,7 @@ TEST_CASE("who has said that it leaves is dead for certain, also when it is give
   }
 }
 
-TEST_CASE("a newcomer to a seat whose process lives is refused until that is gone") {
+TEST_CASE("a newcomer to a seat whose process lives is refused until that no longer exists") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
   socket_endpoint newcomer(world.options_elsewhere(1));
@@ -420,7 +424,7 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that is gon
   CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
 }
 
-TEST_CASE("who takes nothing of what it is told is suspected when no more of it can wait") {
+TEST_CASE("a process that takes nothing of what it is told is suspected when no more of it can wait") {
   for (const std::size_t size : {std::size_t{4096}, std::size_t{0}}) {
     socket_world world(socket_kind::local, 2,
                        {.told_bytes = 16384, .socket_bytes = 4096, .hard_silence_ns = 0});
@@ -451,7 +455,9 @@ TEST_CASE("silence counts only while somebody listens, and after what was said m
   CHECK(world.ends[0]->stats().beats_sent > 5);
 }
 
-TEST_CASE("who never beats is told of as silent from the soft limit on, and suspected at the hard one") {
+TEST_CASE(
+    "a process that never beats is reported as silent from the soft limit on, and suspected at the hard "
+    "one") {
   socket_world world(socket_kind::local, 2);
   socket_options options = world.options(1);
   options.beat_ns = 0;

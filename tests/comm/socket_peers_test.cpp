@@ -187,7 +187,7 @@ TEST_CASE("a process that leaves is certainly dead, after everything that it sen
   }
 }
 
-TEST_CASE("a process that gave this one up is suspected, and not heard any more") {
+TEST_CASE("a process that gave this one up is suspected, and ignored") {
   peers_here here;
   here.connect();
   REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
@@ -218,7 +218,7 @@ TEST_CASE("a process that gave this one up and then left is suspected first, tho
   }
 }
 
-TEST_CASE("that a process gave this one up is told before its end, though its end is seen first") {
+TEST_CASE("that a process gave this one up is reported before its end, though its end is seen first") {
   const deaths both{{1U, comm::death::suspected}, {1U, comm::death::certain}};
   {
     peers_here here;  // the lane of data ends first
@@ -300,7 +300,7 @@ TEST_CASE("a frame that has no room when its sender dies is asked for once more,
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
-    here.heard.answer = frame_buffer::answer::later;
+    here.heard.answer = frame_buffer::answer::ask_again;
     REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("held")));
     here.turn();
     CHECK(here.peers.has_held());

@@ -178,7 +178,7 @@ TEST_CASE("a wait ends when a socket that epoll does not know can be written to"
   CHECK(found.events[0].of == socket_event::told);
 }
 
-TEST_CASE("a hot socket ends a wait without epoll, beside what epoll has") {
+TEST_CASE("a hot socket ends a wait without epoll, next to what epoll has") {
   socket_poller poller(true);
   socket_pair hot;
   socket_pair other;

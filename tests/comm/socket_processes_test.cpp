@@ -172,7 +172,7 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
   }
 }
 
-TEST_CASE("a process that is given up when its end was just seen is told of as dead for certain") {
+TEST_CASE("a process that is given up when its end was just seen is reported as dead for certain") {
   socket_world world(socket_kind::tcp, 2);
   world.start(0);
   std::array<int, 2> told{};
@@ -228,7 +228,7 @@ TEST_CASE("frames that had no room when their sender died are taken if they have
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
-    world.heard[0].answer = frame_buffer::answer::later;
+    world.heard[0].answer = frame_buffer::answer::ask_again;
     const seat_process process(world.options(1), [](socket_endpoint& end, recorder& heard) {
       const std::vector<std::byte> bytes(40'000, std::byte{9});
       for (std::uint64_t i = 0; i < 3; ++i)
@@ -306,7 +306,7 @@ TEST_CASE("a process that ends in order is dead for certain, and its seat is fre
   }
 }
 
-TEST_CASE("a child that its process forks may destroy the copy of the endpoint, and nobody notices") {
+TEST_CASE("a child that its process forks may destroy the copy of the endpoint, and no process notices") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   std::fflush(nullptr);

@@ -95,7 +95,7 @@ struct raw_seat {
 
 }  // namespace
 
-TEST_CASE("who does not know the secret is refused, counted, and not let near a seat") {
+TEST_CASE("a process that does not know the secret is refused, counted, and not let near a seat") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.secret = "right"});
     world.start(0);
@@ -132,7 +132,8 @@ TEST_CASE("a process of another job's shape is refused though it knows the secre
 }
 
 TEST_CASE(
-    "callers that say nothing, garbage or too little are closed in time and in number, while frames go on") {
+    "callers that say nothing, garbage or too little are closed in time and in number, while frames "
+    "continue") {
   for (const socket_kind kind : both_kinds) {
     for (const auto seed : seeds(2)) {
       CAPTURE(seed);

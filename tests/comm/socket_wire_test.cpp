@@ -209,7 +209,9 @@ TEST_CASE("a hello of the wrong direction, to another seat, or sent back to who 
   CHECK(caller.took(detail::wire_hello_bytes, secret_of("s")) == turn::refused);
 }
 
-TEST_CASE("who is refused for its version, or calls the wrong seat, is told who is there, and knows why") {
+TEST_CASE(
+    "a process that is refused for its version, or calls the wrong seat, learns who is there, and knows "
+    "why") {
   const auto key = secret_of("s");
   using why = detail::socket_handshake::refusal;
   using turn = detail::socket_handshake::turn;
@@ -290,7 +292,7 @@ TEST_CASE("frames come whole and in order however their bytes are cut") {
     std::vector<std::byte> scratch(100);
     std::size_t at = 0;
     while (at < stream.size() || reader.is_held()) {
-      heard.answer = random.once_in(5) ? frame_buffer::answer::later : frame_buffer::answer::take;
+      heard.answer = random.once_in(5) ? frame_buffer::answer::ask_again : frame_buffer::answer::take;
       if (reader.is_held()) {
         REQUIRE(reader.ask_again(seat_id{1}, handler, counted, has_come) != detail::read_state::malformed);
         continue;

@@ -69,7 +69,9 @@ TEST_SUITE("spinner") {
     CHECK(waits_until_it_looks(100'000) == 3);
   }
 
-  TEST_CASE("who gets the core back late gives it up for 1024 waits, though what it waited for has come") {
+  TEST_CASE(
+      "a process that gets the core back late gives it up for 1024 waits, though what it waited for has "
+      "come") {
     spinner spin;
     std::uint64_t now = 5;
     spin.begin(now, most);
@@ -94,7 +96,7 @@ TEST_SUITE("spinner") {
     CHECK_FALSE(spin.goes_on(now));
   }
 
-  TEST_CASE("with no time to look nobody looks") {
+  TEST_CASE("with no time to look no thread looks") {
     spinner spin;
     spin.begin(5, 0);
     CHECK_FALSE(spin.goes_on(5));

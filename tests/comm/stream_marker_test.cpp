@@ -27,7 +27,7 @@ struct on_stream {
 
 }  // namespace
 
-TEST_CASE("what CUDA has given is given back, and a refusal leaves nothing behind") {
+TEST_CASE("what CUDA has given is returned, and a refusal leaves nothing behind") {
   nccl_script script;
   scripted_nccl<> api{&script};
   {
@@ -68,7 +68,7 @@ TEST_CASE("a stream is idle but for work that is marked and not done") {
   CHECK(on.marker.is_idle());
 }
 
-TEST_CASE("the rest is marked where there is some, and a refusal is told") {
+TEST_CASE("the rest is marked where there is some, and a refusal is reported") {
   on_stream on;
   const auto marks = [&] { return std::ranges::count(on.script.log, "record"); };
   CHECK(on.marker.mark_the_rest());

@@ -141,9 +141,11 @@ TEST_SUITE("thread_network") {
     struct meanwhile : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         if (what) std::exchange(what, nullptr)();
-        return {.what = frame_buffer::answer::later};
+        return {.what = frame_buffer::answer::ask_again};
       }
-      void told(seat_id from, const frame_header&, std::span<const std::byte>) noexcept { teller = from; }
+      void on_message(seat_id from, const frame_header&, std::span<const std::byte>) noexcept {
+        teller = from;
+      }
       std::function<void()> what{};
       std::optional<seat_id> teller{};
     };
@@ -188,9 +190,10 @@ TEST_SUITE("thread_network") {
     CHECK(self.now_ns() < by.ns);
   }
 
-  TEST_CASE("who gives up a frame that is being read waits until it was, and it has been sent then") {
+  TEST_CASE(
+      "a process that gives up a frame that is being read waits until it was, and it has been sent then") {
     struct giver : llmmem::detail::any_frame_handler {
-      [[nodiscard]] bool goes_on() const noexcept {
+      [[nodiscard]] bool keeps_waiting() const noexcept {
         if (!is_being_read->load()) return true;
         *is_given_up = true;
         return false;
@@ -206,7 +209,7 @@ TEST_SUITE("thread_network") {
           std::this_thread::yield();
         return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
-      void arrived(seat_id, const frame_header&) noexcept { has_read = true; }
+      void on_frame(seat_id, const frame_header&) noexcept { has_read = true; }
       thread_endpoint* sender = nullptr;
       deadline limit{};
       std::array<std::byte, 100> bytes{};
@@ -241,14 +244,14 @@ TEST_SUITE("thread_network") {
     CHECK(reads.bytes[99] == std::byte{7});
   }
 
-  TEST_CASE("who takes the seat of one that died hears nothing that was meant for that one") {
+  TEST_CASE("a process that takes the seat of one that died hears nothing that was meant for that one") {
     struct counter : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         ++heard;
         return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
-      void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++heard; }
-      void came(seat_id) noexcept { ++arrivals; }
+      void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++heard; }
+      void on_joined(seat_id) noexcept { ++arrivals; }
       std::array<std::byte, 100> bytes{};
       int heard = 0;
       int arrivals = 0;
@@ -279,12 +282,12 @@ TEST_SUITE("thread_network") {
     CHECK(newcomer.heard == 2);
   }
 
-  TEST_CASE("a death is told though what was sent before it finds no room") {
+  TEST_CASE("a death is reported though what was sent before it finds no room") {
     struct full : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
-        return {.what = frame_buffer::answer::later};
+        return {.what = frame_buffer::answer::ask_again};
       }
-      void died(seat_id, comm::death) noexcept { ++deaths; }
+      void on_death(seat_id, comm::death) noexcept { ++deaths; }
       int deaths = 0;
     };
     thread_network net(2);
@@ -303,11 +306,11 @@ TEST_SUITE("thread_network") {
   TEST_CASE(
       "a rank that is given up suspects the one that gave it up, once, after what that told it before") {
     struct listener : llmmem::detail::any_frame_handler {
-      void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {
+      void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept {
         CHECK(deaths.empty());
         ++tellings;
       }
-      void died(seat_id seat, comm::death how) noexcept { deaths.emplace_back(to_index(seat), how); }
+      void on_death(seat_id seat, comm::death how) noexcept { deaths.emplace_back(to_index(seat), how); }
       std::vector<std::pair<std::uint32_t, comm::death>> deaths{};
       int tellings = 0;
     };
@@ -353,7 +356,7 @@ TEST_SUITE("thread_network") {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(4)};
       }
-      void arrived(seat_id, const frame_header&) noexcept { ++arrivals; }
+      void on_frame(seat_id, const frame_header&) noexcept { ++arrivals; }
       std::array<std::byte, 8> bytes{};
       int arrivals = 0;
     };
@@ -379,8 +382,8 @@ TEST_SUITE("thread_network") {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
-      void arrived(seat_id, const frame_header&) noexcept { arrivals += deaths == 0 ? 1 : 0; }
-      void died(seat_id, comm::death) noexcept { ++deaths; }
+      void on_frame(seat_id, const frame_header&) noexcept { arrivals += deaths == 0 ? 1 : 0; }
+      void on_death(seat_id, comm::death) noexcept { ++deaths; }
       std::array<std::byte, 100> bytes{};
       int arrivals = 0;
       int deaths = 0;

@@ -62,7 +62,7 @@ TEST_SUITE("standard_streams") {
     }
   }
 
-  TEST_CASE("a training run goes on when nobody hears how far it is, and what it has saved") {
+  TEST_CASE("a training run continues when nobody hears how far it is, and what it has saved") {
     const temporary_folder folder;
     const std::string command =
         "train_gpt --layers 1 --width 16 --heads 1 --context 8 --batch 1 --steps 3 --threads 1 "

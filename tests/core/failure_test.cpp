@@ -51,7 +51,7 @@ static_assert(sizeof(failure) <= 128);
 
 }  // namespace
 
-TEST_CASE("a failure names an object that is gone, by a short name and by a long one") {
+TEST_CASE("a failure names an object that no longer exists, by a short name and by a long one") {
   CHECK(extend_too_far("kv").message() == "kv" + refused_1000);
   const std::string name = "a name that is long enough for the heap";
   CHECK(extend_too_far(name).message() == name + refused_1000);
@@ -76,7 +76,7 @@ TEST_CASE("a function that owns its buffer hands its failure up") {
         "budget, or request smaller pieces");
 }
 
-TEST_CASE("an exception from value() keeps its text when the object is gone") {
+TEST_CASE("an exception from value() keeps its text when the object no longer exists") {
   std::string text;
   try {
     paged_allocator<> cache({.blocks = 4, .name = "a name that is long enough for the heap"});

@@ -187,45 +187,48 @@ constexpr std::array refusals{
             "model_file_space is never written: adopt its contents, and keep changes in another buffer)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
-            "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
-            "queue is gone"},
+            "kv: the device did not answer for 30 bytes at offset 12; keep that memory unchanged until the "
+            "queue is destroyed"},
     refusal{errc::dependency_failed, raises::io_error,
-            "kv: it did not begin: what it was to come after failed"},
+            "kv: it did not begin, because an operation before it failed"},
     refusal{errc::not_finished, raises::argument_error,
-            "kv: not finished yet; wait for it before asking how it went"},
+            "kv: it is not finished; wait for it before you ask for its outcome"},
     refusal{errc::damaged_encoding, raises::argument_error,
-            "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
-            "them may be used, fetch them again"},
+            "kv: the encoded bytes are damaged at block 7: 12 found, 30 expected; discard what was decoded "
+            "from them, and fetch them again"},
     refusal{errc::no_contents, raises::argument_error, "kv: chunk 7 has no contents; write all of it first"},
     refusal{errc::checksum_differs, raises::io_error,
-            "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
-            "handed out"},
+            "kv: chunk 7 was read with checksum 12, but was written with 30; its bytes are damaged and not "
+            "returned: restore them from another copy"},
     refusal{errc::timed_out, raises::io_error,
-            "kv: chunk 7 of 30 bytes was not there after 12 ns; it goes on being brought in: ask again"},
+            "kv: chunk 7 of 30 bytes did not arrive within 12 ns; its transfer continues: ask again"},
     refusal{errc::chunk_leased, raises::argument_error,
             "kv: chunk 7 is leased 12 times; end these leases first"},
     refusal{errc::engine_failed, raises::io_error,
-            "kv: the I/O engine failed: Argument list too long (errno 7); build the queue anew, or on "
+            "kv: the I/O engine failed: Argument list too long (errno 7); construct the queue again, or on "
             "posix_io"},
-    refusal{errc::failures_kept, raises::out_of_memory,
-            "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
-    refusal{errc::no_such_key, raises::argument_error, "kv: no chunk has that key; create it, and write it"},
+    refusal{
+        errc::failures_kept, raises::out_of_memory,
+        "kv: 12 failures are kept, the most that the options allow; read them, then call clear_failures()"},
+    refusal{errc::no_such_key, raises::argument_error,
+            "kv: no chunk has that key; create a chunk with it, and write that"},
     refusal{errc::key_taken, raises::argument_error,
             "kv: chunk 7 has that key; find() it, or remove it first"},
-    refusal{errc::no_such_tensor, raises::argument_error, "kv: tensor 7 asked for, there are 12 from 0 on"},
+    refusal{errc::no_such_tensor, raises::argument_error,
+            "kv: there is no tensor 7; the number of tensors is 12"},
     refusal{errc::no_such_part, raises::argument_error,
-            "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
+            "kv: tensor 7 has no part 30; its number of parts is 12"},
     refusal{errc::tensor_in_parts, raises::argument_error,
-            "kv: tensor 7 lies in 12 parts; take them one by one, or by for_each_part"},
+            "kv: tensor 7 has 12 parts; take them one by one, or by for_each_part"},
     refusal{errc::place_taken, raises::argument_error,
-            "kv: bytes 30 to 11 of its range are another's; name bytes that nobody has, or end what has them "
-            "first "
+            "kv: bytes 30 to 11 of its range are another's; name free bytes, or free the pieces there first "
             "(pieces take whole multiples of the granularity)"},
     refusal{errc::no_such_version, raises::argument_error,
             "kv: version 30 was never published, the newest is 12 (0: none); publish first"},
-    refusal{errc::version_gone, raises::argument_error,
-            "kv: version 30 is gone, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
-            "versions"},
+    refusal{
+        errc::version_gone, raises::argument_error,
+        "kv: version 30 was dropped, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
+        "versions"},
     refusal{errc::version_pinned, raises::out_of_memory,
             "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
             "it more slots"},
@@ -234,7 +237,7 @@ constexpr std::array refusals{
     refusal{errc::epoch_revoked, raises::comm_error,
             "kv: epoch 12 was revoked: a rank has failed; agree() on which, and shrink()"},
     refusal{errc::no_quorum, raises::comm_error,
-            "kv: 12 members are heard, but 30 are needed: the others may live and continue; end this "
+            "kv: 12 members are reachable, but 30 are needed: the others may live and continue; end this "
             "process, and join again"},
     refusal{errc::peer_timed_out, raises::comm_error,
             "kv: 12 of 30 bytes moved, then rank 7 did not respond before the deadline; give it more time, "
@@ -265,20 +268,19 @@ constexpr std::array refusals{
             "kv: it has not recovered in epoch 30, only in epoch 12 (0: never); call recover() on all ranks "
             "when an epoch begins, and check its result"},
     refusal{errc::no_conversion, raises::argument_error,
-            "kv: no kernel makes unknown of unknown; convert before, or keep what comes as it is"},
-    refusal{
-        errc::misaligned, raises::argument_error,
-        "kv: row 12 of part 7 is not aligned to 30 bytes, as its map says; have its alignment() say less"},
+            "kv: no kernel converts unknown to unknown; convert it before the call, or store it as unknown"},
+    refusal{errc::misaligned, raises::argument_error,
+            "kv: row 12 of part 7 is not aligned to 30 bytes, which its map promises; let the map's "
+            "alignment() return less"},
     refusal{errc::lanes_differ, raises::argument_error,
-            "kv: lane 7 has come to another result for item 12 than lane 0; have combine() come to the same "
-            "in any "
-            "order"},
+            "kv: lanes 7 and 0 have different results for item 12; make combine() give the same result in "
+            "any order"},
     refusal{
         errc::device_failed, raises::io_error,
         "kv: the device's runtime refused with status 7 (of CUDA 35 and 100: there is no driver or no "
         "device; "
         "209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: cudaGetErrorName); "
-        "it may tell of what went wrong before on that device: run under compute-sanitizer, or with "
+        "an earlier operation on that device may be the cause: run under compute-sanitizer, or with "
         "CUDA_LAUNCH_BLOCKING=1, to see where"},
     refusal{
         errc::no_device_code, raises::argument_error,
@@ -357,12 +359,12 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
     return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
   };
   const std::string begins = "job: seat 2 is missing at the deadline: ";
-  CHECK(text(seat_absence::unheard) == begins +
-                                           "nothing has arrived from it; start its process, and give all "
-                                           "processes the same folder or addresses");
-  CHECK(text(seat_absence::nobody_listens) == begins +
-                                                  "no process listens at its address; start its process, and "
-                                                  "give all processes the same folder or addresses");
+  CHECK(text(seat_absence::no_contact) == begins +
+                                              "nothing has arrived from it; start its process, and give all "
+                                              "processes the same folder or addresses");
+  CHECK(text(seat_absence::no_listener) == begins +
+                                               "no process listens at its address; start its process, and "
+                                               "give all processes the same folder or addresses");
   CHECK(text(seat_absence::unreachable) ==
         begins +
             "its address cannot be reached; check the network, and give all processes the right addresses");

@@ -225,7 +225,7 @@ TEST_SUITE("batch_copier") {
     CHECK_FALSE(apart({{a + 20, a + 500, 10}, {a, a + 530, 10}}));  // falls
   }
 
-  TEST_CASE("a driver that refuses is told, whichever way was taken") {
+  TEST_CASE("a driver that refuses is reported, whichever way was taken") {
     for (const copy_way wanted : {copy_way::loop, copy_way::batch, copy_way::strided}) {
       CAPTURE(static_cast<int>(wanted));
       one_stream made;

@@ -120,15 +120,16 @@ TEST_SUITE("device_mapper") {
     CHECK(driver.ranges.empty());
   }
 
-  TEST_CASE("whichever call the driver refuses, its number is told, and nothing is half done") {
+  TEST_CASE("whichever call the driver refuses, its number is reported, and nothing is half done") {
     for (std::uint64_t at = 0; at < 6; ++at) {
       CAPTURE(at);
       driver_state driver;
       driver.refuse_at = at;
       const fake_paging paging{&driver};
       if (at == 0) {
-        CHECK_THROWS_WITH_AS(fake_mapper({.device = device_id{2}}, paging),
-                             "device_mapper: device 2: granularity: refused by the test (999)", system_error);
+        CHECK_THROWS_WITH_AS(
+            fake_mapper({.device = device_id{2}}, paging),
+            "device_mapper: device 2: cannot read the granularity: refused by the test (999)", system_error);
         continue;
       }
       fake_memory memory(fake_mapper({.seen_by = {device_id{1}}}, paging), {.budget = 64 * mib});
@@ -152,13 +153,13 @@ TEST_SUITE("device_mapper") {
     driver_state driver;
     driver.why_missing = "there is no driver";
     CHECK_THROWS_WITH_AS(fake_mapper({}, {&driver}),
-                         "device_mapper: no virtual memory management: there is no driver; without a device "
-                         "take host_virtual_memory",
+                         "device_mapper: no virtual memory management: there is no driver; use "
+                         "host_virtual_memory where there is no device",
                          system_error);
     driver.why_missing = nullptr;
     CHECK_THROWS_WITH_AS(fake_mapper({.granularity = 3 * mib}, {&driver}),
-                         "device_mapper: a granularity of 3145728 bytes is no multiple of the driver's, "
-                         "2097152, or no power of two",
+                         "device_mapper: a granularity of 3145728 bytes must be a multiple of the driver's, "
+                         "2097152, and a power of two",
                          argument_error);
     CHECK_THROWS_AS(fake_mapper({.granularity = 6 * mib}, {&driver}), argument_error);
     CHECK(fake_mapper({.granularity = 64 * mib}, {&driver}).granularity() == 64 * mib);

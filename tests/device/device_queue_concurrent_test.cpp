@@ -193,7 +193,7 @@ TEST_SUITE("device_queue") {
     CHECK(device.calls == calls);
     CHECK(queue.copy_in_async({}, {}, {}).has_value());
     CHECK_THROWS_WITH_AS(fake_queue(space, here, {.depth = 0}, device),
-                         "device_events: 0 events; at least 1 is needed", length_error);
+                         "device_events: the number of events is 0; it must be at least 1", length_error);
   }
 
   TEST_CASE("whichever call the driver refuses, it is told, and nothing is left on its way") {
@@ -259,7 +259,7 @@ TEST_SUITE("device_queue") {
                          system_error);
   }
 
-  TEST_CASE("a copy that the driver took, but not to wait for, is told apart from one that it refused") {
+  TEST_CASE("a copy that the driver took, but not to wait for, is distinguished from one that it refused") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -306,7 +306,7 @@ TEST_SUITE("device_queue") {
     REQUIRE(run.end_stream(stream) == 0);
   }
 
-  TEST_CASE("of several errors of a device the first is told") {
+  TEST_CASE("of several errors of a device the first is reported") {
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 4}, device);
@@ -320,7 +320,7 @@ TEST_SUITE("device_queue") {
     CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
   }
 
-  TEST_CASE("a device that is lost is told by every fence that had not passed, and nobody waits for it") {
+  TEST_CASE("a device that is lost is told by every fence that had not passed, and no call waits for it") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -333,8 +333,8 @@ TEST_SUITE("device_queue") {
     device.lost = 700;
     CHECK(second.ready());
     CHECK_THROWS_WITH_AS(first.wait(),
-                         "device_fence: the device reports refused by the test (700): nothing it has done "
-                         "since can be relied on",
+                         "device_fence: the device reports refused by the test (700): do not use results "
+                         "that it has computed since",
                          system_error);
     CHECK_THROWS_AS(second.wait(), system_error);
     CHECK(queue.copy_in_async(room, bytes, {}).error().code == errc::device_failed);
@@ -343,7 +343,7 @@ TEST_SUITE("device_queue") {
     device.lost = 0;
   }
 
-  TEST_CASE("threads ask and wait for the same fences while marks go on") {
+  TEST_CASE("threads ask and wait for the same fences while marks continue") {
     fake_device device(7);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 3}, device);

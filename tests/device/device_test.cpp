@@ -132,10 +132,11 @@ TEST_SUITE("device") {
       // A pool that refuses is asked once more: then it refuses again.
       device.refusals = at == 2 || at == 4 ? 3 : 1;
       if (at < 2) {
-        CHECK_THROWS_WITH_AS(fake_pool(device_id{3}, device),
-                             at == 0 ? "device_pool_source: device 3: a memory pool: refused by the test (2)"
-                                     : "device_pool_source: device 3: a stream: refused by the test (2)",
-                             system_error);
+        CHECK_THROWS_WITH_AS(
+            fake_pool(device_id{3}, device),
+            at == 0 ? "device_pool_source: device 3: cannot create a memory pool: refused by the test (2)"
+                    : "device_pool_source: device 3: cannot create a stream: refused by the test (2)",
+            system_error);
       } else {
         fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
         const auto first = space.try_allocate(100, 1);
@@ -150,7 +151,7 @@ TEST_SUITE("device") {
     }
   }
 
-  TEST_CASE("what the driver does not take back stays charged, and is given back as soon as it takes it") {
+  TEST_CASE("what the driver does not take back stays charged, and is returned as soon as it takes it") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = 4 * page});
     const auto first = space.try_allocate(page, 512).value();
@@ -261,7 +262,8 @@ TEST_SUITE("device") {
     }
     device.refuse_at = device.calls + 2;
     CHECK_THROWS_WITH_AS(fake_pool(device_id{0}, device, peers),
-                         "device_pool_source: device 0: memory that device 5 sees: refused by the test (2)",
+                         "device_pool_source: device 0: cannot create memory that device 5 can access: "
+                         "refused by the test (2)",
                          system_error);
     CHECK(device.objects() == 0);
   }

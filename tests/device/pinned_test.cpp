@@ -27,7 +27,7 @@ constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 }  // namespace
 
 TEST_SUITE("pinned") {
-  TEST_CASE("pages are registered chunk by chunk, and let go when they are given back") {
+  TEST_CASE("pages are registered chunk by chunk, and let go when they are returned") {
     fake_device device;
     {
       fake_space space(fake_pinned({.chunk_bytes = 2 * mib}, device), {.budget = 64 * mib});
@@ -62,7 +62,7 @@ TEST_SUITE("pinned") {
     }
   }
 
-  TEST_CASE("without a device memory is the system's, locked as far as it allows, and all goes on") {
+  TEST_CASE("without a device memory is the system's, locked as far as it allows, and all continues") {
     fake_device device;
     device.why_none = "there is no driver";
     fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
@@ -137,7 +137,8 @@ TEST_SUITE("pinned") {
   TEST_CASE("a chunk that the driver cannot be given is refused") {
     fake_device device;
     CHECK_THROWS_WITH_AS(fake_pinned({.chunk_bytes = 3 * mib}, device),
-                         "pinned_source: chunk_bytes of 3145728 is no multiple of 2 MiB", argument_error);
+                         "pinned_source: chunk_bytes is 3145728; it must be a multiple of 2 MiB",
+                         argument_error);
     // Whole requests, unless chunks are asked for.
     fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
     const auto range = space.try_allocate(9 * mib, 4096).value();

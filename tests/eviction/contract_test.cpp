@@ -170,8 +170,8 @@ TEST_CASE("every policy whose metadata cannot be had says so and leaks nothing")
 TEST_CASE("every policy refuses a capacity of nothing") {
   for (const contender& each : every_policy())
     CHECK_THROWS_AS(each.make(slot_count{0}, {}), length_error);
-  CHECK_THROWS_WITH_AS(slru_eviction{slot_count{0}},
-                       "slru_eviction: capacity 0; a cache needs at least one slot", length_error);
+  CHECK_THROWS_WITH_AS(slru_eviction{slot_count{0}}, "slru_eviction: capacity is 0; it must be at least 1",
+                       length_error);
   CHECK_THROWS_WITH_AS(arc_eviction{slot_count{max_slots + 1}},
                        "arc_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
 }

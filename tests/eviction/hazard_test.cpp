@@ -490,7 +490,7 @@ TEST_CASE("more uses never count for less, nor the end of a chain for more, what
 
 TEST_CASE("hazard refuses what it cannot index and leaks nothing") {
   CHECK_THROWS_WITH_AS(hazard_eviction{slot_count{0}},
-                       "hazard_eviction: capacity 0; a cache needs at least one slot", length_error);
+                       "hazard_eviction: capacity is 0; it must be at least 1", length_error);
   CHECK_THROWS_WITH_AS(hazard_eviction{slot_count{max_slots + 1}},
                        "hazard_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
   CHECK(fail_each_allocation([](const metadata_source& source) { hazard_eviction(slot_count{8}, source); }) ==

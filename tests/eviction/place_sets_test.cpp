@@ -134,7 +134,7 @@ TEST_CASE("place sets take 12 bytes a slot and a word of each set, and one, for 
 
 TEST_CASE("place sets refuse more slots than half of what 32 bits number") {
   CHECK_THROWS_WITH_AS((place_sets<1>(slot_count{2'147'483'648}, {}, "sets")),
-                       "sets: capacity 2147483648 exceeds 2147483647, the most that this policy orders",
+                       "sets: capacity 2147483648 exceeds 2147483647, the most slots of this policy",
                        length_error);
 }
 

@@ -181,10 +181,10 @@ TEST_CASE("a capacity that cannot be indexed is refused with both numbers") {
                        "lru_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
   CHECK_THROWS_WITH_AS(fifo_eviction{slot_count{max_slots + 1}},
                        "fifo_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
-  CHECK_THROWS_WITH_AS(lfu_eviction{slot_count{0}},
-                       "lfu_eviction: capacity 0; a cache needs at least one slot", length_error);
-  CHECK_THROWS_WITH_AS(min_eviction{slot_count{0}},
-                       "min_eviction: capacity 0; a cache needs at least one slot", length_error);
+  CHECK_THROWS_WITH_AS(lfu_eviction{slot_count{0}}, "lfu_eviction: capacity is 0; it must be at least 1",
+                       length_error);
+  CHECK_THROWS_WITH_AS(min_eviction{slot_count{0}}, "min_eviction: capacity is 0; it must be at least 1",
+                       length_error);
 }
 
 TEST_CASE("a policy whose metadata cannot be had says so and leaks nothing") {

@@ -102,5 +102,5 @@ TEST_CASE("a protected share of nothing makes slru an LRU") {
 
 TEST_CASE("slru refuses a share of more than the whole") {
   CHECK_THROWS_WITH_AS((slru_eviction{slot_count{3}, 101}),
-                       "slru_eviction: a protected share of 101 percent; the most is 100", argument_error);
+                       "slru_eviction: protected_percent is 101; it must be at most 100", argument_error);
 }

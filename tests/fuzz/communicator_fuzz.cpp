@@ -80,7 +80,7 @@ class scripted_peers {
   template <class Handler>
   result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline by, Handler& handler) {
     static_cast<void>(poll(by, handler));
-    return handler.goes_on() ? result<void>() : failure{.code = errc::cancelled};
+    return handler.keeps_waiting() ? result<void>() : failure{.code = errc::cancelled};
   }
   void tell(seat_id seat, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     peers_.tell(seat, header, bytes);

@@ -26,20 +26,20 @@ struct taker {
   frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
     must(from == seat_id{3} && header.bytes <= most_bytes);
     ++asked;
-    if (asked % 5 == 0) return {frame_buffer::answer::later, {}};
+    if (asked % 5 == 0) return {frame_buffer::answer::ask_again, {}};
     if (asked % 7 == 0) return {frame_buffer::answer::drop, {}};
     room.assign(header.bytes, std::byte{0});
     return {frame_buffer::answer::take, room};
   }
-  void arrived(seat_id, const frame_header& header) noexcept { must(room.size() == header.bytes); }
-  void told(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  void on_frame(seat_id, const frame_header& header) noexcept { must(room.size() == header.bytes); }
+  void on_message(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     must(bytes.size() == header.bytes && bytes.size() <= max_told_bytes);
     for (const std::byte each : bytes)
       sum ^= each;
   }
-  void died(seat_id, comm::death) noexcept {}
-  void came(seat_id) noexcept {}
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_death(seat_id, comm::death) noexcept {}
+  void on_joined(seat_id) noexcept {}
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
 
   std::uint64_t asked = 0;
   std::byte sum{};

@@ -27,7 +27,7 @@ WORDS = [
     ("whatever", r"\bwhatever\b", "any; regardless of"),
     ("somebody", r"\b(?:somebody|anybody|everybody)\b", "another thread, a caller, another process, all ranks"),
     ("nobody", r"\bnobody(?:'s)?\b", "no caller, no sequence, no rank; 'unused'"),
-    ("he", r"\b(?:he|him|his|himself)\b", "it; or name the actor"),
+    ("he", r"\b(?:he|him|his|himself)\b(?! et al| and zhai)", "it; or name the actor"),
     ("anew", r"\banew\b", "again; from the start"),
     ("beside", r"\bbesides?\b", "next to; in addition to; compared with; during"),
     ("told", r"\b(?:is|are|was|were|be|been|being|not) told\b", "receives, learns, is given, is reported"),

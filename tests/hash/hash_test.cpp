@@ -113,15 +113,15 @@ TEST_CASE("sha256 meets the standard's vectors") {
   CHECK(block.finish()[0] == 0x625b4149);
 }
 
-TEST_CASE("siphash tells apart contexts, parents, tokens, lengths and seeds") {
+TEST_CASE("siphash distinguishes contexts, parents, tokens, lengths and seeds") {
   distinguishes_what_it_must<siphash_128>();
   distinguishes_what_it_must<siphash13_128>();
 }
-TEST_CASE("sha256 tells apart contexts, parents, tokens, lengths and seeds") {
+TEST_CASE("sha256 distinguishes contexts, parents, tokens, lengths and seeds") {
   distinguishes_what_it_must<sha256_128>();
 }
 #if __has_include(<xxhash.h>)
-TEST_CASE("xxh3 tells apart contexts, parents, tokens, lengths and seeds") {
+TEST_CASE("xxh3 distinguishes contexts, parents, tokens, lengths and seeds") {
   distinguishes_what_it_must<xxh3_128>();
 }
 #endif

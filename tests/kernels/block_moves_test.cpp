@@ -149,14 +149,15 @@ TEST_SUITE("block_moves") {
     CHECK_THROWS_WITH_AS(plan({{1, 2}, {3, 8}}, {}),
                          "plan_block_moves: move 1 names block 8, there are 8 from 0 on", argument_error);
     CHECK_THROWS_AS(plan({{8, 1}}, {}), argument_error);
-    CHECK_THROWS_WITH_AS(
-        plan({{1, 2}, {3, 2}}, {}),
-        "plan_block_moves: move 1 goes to block 2, as another does; have one move for each place",
-        argument_error);
-    CHECK_THROWS_AS(plan({{2, 2}, {3, 2}}, {}), argument_error);
-    CHECK_THROWS_WITH_AS(plan({{1, 2}}, {2}),
-                         "plan_block_moves: scratch block 2 is named elsewhere; give one that holds nothing",
+    CHECK_THROWS_WITH_AS(plan({{1, 2}, {3, 2}}, {}),
+                         "plan_block_moves: move 1 writes block 2, which another move writes; give each "
+                         "block at most one move",
                          argument_error);
+    CHECK_THROWS_AS(plan({{2, 2}, {3, 2}}, {}), argument_error);
+    CHECK_THROWS_WITH_AS(
+        plan({{1, 2}}, {2}),
+        "plan_block_moves: scratch block 2 is named by a move; give a block that no move names",
+        argument_error);
     CHECK_THROWS_AS(plan({{1, 2}}, {1}), argument_error);
     CHECK_THROWS_AS(plan({{1, 2}}, {5, 5}), argument_error);
     CHECK_THROWS_WITH_AS(plan({{1, 2}}, {5, -1}),

@@ -126,7 +126,7 @@ TEST_SUITE("block_summary") {
     }
   }
 
-  TEST_CASE("summaries are rounded outward, by no more than a step of bf16") {
+  TEST_CASE("summaries are rounded outward, by at most a step of bf16") {
     std::mt19937_64 random(5);
     for (int i = 0; i < 200'000; ++i) {
       const auto x = std::bit_cast<float>(static_cast<std::uint32_t>(random()));

@@ -191,7 +191,7 @@ TEST_SUITE("kv_append") {
     }
   }
 
-  TEST_CASE("latent vectors and rotary keys come to lie side by side") {
+  TEST_CASE("latent vectors and rotary keys come to are side by side") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(3), poison);
     std::vector<std::byte> latent(5 * 512 * 2);
@@ -307,7 +307,7 @@ TEST_SUITE("kv_append") {
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
           "append_kv: blocks hold 0 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(front, 0, dtype::bf16).message() ==
-          "append_kv: no kernel makes fp8_e5m2 of bf16; convert before, or keep what comes as it is");
+          "append_kv: no kernel converts bf16 to fp8_e5m2; convert it before the call, or store it as bf16");
     const std::int64_t* const none = nullptr;
     CHECK(append(slot_front(std::span(none, 1), 16, 3), 0, dtype::fp8_e5m2) ==
           failure{errc::too_short, 0, 1, 0});

@@ -190,7 +190,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(parted.parts() * parted.rows() == 2 * 2 * 8 * 16);
   }
 
-  TEST_CASE("what lies in one run at both ends goes in long rows") {
+  TEST_CASE("what is in one run at both ends goes in long rows") {
     const kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .order = block_order::block_first};
     alignas(16) std::byte base{};
     const std::vector<block_pair> pairs{{1, 2}, {3, 4}};
@@ -314,7 +314,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(after(block_move{block_id{1}, block_id{3}}) == expected);
   }
 
-  TEST_CASE("a few blocks are no more than fit, and all are there") {
+  TEST_CASE("a few blocks are at most fit, and all are there") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 8};
     std::vector<std::byte> bytes(layout.total_bytes(130), poison);
     const kv_memory memory{bytes.data(), 130, layout};

@@ -124,11 +124,12 @@ TEST_SUITE("kv_checks") {
     kv_layout mixed = layout;
     mixed.value_element = dtype::fp8_e4m3;
     CHECK(calls(mixed) ==
-          both("the kernel takes values of the keys' type; the layout has a value_element of its own"));
+          both("the kernel takes values of the keys' type, but the layout has another value_element"));
     kv_layout rotated = layout;
     rotated.rotary_dim = 4;
-    CHECK(calls(rotated) ==
-          both("the kernel knows no rotary part in a type of its own; the layout has a rotary_dim of 4"));
+    CHECK(
+        calls(rotated) ==
+        both("the kernel reads a rotary part of the keys' type only, but the layout has a rotary_dim of 4"));
     // A part of the tokens is as good as all where slots say where they go; so are index keys beside.
     kv_layout part = layout;
     part.part = {.cp_rank = 1, .cp_size = 2};

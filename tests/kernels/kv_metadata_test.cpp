@@ -290,7 +290,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(slots[0] == std::int64_t{0x7FFF'FFFF} * (1 << 20) - 1);
   }
 
-  TEST_CASE("pages are those of the definition, blocks that are none stay, and those beyond are told") {
+  TEST_CASE("pages are those of the definition, blocks that are none stay, and those beyond are reported") {
     for (const auto seed : llmmem_tests::seeds(400)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

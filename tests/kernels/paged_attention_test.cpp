@@ -108,7 +108,8 @@ std::int32_t block_in(const reversed_blocks& of, std::int32_t sequence, std::uin
 
 TEST_SUITE("paged_attention") {
   TEST_CASE(
-      "each output is what attention's definition says, whatever the shape, and nothing else is touched") {
+      "each output is what attention's definition says, regardless of the shape, and nothing else is "
+      "touched") {
     std::uint64_t seen = 0;
     for (const auto seed : seeds(300, 100)) {
       CAPTURE(seed);
@@ -456,8 +457,8 @@ TEST_SUITE("paged_attention") {
           "(paged_attention_part), "
           "and merge them");
     CHECK(told([](call& of) { of.cache.layout.value_element = dtype::fp8_e4m3; }).message() ==
-          "paged_attention: cache.layout: the kernel takes values of the keys' type; the layout has a "
-          "value_element of its own");
+          "paged_attention: cache.layout: the kernel takes values of the keys' type, but the layout has "
+          "another value_element");
     CHECK(
         told([](call& of) {
           of.cache.layout.value_scales.group = llmmem::paging::scale_group::vector;

@@ -280,7 +280,7 @@ TEST_SUITE("quantize_groups") {
   }
 
   TEST_CASE(
-      "values are those of the definition, whatever the codes and scales, and nothing else is touched") {
+      "values are those of the definition, regardless of the codes and scales, and nothing else is touched") {
     for (const auto seed : llmmem_tests::seeds(500)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -342,7 +342,7 @@ TEST_SUITE("quantize_groups") {
     }
   }
 
-  TEST_CASE("all patterns of 16 bits have the codes of the definition, beside each scale that floats have") {
+  TEST_CASE("all patterns of 16 bits have the codes of the definition, with each scale that floats have") {
     for (const dtype value : {dtype::bf16, dtype::f16}) {
       for (const dtype code : code_types) {
         CAPTURE(name_of(value));

@@ -99,7 +99,7 @@ void on_each(std::mt19937_64& random, const Check& check) {
 }  // namespace
 
 TEST_SUITE("xor_blocks") {
-  TEST_CASE("a parity is the exclusive or of its shards, and makes any of them anew from the others") {
+  TEST_CASE("a parity is the exclusive or of its shards, and makes any of them again from the others") {
     for (const auto seed : llmmem_tests::seeds(80)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

@@ -413,7 +413,7 @@ TEST_CASE("a load larger than the first tier goes through it") {
   CHECK(r.wrong(before, id, 32) == "");
 }
 
-TEST_CASE("what is refused is told, and changes nothing") {
+TEST_CASE("what is refused is reported, and changes nothing") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);

@@ -160,7 +160,7 @@ TEST_CASE("the null block is never handed out and never taken back") {
         "block_pool: null handle; it was never assigned, or was moved from");
 }
 
-TEST_CASE("a double free, a stale handle and a foreign one are told apart, and change nothing") {
+TEST_CASE("a double free, a stale handle and a foreign one are distinguished, and change nothing") {
   block_pool<> pool({.blocks = 3, .name = "kv"});
   block_pool<> other({.blocks = 3, .name = "other"});
   const block_handle first = pool.allocate().value();

@@ -78,7 +78,7 @@ TEST_CASE("a duration falls into the first bucket whose bound it does not pass")
   CHECK(histogram.sum == 5'005'002'002);
 }
 
-TEST_CASE("lifetime is residency and idle time together, and reuse gaps lie between uses") {
+TEST_CASE("lifetime is residency and idle time together, and reuse gaps are between uses") {
   measured_cache cache({.blocks = 2, .block_tokens = 4}, cache_metrics<>({.blocks = 2}));
   const std::vector<token_id> prompt{1, 2, 3, 4};
   const auto at = [&](std::uint64_t now) { cache.observer().clock().set(now); };
@@ -191,7 +191,7 @@ TEST_CASE("metrics of no blocks, of too many, or of one in none are refused") {
                        "cache_metrics: one sample in 0 blocks; at least 1 is needed", length_error);
 }
 
-TEST_CASE("what is handed out is told apart by where it came from, what is matched by what was asked") {
+TEST_CASE("what is handed out is distinguished by where it came from, what is matched by what was asked") {
   paged_allocator<> cache({.blocks = 3, .block_tokens = 2});
   const std::vector<token_id> prompt{1, 2, 3, 4, 5};
   for (int i = 0; i < 2; ++i) {

@@ -145,7 +145,7 @@ TEST_CASE("an event says key, parent, context, block, tokens and where they lie"
   CHECK(out[0].medium == 2);
 }
 
-TEST_CASE("a reader that fell behind is told how many are lost, and reads on from the oldest that is kept") {
+TEST_CASE("a reader that fell behind learns how many are lost, and reads on from the oldest that is kept") {
   event_log log({.events = 4});
   for (int i = 0; i < 7; ++i)
     log.clear();
@@ -159,7 +159,7 @@ TEST_CASE("a reader that fell behind is told how many are lost, and reads on fro
   CHECK(log.read(7, out).value() == event_read{.count = 0, .first = 7, .lost = 0, .next = 7});
 }
 
-TEST_CASE("a log in another's place goes on at its number with a cleared") {
+TEST_CASE("a log in another's place continues at its number with a cleared") {
   event_log before({.events = 4});
   before.clear();
   event_log after({.events = 4, .first = before.end()});

@@ -87,7 +87,7 @@ TEST_CASE("a free list without memory says so") {
         1);
 }
 
-TEST_CASE("sequences that grow block by block lie in runs when the free list ascends") {
+TEST_CASE("sequences that grow block by block are in runs when the free list ascends") {
   ascending_pool pool({.blocks = 64});
   std::vector<block_id> odd(32);
   std::vector<block_id> even(32);

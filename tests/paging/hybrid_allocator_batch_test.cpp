@@ -104,7 +104,7 @@ TEST_CASE("a batch that cannot be is refused by name") {
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("what a prompt would cost is told group by group") {
+TEST_CASE("what a prompt would cost is reported group by group") {
   cache_type cache = small_cache();
   const auto prompt = count_up(0, 30);
   CHECK(cache.cost(prompt) == hybrid_cost{.cached_tokens = 0, .groups = {{{0, 0, 8}, {0, 0, 8}, {0, 0, 4}}}});

@@ -67,7 +67,7 @@ TEST_CASE(
   CHECK(all.waited > in_worlds(1'000));
 }
 
-TEST_CASE("with a hash that collides all the time nobody gets another's values in any group") {
+TEST_CASE("with a hash that collides all the time no sequence gets another's values in any group") {
   const seen all = worlds_hold<weak_hybrid_world_traits>(200);
   CHECK(all.hits > in_worlds(100));
 }

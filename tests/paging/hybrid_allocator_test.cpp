@@ -66,7 +66,7 @@ TEST_CASE("a hit is as long as every group can serve, and takes of each what the
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("contexts do not share, whatever the tokens") {
+TEST_CASE("contexts do not share, regardless of the tokens") {
   cache_type cache = small_cache();
   const auto one = cache.create({.salt = {1, 0}}).value();
   cache.append(one, count_up(0, 16)).value();

@@ -410,7 +410,7 @@ TEST_CASE("a fence passes in the replay where the journal saw it pass") {
   }
 }
 
-TEST_CASE("when the sink is full recording ends, and the cache goes on") {
+TEST_CASE("when the sink is full recording ends, and the cache continues") {
   plain_journal cache({.blocks = 4, .block_tokens = 4}, memory_journal(100));
   CHECK(cache.recording());
   std::uint64_t served = 0;

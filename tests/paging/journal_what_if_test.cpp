@@ -138,7 +138,7 @@ TEST_CASE("for prompts by keys no policy hits more than MIN, which knows what co
   CHECK(more > 3);
 }
 
-TEST_CASE("a sequence that finds no room is given up and counted, and those after it go on") {
+TEST_CASE("a sequence that finds no room is given up and counted, and those after it continue") {
   traced_journal cache({.blocks = 8, .block_tokens = 4, .max_sequences = 4}, memory_journal(10'000));
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6, 7, 8};
   const auto first = cache.create().value();

@@ -114,7 +114,7 @@ TEST_CASE("strides put each vector where the names of the orders say") {
   }
 }
 
-TEST_CASE("a block is made of as many pieces as its layout says, and neighbours lie side by side in each") {
+TEST_CASE("a block is made of as many pieces as its layout says, and neighbours are side by side in each") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);

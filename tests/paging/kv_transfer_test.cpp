@@ -425,7 +425,7 @@ TEST_CASE("where beginnings of blocks are lent, an import brings those blocks wh
   CHECK(decode.holds(received->sequence, tokens));
 }
 
-TEST_CASE("memory that is not there is told, and nothing is sent or taken") {
+TEST_CASE("memory that is not there is reported, and nothing is sent or taken") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   side<> decode({.blocks = 8, .block_tokens = 4}, shape);
   const auto tokens = prompt(8);

@@ -148,7 +148,7 @@ TEST_CASE("the scan finds the longest length that every group can serve, as tryi
     }
     llmmem::paging::hit_scan scan(groups);
     std::uint64_t found = 0;
-    for (std::uint64_t n = 1; n <= length && !scan.hopeless(); ++n) {
+    for (std::uint64_t n = 1; n <= length && !scan.is_exhausted(); ++n) {
       for (std::size_t g = 0; g < groups.size(); ++g) {
         if (n % groups[g].block_tokens == 0) scan.see(g, cached[g][n / groups[g].block_tokens - 1]);
       }

@@ -173,7 +173,7 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   }
 }
 
-TEST_CASE("low blocks are told once each time they fall below the line") {
+TEST_CASE("low blocks are reported once each time they fall below the line") {
   preemptor relief;
   paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief, .low = 4}});

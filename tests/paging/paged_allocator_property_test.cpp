@@ -65,7 +65,8 @@ TEST_CASE("where keys from outside name each block alone every sequence reads ba
   CHECK(hits.by_key > in_worlds(300));
 }
 
-TEST_CASE("with a hash that collides all the time nobody gets another's values, and sharing still happens") {
+TEST_CASE(
+    "with a hash that collides all the time no sequence gets another's values, and sharing still happens") {
   const hit_blocks hits = worlds_hold<weak_world_traits>(250);
   CHECK(hits.all - hits.by_key > in_worlds(500));
 }

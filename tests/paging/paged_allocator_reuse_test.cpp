@@ -90,7 +90,7 @@ TEST_CASE("the longest beginning of a cached block is copied") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a block that nobody uses is taken over, one in use or with others behind it is copied") {
+TEST_CASE("a block that no sequence uses is taken over, one in use or with others behind it is copied") {
   paged_allocator<stealing_traits> cache({.blocks = 16, .block_tokens = 4});
   const auto one = tokens(8);
   const sequence_id first = write(cache, one);
@@ -166,7 +166,7 @@ TEST_CASE("where beginnings are shared, no more blocks are hit than were asked f
   CHECK(cache.stats().requested_blocks == 2);  // by the writer, which found none, and by this one
 }
 
-TEST_CASE("equal blocks are given back for the cached ones, at once or behind a fence") {
+TEST_CASE("equal blocks are returned for the cached ones, at once or behind a fence") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   host_timeline stream;
   const auto prompt = tokens(10);
@@ -356,7 +356,7 @@ TEST_CASE("what is written for the second time is cached, whole prompts at once"
   CHECK(cache.cached_tokens(other) == 12);
 }
 
-TEST_CASE("what is written in the place of refused tokens is asked for anew") {
+TEST_CASE("what is written in the place of refused tokens is asked for again") {
   paged_allocator<twice_traits> cache({.blocks = 32, .block_tokens = 4});
   const auto known = tokens(12);
   REQUIRE(cache.release(write(cache, known)));  // seen once

@@ -115,7 +115,7 @@ TEST_CASE("released prefixes outlive their sequence, and are evicted tail first"
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a fork shares every block until one side writes, and the writer is told what to copy") {
+TEST_CASE("a fork shares every block until one side writes, and the writer learns what to copy") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id parent = cache.create().value();
   REQUIRE(cache.append(parent, counting(0, 6)));
@@ -175,7 +175,7 @@ TEST_CASE("both twins can commit, and their contents are cached once") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("speculation is rolled back by truncating, and the chain goes on from there") {
+TEST_CASE("speculation is rolled back by truncating, and the chain continues from there") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = written(cache, counting(0, 6));
   REQUIRE(cache.append(sequence, counting(50, 5)));
@@ -203,7 +203,7 @@ TEST_CASE("a sequence of untold tokens that is cut back to told ones caches agai
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("writing into cached contents that nobody shares takes them out of the cache first") {
+TEST_CASE("writing into cached contents that no other sequence shares takes them out of the cache first") {
   for (const std::uint64_t keep : {5U, 6U, 7U}) {
     CAPTURE(keep);
     paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
@@ -223,7 +223,7 @@ TEST_CASE("writing into cached contents that nobody shares takes them out of the
   }
 }
 
-TEST_CASE("writing into cached contents that somebody shares copies") {
+TEST_CASE("writing into cached contents that another sequence shares copies") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = written(cache, counting(0, 8));
   const sequence_id other = written(cache, counting(0, 8));
@@ -288,7 +288,7 @@ struct constant_trusting_traits : constant_traits {
 
 }  // namespace
 
-TEST_CASE("a collision is no hit: the newest contents keep the key, and nobody gets another's") {
+TEST_CASE("a collision is no hit: the newest contents keep the key, and no sequence gets another's") {
   paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id mine = written(cache, counting(0, 4));
   CHECK(cache.cached_tokens(counting(0, 4)) == 4);
@@ -320,7 +320,7 @@ TEST_CASE("equal tokens behind a different prefix are no hit, even when the keys
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a child of a parent that was evicted and computed anew is cached anew") {
+TEST_CASE("a child of a parent that was evicted and computed again is cached again") {
   struct lfu_traits : paged_traits {
     using eviction = any_eviction;
   };
@@ -705,7 +705,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("limits are told with their numbers") {
+TEST_CASE("limits are reported with their numbers") {
   paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 4, .max_sequences = 1, .max_sequence_tokens = 6, .name = "kv"});
   const sequence_id sequence = cache.create().value();
@@ -934,7 +934,7 @@ TEST_CASE("what is committed behind blocks that went is found, whoever's they we
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("idle blocks that a smaller pool loses are cached anew by whoever has equal ones") {
+TEST_CASE("idle blocks that a smaller pool loses are cached again by whoever has equal ones") {
   paged_allocator<> cache({.blocks = 12, .block_tokens = 1});
   const auto prompt = counting(1, 6);
   const sequence_id first = own(cache, counting(100, 6), 6);

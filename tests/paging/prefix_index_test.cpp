@@ -73,7 +73,7 @@ TEST_CASE("the index takes all its blocks and no more room than it says") {
   CHECK(index.metadata_bytes() <= 35 * 1000);
 }
 
-TEST_CASE("sizes that cannot be are refused, and missing metadata is told") {
+TEST_CASE("sizes that cannot be are refused, and missing metadata is reported") {
   CHECK_THROWS_WITH_AS(prefix_index(0), "prefix_index: 0 blocks; use 1 to 2147483646", length_error);
   CHECK_THROWS_WITH_AS(prefix_index(max_blocks + 1), "prefix_index: 2147483647 blocks; use 1 to 2147483646",
                        length_error);

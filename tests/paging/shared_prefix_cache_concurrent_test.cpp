@@ -193,7 +193,7 @@ void readers_beside_a_writer() {
 
 }  // namespace
 
-TEST_CASE("readers that hold blocks see the contents of their tokens, beside a writer that evicts") {
+TEST_CASE("readers that hold blocks see the contents of their tokens, while a writer evicts") {
   readers_beside_a_writer<one_writer>();
 }
 

@@ -346,7 +346,7 @@ TEST_CASE("what was released since the hand went round outlives what was not") {
   }
 }
 
-TEST_CASE("a match says where to go on, and the next commit does") {
+TEST_CASE("a match says where to continue, and the next commit does") {
   shared_prefix_cache<> cache({.blocks = 16, .block_tokens = 2});
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6, 7};
   std::vector<block_id> first(3);
@@ -364,7 +364,7 @@ TEST_CASE("a match says where to go on, and the next commit does") {
   CHECK(cache.match(prompt, {.salt = {1, 0}}, third).blocks == 0);
 }
 
-TEST_CASE("a chain does not go on behind other contents in the same block, though the key be the same") {
+TEST_CASE("a chain does not continue behind other contents in the same block, though the key be the same") {
   shared_prefix_cache<colliding_traits> cache({.blocks = 8, .block_tokens = 1, .shards = 1});
   std::vector<block_id> lent(1);
   std::vector<block_id> own(2);

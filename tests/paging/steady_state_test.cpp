@@ -60,7 +60,7 @@ void serve(paged_allocator<named_policy>& cache, int requests, random_numbers& r
 
 }  // namespace
 
-TEST_CASE("nothing is allocated from the heap after construction, whatever the policy") {
+TEST_CASE("nothing is allocated from the heap after construction, regardless of the policy") {
   for (const std::string_view policy : eviction_names) {
     CAPTURE(policy);
     paged_allocator<named_policy> cache({.blocks = 60, .block_tokens = 4},

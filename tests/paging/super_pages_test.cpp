@@ -274,7 +274,7 @@ TEST_CASE("a page belongs to one group, and to none once its last block is free"
   CHECK(kv.audit().empty());
 }
 
-TEST_CASE("waste is told to the byte, by cause") {
+TEST_CASE("waste is reported to the byte, by cause") {
   pool kv = small_pool(3);
   auto small = take(kv, 0, 4);
   auto large = take(kv, 1, 4);

@@ -37,8 +37,8 @@ struct spoken_endpoint {
   /// The pool, whatever its type.
   struct listener {
     std::function<frame_buffer(seat_id, const frame_header&)> buffer_for;
-    std::function<void(seat_id, const frame_header&)> arrived;
-    std::function<void(seat_id, const frame_header&, std::span<const std::byte>)> told;
+    std::function<void(seat_id, const frame_header&)> on_frame;
+    std::function<void(seat_id, const frame_header&, std::span<const std::byte>)> on_message;
   };
 
   [[nodiscard]] seat_id self() const noexcept { return seat_id{0}; }
@@ -54,9 +54,9 @@ struct spoken_endpoint {
   bool poll(deadline, auto& handler) {
     if (coming.empty()) return false;
     listener to{.buffer_for = [&](seat_id a, const frame_header& b) { return handler.buffer_for(a, b); },
-                .arrived = [&](seat_id a, const frame_header& b) { handler.arrived(a, b); },
-                .told = [&](seat_id a, const frame_header& b,
-                            std::span<const std::byte> c) { handler.told(a, b, c); }};
+                .on_frame = [&](seat_id a, const frame_header& b) { handler.on_frame(a, b); },
+                .on_message = [&](seat_id a, const frame_header& b,
+                                  std::span<const std::byte> c) { handler.on_message(a, b, c); }};
     const auto next = coming.front();
     coming.pop_front();
     next(to);
@@ -89,7 +89,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(request.end().tokens == 256);
   }
 
-  TEST_CASE("what is published first after a reset is told") {
+  TEST_CASE("what is published first after a reset is reported") {
     cluster nodes(2);
     nodes.all[0]->cache().reset();
     nodes.all[1]->cache().reset();
@@ -148,7 +148,7 @@ TEST_SUITE("kv_pool orders") {
     node.cache().release(id).value();
   }
 
-  TEST_CASE("a directory that starts again in its seat is told what it looks after") {
+  TEST_CASE("a directory that starts again in its seat learns what it looks after") {
     cluster nodes(2);
     for (std::uint32_t i = 0; i < 10; ++i)
       nodes.serve(0, prompt_of(30 + i, 17));
@@ -252,7 +252,8 @@ TEST_SUITE("kv_pool orders") {
     const auto say = [&](detail::pool_frame kind, std::span<const std::byte> bytes) {
       const frame_header header{.bytes = static_cast<std::uint32_t>(bytes.size()),
                                 .kind = static_cast<std::uint16_t>(kind)};
-      end.coming.emplace_back([=](spoken_endpoint::listener& to) { to.told(seat_id{1}, header, bytes); });
+      end.coming.emplace_back(
+          [=](spoken_endpoint::listener& to) { to.on_message(seat_id{1}, header, bytes); });
       node.step();
     };
     say(detail::pool_frame::hello, hello);
@@ -304,7 +305,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(node.tiers().stats().tiers[0].in_use == 1);  // the transport still has it
     std::fill(given.begin(), given.end(), std::byte{9});
     half.crc = crc32c(0, given);
-    end.coming.emplace_back([&](spoken_endpoint::listener& to) { to.arrived(seat_id{1}, half); });
+    end.coming.emplace_back([&](spoken_endpoint::listener& to) { to.on_frame(seat_id{1}, half); });
     node.step();
     CHECK(request.has_arrived());  // nobody sends the rest
     CHECK(node.tiers().stats().tiers[0].in_use == 0);

@@ -93,7 +93,7 @@ TEST_SUITE("kv_pool") {
     CHECK(nodes.all[0]->pool().stats().missing_blocks == asked);
   }
 
-  TEST_CASE("a node that starts later is told what it looks after, and one that leaves is forgotten") {
+  TEST_CASE("a node that starts later learns what it looks after, and one that leaves is forgotten") {
     // Each node's place in the directory is drawn when it starts: with 100 spans over three nodes, one of
     // them looks after none once in 4 * 10^17 runs.
     constexpr std::uint32_t prompts = 100;

@@ -80,14 +80,14 @@ struct stranger {
     bytes.resize(frame.bytes);
     return {.what = frame_buffer::answer::take, .bytes = bytes};
   }
-  void arrived(seat_id, const frame_header& frame) noexcept { data.push_back(frame); }
-  void told(seat_id, const frame_header& frame, std::span<const std::byte> what) noexcept {
+  void on_frame(seat_id, const frame_header& frame) noexcept { data.push_back(frame); }
+  void on_message(seat_id, const frame_header& frame, std::span<const std::byte> what) noexcept {
     words.emplace_back(static_cast<detail::pool_frame>(frame.kind),
                        std::vector<std::byte>(what.begin(), what.end()));
   }
-  void died(seat_id, comm::death) noexcept {}
-  void came(seat_id) noexcept {}
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_death(seat_id, comm::death) noexcept {}
+  void on_joined(seat_id) noexcept {}
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
 
   void hear() {
     while (end.poll(deadline{0}, *this)) {

@@ -157,7 +157,9 @@ void serve(sim_endpoint& end, const redundancy_scheme& scheme, std::uint32_t sea
 }  // namespace
 
 TEST_SUITE("kv_replica") {
-  TEST_CASE("whoever dies, each sequence is gone on with somewhere, with every byte of its keys and values") {
+  TEST_CASE(
+      "regardless of which rank dies, each sequence continues somewhere, with every byte of its keys and "
+      "values") {
     std::uint64_t adopted = 0;
     for (const std::string scheme : {"mirror:2", "parity:2", "rs:2+2"}) {
       for (const auto seed : seeds(12)) {

@@ -187,7 +187,7 @@ TEST_CASE("random texts are taken exactly where the grammar has them, and come b
   CHECK(taken > 500);
 }
 
-TEST_CASE("a world that is too small is told what would fit") {
+TEST_CASE("a world that is too small learns what would fit") {
   CHECK(reason("mirror:3", 3) == "fits");
   CHECK(reason("mirror:3", 2) ==
         "mirror:3 needs 3 ranks, but the world has 2: start 1 more, or use mirror:2");

@@ -542,7 +542,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("copies lie in other failure domains, of those that are left as well") {
+  TEST_CASE("copies are in other failure domains, of those that are left as well") {
     sim_network net({.seats = 4});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -602,7 +602,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("what is damaged where it is held is given back by others the second time, and nothing else is") {
+  TEST_CASE("what is damaged where it is held is returned by others the second time, and nothing else is") {
     for (const int what : {0, 1, 2}) {
       CAPTURE(what);
       sim_network net({.seats = 3});
@@ -695,7 +695,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("who has damaged what all go by counts as lost at once, and another tells it") {
+  TEST_CASE("a process that has damaged what all go by counts as lost at once, and another tells it") {
     for (const int what : {0, 1, 2, 3}) {
       CAPTURE(what);
       sim_network net({.seats = 3});
@@ -742,7 +742,8 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "who gives a part back and dies between two pieces is waited for by nobody, and another gives it") {
+      "a process that gives a part back and dies between two pieces is waited for by nobody, and another "
+      "gives it") {
     // The first run counts: in which of its calls rank 1 gives rank 0 what that has lost.
     std::uint64_t first = 0;
     std::uint64_t last = 0;

@@ -281,7 +281,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("what a job throws passes through, and nobody waits for who threw it") {
+  TEST_CASE("what a job throws passes through, and no call waits for who threw it") {
     sim_network net({.seats = 2, .most_notice_ns = 100'000});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -308,7 +308,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("who could not go on revokes the epoch, so that nobody waits for it") {
+  TEST_CASE("who could not continue revokes the epoch, so that no call waits for it") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);

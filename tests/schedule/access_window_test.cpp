@@ -199,7 +199,7 @@ TEST_CASE("a chunk that is leased takes its room from what MIN may keep") {
   CHECK(window.regret(3 * page).least_bytes == 2 * page);
 }
 
-TEST_CASE("chunks that are written anew need not come up, whether they lay there or not") {
+TEST_CASE("chunks that are written again need not come up, whether they lay there or not") {
   access_window window(100);
   for (int round = 0; round < 3; ++round) {
     window.on_leased(chunk_id{0}, page, access_mode::write);

@@ -249,7 +249,7 @@ TEST_CASE("of two sets of equal size the exact search takes the one with the ite
 }
 
 TEST_CASE(
-    "an item that is cut goes on in the next bubble, one that is not waits for a bubble that has room") {
+    "an item that is cut continues in the next bubble, one that is not waits for a bubble that has room") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   const auto timeline =
       simulate_pipeline(one_f_one_b(shape), {.forward_ns = {2, 2}, .backward_ns = {3, 3}, .send_ns = 0});
@@ -277,7 +277,7 @@ TEST_CASE("a copy takes its latency and its bytes over the bandwidth, rounded up
                        "copy_ns: bytes_per_second is 0; it must be 1 to 2^53", argument_error);
   CHECK_THROWS_WITH_AS(
       static_cast<void>(copy_ns({.bytes = 9'223'372'037, .bytes_per_second = 1})),
-      "copy_ns: 9223372037000000 x 1000 passes the end of time, 2^63 - 1 ns; lower the times", length_error);
+      "copy_ns: 9223372037000000 x 1000 exceeds the latest time, 2^63 - 1 ns; lower the times", length_error);
 }
 
 TEST_CASE("work that can never be placed is refused with its number") {
@@ -288,7 +288,8 @@ TEST_CASE("work that can never be placed is refused with its number") {
   CHECK(refusal(timeline, {{.ns = 1, .release_ns = 3, .deadline_ns = 2}}) ==
         "bubble_fill: item 0 is released at 3 ns, after its deadline at 2 ns");
   CHECK(refusal(timeline, std::vector<bubble_work>(17, {.ns = 1}), whole_exact) ==
-        "bubble_fill: device 0 has 17 items, exact search takes 16; search greedily, or give it fewer");
+        "bubble_fill: device 0 has 17 items, but exact search takes at most 16; use greedy search, or give "
+        "it fewer");
   CHECK_THROWS_WITH_AS(static_cast<void>(bubbles_of(timeline, 1)), "bubbles_of: device 1; the timeline has 1",
                        argument_error);
 }

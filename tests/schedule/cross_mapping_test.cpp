@@ -93,11 +93,11 @@ TEST_CASE("matrices of another size, or that say two things of one pair, are ref
   CHECK_THROWS_WITH_AS(map(2, overlap, std::vector<std::uint8_t>{}),
                        "cross_mapping: shares_link has 0 entries, 2 devices need 4", argument_error);
   CHECK_THROWS_WITH_AS(map(2, overlap, shares),
-                       "cross_mapping: shares_link of 0 and 1 is 1, of 1 and 0 0; give both the same",
+                       "cross_mapping: shares_link of 0 and 1 is 1, of 1 and 0 0; make the matrix symmetric",
                        argument_error);
   const std::vector<std::uint64_t> huge(9, std::uint64_t{1} << 62);
   CHECK_THROWS_WITH_AS(map(3, huge, std::vector<std::uint8_t>(9, 0)),
-                       "cross_mapping: all overlaps together pass 2^63 - 1; take a coarser unit",
+                       "cross_mapping: the sum of the overlaps exceeds 2^63 - 1; use a coarser unit",
                        length_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(overlap_by_distance(11)),
                        "overlap_by_distance: 11 devices; it takes 1 to 10", length_error);

@@ -205,7 +205,7 @@ TEST_CASE("a plan's stages, waves and sums are those of its partition") {
     }
     const auto expected = naive_step_ns(each, waves);
     if (expected == ~std::uint64_t{0}) {
-      CHECK(refusal(each, waves).find("; cut them") != std::string::npos);
+      CHECK(refusal(each, waves).find("; split them into more stages") != std::string::npos);
       continue;
     }
     const auto plan = price_partition(each.layers, each.devices, each.micro_batches, waves);
@@ -323,7 +323,8 @@ TEST_CASE("a layer that no device holds is named with its bytes") {
         "the "
         "layer, or take fewer micro-batches");
   each.devices.bytes = 13;
-  CHECK(refusal(each, {{2}}) == "price_partition: layers 0 to 1 need 14 bytes, a device has 13; cut them");
+  CHECK(refusal(each, {{2}}) ==
+        "price_partition: layers 0 to 1 need 14 bytes, but a device has 13; split them into more stages");
 }
 
 TEST_CASE("facts and partitions that mean nothing are refused") {
@@ -345,7 +346,7 @@ TEST_CASE("facts and partitions that mean nothing are refused") {
   bad.layers[0].forward_ns = std::uint64_t{1} << 62;
   bad.micro_batches = 2;
   CHECK(refusal(bad) ==
-        "min_comm_partition: 4611686018427387904 x 2 passes the end of time, 2^63 - 1 ns; lower the times");
+        "min_comm_partition: 4611686018427387904 x 2 exceeds the latest time, 2^63 - 1 ns; lower the times");
   bad = good;
   bad.layers[0].input_bytes = std::uint64_t{1} << 62;
   bad.micro_batches = 2;

@@ -73,13 +73,13 @@ TEST_CASE("a pipeline of nothing, or of more tasks than can be numbered, is refu
         "one_f_one_b: micro_batches is 0; a pipeline needs at least one");
   CHECK(refusal(interleaved_1f1b, {.devices = 1, .micro_batches = 1, .chunks = 0}) ==
         "interleaved_1f1b: chunks is 0; a pipeline needs at least one");
-  CHECK(
-      refusal(gpipe, {.devices = 1, .micro_batches = 4'294'967'295}) ==
-      "gpipe: 1 devices x 1 chunks x 4294967295 micro-batches pass the limit of 134217728; lower one of the "
-      "three");
+  CHECK(refusal(gpipe, {.devices = 1, .micro_batches = 4'294'967'295}) ==
+        "gpipe: 1 devices x 1 chunks x 4294967295 micro-batches exceed the limit of 134217728; lower one of "
+        "the "
+        "three");
   // Their product is 2^64, which is 0 in 64 bits.
   CHECK(refusal(interleaved_1f1b, {.devices = 1U << 31, .micro_batches = 4, .chunks = 1U << 31}) ==
-        "interleaved_1f1b: 2147483648 devices x 2147483648 chunks x 4 micro-batches pass the limit of "
+        "interleaved_1f1b: 2147483648 devices x 2147483648 chunks x 4 micro-batches exceed the limit of "
         "134217728; "
         "lower one of the three");
   CHECK_THROWS_AS(static_cast<void>(gpipe({.devices = 1U << 31, .micro_batches = 1})), length_error);
@@ -87,9 +87,9 @@ TEST_CASE("a pipeline of nothing, or of more tasks than can be numbered, is refu
 
 TEST_CASE("an order that its shape cannot have is refused with what to take") {
   CHECK(refusal(gpipe, {.devices = 2, .micro_batches = 2, .chunks = 2}) ==
-        "gpipe: chunks is 2, this order has one chunk a device; take interleaved_1f1b");
+        "gpipe: chunks is 2, but this order has one chunk on each device; use interleaved_1f1b");
   CHECK(refusal(one_f_one_b, {.devices = 2, .micro_batches = 2, .chunks = 3}) ==
-        "one_f_one_b: chunks is 3, this order has one chunk a device; take interleaved_1f1b");
+        "one_f_one_b: chunks is 3, but this order has one chunk on each device; use interleaved_1f1b");
   CHECK(refusal(interleaved_1f1b, {.devices = 4, .micro_batches = 6, .chunks = 2}) ==
-        "interleaved_1f1b: micro_batches 6 is not a multiple of devices 4; 8 is the next that is");
+        "interleaved_1f1b: micro_batches 6 is not a multiple of devices 4; 8 is the next multiple");
 }

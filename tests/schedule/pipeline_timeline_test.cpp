@@ -171,7 +171,7 @@ TEST_CASE("a timeline is the least solution of the equations of start times, and
     const auto finishes = naive_finishes(order, costs);
     if (!finishes) {
       ++stuck;
-      CHECK(refusal(order, costs).find("the order cannot go on: task ") != std::string::npos);
+      CHECK(refusal(order, costs).find("the order deadlocks: task ") != std::string::npos);
       continue;
     }
     ++ran;
@@ -428,19 +428,18 @@ TEST_CASE(
         "simulate_pipeline: the order lacks backward of micro-batch 1 in chunk 0 on device 1");
   order.tasks[1].push_back(order.tasks[1].front());
   CHECK(refusal(order, costs) ==
-        "simulate_pipeline: the order has twice forward of micro-batch 0 in chunk 0 on device 1");
+        "simulate_pipeline: the order lists a task twice: forward of micro-batch 0 in chunk 0 on device 1");
   order.tasks[1].back() = {.device = 1, .micro_batch = 2};
   CHECK(refusal(order, costs) ==
-        "simulate_pipeline: task 3 of device 1 is forward of micro-batch 2 in chunk 0 on device 1, which is "
-        "not "
-        "of its shape");
+        "simulate_pipeline: task 3 of device 1 is forward of micro-batch 2 in chunk 0 on device 1, which its "
+        "shape does not have");
   order.tasks[1].back() = {.device = 0, .micro_batch = 1, .pass = pipeline_pass::backward};
   CHECK(refusal(order, costs) ==
-        "simulate_pipeline: task 3 of device 1 is backward of micro-batch 1 in chunk 0 on device 0, which is "
-        "not "
-        "of its shape");
+        "simulate_pipeline: task 3 of device 1 is backward of micro-batch 1 in chunk 0 on device 0, which "
+        "its shape does not have");
   order.tasks.pop_back();
-  CHECK(refusal(order, costs) == "simulate_pipeline: the order lists tasks of 1 devices, its shape has 2");
+  CHECK(refusal(order, costs) ==
+        "simulate_pipeline: the order lists tasks of 1 devices, but its shape has 2");
 }
 
 TEST_CASE("an order in which devices wait for each other is refused with both tasks") {
@@ -452,20 +451,20 @@ TEST_CASE("an order in which devices wait for each other is refused with both ta
                     {.device = 0, .micro_batch = 1},
                     {.device = 0, .micro_batch = 1, .pass = pipeline_pass::backward}};
   CHECK(refusal(order, equal_costs(shape, 1, 1)) ==
-        "simulate_pipeline: the order cannot go on: task 1 of device 0, backward of micro-batch 0 in chunk 0 "
+        "simulate_pipeline: the order deadlocks: task 1 of device 0, backward of micro-batch 0 in chunk 0 "
         "on "
-        "device 0, waits for backward of micro-batch 0 in chunk 0 on device 1, which never begins; put that "
+        "device 0, waits for backward of micro-batch 0 in chunk 0 on device 1, which never begins; list that "
         "earlier");
   order = gpipe({.devices = 1, .micro_batches = 1});
   std::swap(order.tasks[0][0], order.tasks[0][1]);
   CHECK(refusal(order, equal_costs(order.shape, 1, 1)) ==
-        "simulate_pipeline: the order cannot go on: task 0 of device 0, backward of micro-batch 0 in chunk 0 "
+        "simulate_pipeline: the order deadlocks: task 0 of device 0, backward of micro-batch 0 in chunk 0 "
         "on "
-        "device 0, waits for forward of micro-batch 0 in chunk 0 on device 0, which never begins; put that "
+        "device 0, waits for forward of micro-batch 0 in chunk 0 on device 0, which never begins; list that "
         "earlier");
   CHECK_THROWS_WITH_AS(static_cast<void>(stashed_versions(order)),
                        "stashed_versions: backward of micro-batch 0 in chunk 0 on device 0 comes before its "
-                       "forward pass; put that earlier",
+                       "forward pass; list that pass earlier",
                        argument_error);
 }
 
@@ -477,7 +476,7 @@ TEST_CASE("costs of the wrong length, or that pass the end of time, are refused"
         "simulate_pipeline: backward_ns has 1 entries, the pipeline 2 stages");
   costs = equal_costs(shape, std::uint64_t{1} << 62, 0);
   CHECK(refusal(gpipe(shape), costs) ==
-        "simulate_pipeline: 4611686018427387904 x 2 passes the end of time, 2^63 - 1 ns; lower the times");
+        "simulate_pipeline: 4611686018427387904 x 2 exceeds the latest time, 2^63 - 1 ns; lower the times");
   costs = equal_costs(shape, 0, 0, std::uint64_t{1} << 61);
   CHECK_THROWS_AS(static_cast<void>(pipeline_bound_ns(shape, costs)), length_error);
 }

@@ -207,9 +207,8 @@ std::string refusal(const Call& call) {
 }
 
 constexpr const char* no_room =
-    "round_placement: no whole chunks near the fractions keep the budgets; take smaller chunks, or give the "
-    "tiers "
-    "more";
+    "round_placement: no numbers of whole chunks near the fractions fit the budgets; use smaller chunks, or "
+    "raise the tiers' bytes";
 
 /// Half the model fits on the device, all of it on device and host.
 constexpr placement_facts small{.weight_bytes = 80,
@@ -512,14 +511,12 @@ TEST_CASE("tiers that are too small together, and chunks that do not fit, are re
   auto facts = small;
   facts.host_bytes = 64;
   CHECK(refusal([&] { return solve_placement(facts); }) ==
-        "solve_placement: 130 bytes of weights, KV and activations; all tiers together have 129; take a "
-        "smaller "
-        "block, or give them more");
+        "solve_placement: 130 bytes of weights, KV and activations are needed, but all tiers together have "
+        "129; use a smaller block, or raise the tiers' bytes");
   const auto solved = solve_placement(small);
   CHECK(refusal([&] { return round_placement(small, solved, {.weights = 1, .kv = 1, .activations = 1}); }) ==
-        "round_placement: no whole chunks near the fractions keep the budgets; take smaller chunks, or give "
-        "the "
-        "tiers more");
+        "round_placement: no numbers of whole chunks near the fractions fit the budgets; use smaller chunks, "
+        "or raise the tiers' bytes");
   CHECK(refusal([&] { return round_placement(small, solved, {.weights = 1, .kv = 0}); }) ==
         "round_placement: kv in 0 chunks; it must be 1 to 1048576");
   CHECK(refusal([&] { return round_placement(small, {}, {}); }) ==

@@ -147,7 +147,7 @@ TEST_CASE("a step that waits begins with progress, or is given up at its event")
   CHECK(program.noted.begun == chunks(0, 2) + chunks(3, 4));
 }
 
-TEST_CASE("calls that do not fit are told apart, and a trace without events fits none") {
+TEST_CASE("calls that do not fit are distinguished, and a trace without events fits none") {
   followed_program program(3);
   for (int i = 0; i < 3; ++i) {
     CHECK(program.runner.call(trace_call::discard, chunk_id{0}, access_mode::read).verdict ==

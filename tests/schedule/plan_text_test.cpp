@@ -102,17 +102,18 @@ TEST_CASE("text damaged and sealed again is refused or read, but never harms") {
 
 TEST_CASE("a wrong plan is refused by line and reason") {
   const std::string text = write_plan(some_plan(3));
-  CHECK(why("") == "plan, line 1: the text ends where 'llmmem-schedule' should stand");
+  CHECK(why("") == "plan, line 1: the text ends where 'llmmem-schedule' is expected");
   CHECK(why("#!/bin/sh\n") == "plan, line 1: 'llmmem-schedule' expected, found '#!/bin/sh'");
   CHECK(why(replaced(text, "llmmem-schedule 1", "llmmem-schedule 2")) ==
         "plan, line 1: version 2; this reads 1");
-  CHECK(why(replaced(text, "chunks 5", "chunks 05")) == "plan, line 3: chunks '05' is no number of 64 bits");
+  CHECK(why(replaced(text, "chunks 5", "chunks 05")) ==
+        "plan, line 3: chunks '05' is not a number of 64 bits");
   CHECK(why(replaced(text, "chunks 5", "chunks 99999999999")) ==
         "plan, line 3: chunks is 99999999999; the most is 1073741824");
   CHECK(why(replaced(text, "\nlink 1000000000", "\nlink 0")) ==
         "plan, line 8: schedule_machine: link 0: a bandwidth of 0 bytes a second; it must be 1 to 2^60");
-  CHECK(why(text + "\n").ends_with("more text behind the last line"));
+  CHECK(why(text + "\n").ends_with("there is text after the last line"));
   CHECK(why(replaced(text, "fetch", "fetsh")).ends_with("operation 'fetsh' is not known"));
   CHECK(why(replaced(text, "bound ", "bound 1"))
-            .ends_with("the checksum does not fit: the text was changed or damaged"));
+            .ends_with("the checksum differs: the text was changed or damaged"));
 }

@@ -158,12 +158,12 @@ TEST_CASE("a machine that cannot hold what is leased is refused, with both numbe
   record.release(second);
   const auto trace = record.freeze();
   CHECK_THROWS_WITH_AS(schedule::next_use{}(trace, over_one_link(1'299)),
-                       "planner: tier 0 has 1299 bytes; the trace leases 1300 at once", argument_error);
+                       "planner: tier 0 has 1299 bytes; the trace leases 1300 bytes at once", argument_error);
   CHECK(schedule::next_use{}(trace, over_one_link(1'300)).first.forecast.bytes() == 1'300);
   CHECK_THROWS_WITH_AS(
       schedule::on_demand{}(trace, {.budgets = {1'300, 1'399}, .links = {thousand_a_us, thousand_a_us}}),
-      "planner: tier 1 has 1399 bytes; a tier in between needs two of the largest chunk, one to go "
-      "up and one to go down, and that has 700",
+      "planner: tier 1 has 1399 bytes; a middle tier needs space for two chunks, one on its way up and one "
+      "on its way down, and the largest has 700",
       argument_error);
 }
 

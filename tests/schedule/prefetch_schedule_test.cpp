@@ -217,7 +217,7 @@ TEST_CASE("random programs over chunks of unequal size get their data, though ro
   CHECK(unequal.took < unequal.predicted * 5 / 4);
 }
 
-TEST_CASE("a program that does something else gets its data, and goes on by the plan where it fits again") {
+TEST_CASE("a program that does something else gets its data, and continues by the plan where it fits again") {
   for (const on_divergence what :
        {on_divergence::repair, on_divergence::re_record, on_divergence::fall_back}) {
     device_program program(std::vector<std::uint64_t>(10, 4), 16,
@@ -316,7 +316,7 @@ TEST_CASE("an iteration without leases is no recording, and one cut short does n
   CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
 }
 
-TEST_CASE("a program that goes on otherwise for good is recorded anew") {
+TEST_CASE("a program that continues otherwise permanently is recorded again") {
   device_program program(std::vector<std::uint64_t>(10, 4), 16, {.follow = {.reach = 4, .patience = 3}});
   const auto iteration = [&](std::size_t step) {
     program.schedule->begin_iteration();
@@ -440,23 +440,25 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
           "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
   refused([&] { fresh.foresee(trace_recorder().freeze()); },
-          "prefetch_schedule: a trace of 0 chunks was foreseen that are not the 1 that were added; make it "
+          "prefetch_schedule: a trace of 0 chunks was given to foresee(), but its chunks are not the 1 that "
+          "were added; make it "
           "with recorder()");
   trace_recorder other;
   other.add_chunk(page);
   refused([&] { fresh.foresee(other.freeze()); },
-          "prefetch_schedule: a trace of 1 chunks was foreseen that are not the 1 that were added; make it "
+          "prefetch_schedule: a trace of 1 chunks was given to foresee(), but its chunks are not the 1 that "
+          "were added; make it "
           "with recorder()");
   fresh.record();
   refused([&] { fresh.foresee(fresh.recorder().freeze()); },
-          "prefetch_schedule: a trace was foreseen while one is recorded; freeze() that first");
+          "prefetch_schedule: foresee() is not possible while a trace is recorded; freeze() that first");
   refused([&] { fresh.add(program.chunks[1]); },
           "prefetch_schedule: a chunk was added after recording began; add all of them first");
   const auto held = fresh.read(program.chunks[0]).value();
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
 
-TEST_CASE("room for what is written anew is a step of the plan, and not counted as a useless one") {
+TEST_CASE("room for what is written again is a step of the plan, and not counted as a useless one") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 4; ++step) {
     program.schedule->begin_iteration();

@@ -150,15 +150,17 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
         "simulate: iteration 0, step 1, write_back of chunk 0 in tier 0: the program holds it");
   CHECK(one({bring, at(2, drop, 0, 0, 0)}) ==
         "simulate: iteration 0, step 1, drop of chunk 0 in tier 0: no other tier has the newest contents");
-  CHECK(one({bring, at(2, fetch, 1, 1, 0)}) ==
-        "simulate: iteration 0, step 1, fetch of chunk 1 in tier 1: it waits for room for ever, and event 2 "
-        "for it");
+  CHECK(
+      one({bring, at(2, fetch, 1, 1, 0)}) ==
+      "simulate: iteration 0, step 1, fetch of chunk 1 in tier 1: it waits for memory for ever, and event 2 "
+      "for it");
   CHECK(one({bring, at(2, allocate, 1, 0, 0)}) ==
         "simulate: iteration 0, step 1, allocate of chunk 1 in tier 0: no room, and none that comes free");
   CHECK(one({at(0, drop, 0, 1, 1)}) ==
         "simulate: iteration 0, step 0, drop of chunk 0 in tier 1: the last tier keeps its copies");
   CHECK(one({at(0, fetch, 0, 0, 0)}) ==
-        "simulate: iteration 0, step 0, fetch of chunk 0 in tier 0: it cannot go between these tiers");
+        "simulate: iteration 0, step 0, fetch of chunk 0 in tier 0: no transfer between these tiers is "
+        "possible");
   CHECK(one({at(0, fetch, 7, 1, 0)}) ==
         "simulate: iteration 0, step 0, fetch of chunk 7 in tier 1: there is no such chunk");
   CHECK(one({bring, at(2, write_back, 0, 0, 1), at(2, drop, 0, 0, 0), at(2, fetch, 1, 1, 0),
@@ -167,11 +169,12 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
         "event and "
         "moment");
   CHECK(one({bring, at(2, write_back, 0, 0, 1), at(2, drop, 0, 0, 0), at(2, fetch, 1, 1, 0)}) ==
-        "simulate: iteration 0, it does not leave behind what the plan's start says");
+        "simulate: iteration 0, its chunks end in other tiers than the plan's start says");
   auto other = by_hand(trace, {bring});
   other.trace_fingerprint ^= 1;
-  CHECK(why(trace, other) ==
-        "simulate: the plan was made for another trace, of 4 events and 2 chunks; plan anew");
+  CHECK(
+      why(trace, other) ==
+      "simulate: the plan was made for another trace, of 4 events and 2 chunks; make a plan for this trace");
 }
 
 TEST_CASE("room that a later step frees is waited for") {

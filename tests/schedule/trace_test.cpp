@@ -68,7 +68,8 @@ TEST_CASE("what no program can do is refused by event and reason") {
           r.acquire(a, access_mode::read);
           r.acquire(a, access_mode::read);
         }) == "trace: event 1, acquire of chunk 0: event 0 has acquired it and not released it");
-  CHECK(why([](auto& r) { r.release(b); }) == "trace: event 0, release of chunk 1: nothing has acquired it");
+  CHECK(why([](auto& r) { r.release(b); }) ==
+        "trace: event 0, release of chunk 1: no event has acquired it; acquire it first");
   CHECK(why([](auto& r) { r.acquire(chunk_id{2}, access_mode::read); }) ==
         "trace: event 0, acquire of chunk 2: it is not known; chunks are 0 to 2 - 1");
   CHECK(why([](auto& r) {
@@ -88,7 +89,7 @@ TEST_CASE("what no program can do is refused by event and reason") {
         "write "
         "all of it");
   CHECK(why([](auto& r) { r.compute(~std::uint64_t{0}); }) ==
-        "trace: its computing passes 2^60 ns, the most an iteration may have");
+        "trace: its compute time exceeds 2^60 ns, the most of an iteration");
   CHECK(why([](auto& r) { r.add_chunk(0); }) == "trace: chunk 2 has 0 bytes");
 }
 

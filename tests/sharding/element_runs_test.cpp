@@ -105,7 +105,7 @@ TEST_CASE("equal sets of elements have one canonical form") {
   CHECK(element_runs::flat_range(5, 0) == element_runs{});
 }
 
-TEST_CASE("the intersection of two sets is what lies in both, in maximal ranges") {
+TEST_CASE("the intersection of two sets is what is in both, in maximal ranges") {
   for (const auto seed : seeds(2000)) {
     CAPTURE(seed);
     random_numbers random(seed);

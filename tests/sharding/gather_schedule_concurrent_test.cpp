@@ -73,7 +73,7 @@ void fill(state_of& state, const std::vector<tensor_facts>& tensors, std::uint64
 }  // namespace
 
 TEST_SUITE("gather_schedule") {
-  TEST_CASE("scopes come in their order by any planner and budget, and no more than that is ever whole") {
+  TEST_CASE("scopes come in their order by any planner and budget, and at most that is ever whole") {
     for (const auto seed : seeds(24)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -124,7 +124,7 @@ TEST_SUITE("gather_schedule") {
     }
   }
 
-  TEST_CASE("the next scope is gathered beside this one, and the last one forward stays for the way back") {
+  TEST_CASE("the next scope is gathered during this one, and the last one forward stays for the way back") {
     const auto tensors = layers_of({300, 300, 300, 300});
     const auto order = there_and_back(4);
     in_thread_world(2, [&](ranks_of& ranks, host_space& space, std::uint32_t) {

@@ -20,7 +20,7 @@ using llmmem_tests::random_tensors;
 using llmmem_tests::seeds;
 using llmmem_tests::tensors_of;
 
-TEST_CASE("every node holds each element once, and a primary lies in its rank's secondary") {
+TEST_CASE("every node holds each element once, and a primary is in its rank's secondary") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -210,7 +210,7 @@ TEST_CASE("servers that cannot be, and losses of who is not there, are refused a
   CHECK_THROWS_WITH_AS(servers.lose(ranks({0, 0})), "key_servers::lose: server 0 is lost already",
                        argument_error);
   CHECK_THROWS_WITH_AS(servers.lose(ranks({0, 1})),
-                       "key_servers::lose: server 1 is the last one alive; start anew from a checkpoint",
+                       "key_servers::lose: server 1 is the last one alive; restart from a checkpoint",
                        argument_error);
   CHECK(servers.living() == 2);
   CHECK_THROWS_WITH_AS(servers.rejoin(rank_id{0}), "key_servers::rejoin: server 0 is alive", argument_error);

@@ -73,7 +73,7 @@ TEST_CASE("a tied tensor is held by the first and the last device, and owned by 
   CHECK(pipeline_stages(model.tensors, model.places, 6, rank_count{1}).is_replicated(embedding));
 }
 
-TEST_CASE("stages, layers and devices agree with a list of all layers, whatever the boundaries") {
+TEST_CASE("stages, layers and devices agree with a list of all layers, regardless of the boundaries") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -253,7 +253,7 @@ TEST_CASE("a file has the length it is given, and what comes on reads as zero") 
         failure{errc::grow_failed, EFBIG, std::uint64_t{1} << 63, 0});
 }
 
-TEST_CASE("room is taken and given back where it is asked for, and contents beside it stay") {
+TEST_CASE("room is taken and given back where it is asked for, and contents next to it stay") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   constexpr std::uint64_t mib = 1 << 20;

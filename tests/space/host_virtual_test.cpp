@@ -162,7 +162,7 @@ TEST_CASE("address space and file length that the system refuses come back with 
   CHECK(handle.has_value());  // just fits the longest file there is
 }
 
-TEST_CASE("memfd that the system does not grant is told with errno and what to take instead") {
+TEST_CASE("memfd that the system does not grant is reported with errno and what to take instead") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none = before;
@@ -182,7 +182,7 @@ TEST_CASE("memfd that the system does not grant is told with errno and what to t
                        system_error);
 }
 
-TEST_CASE("a process at the system's limit of mappings is told so, and goes on after unmapping") {
+TEST_CASE("a process at the system's limit of mappings is told so, and continues after unmapping") {
   std::ifstream limit_file("/proc/sys/vm/max_map_count");
   std::uint64_t limit = 0;
   if (!(limit_file >> limit) || limit > 100'000) return;  // more than a test should map

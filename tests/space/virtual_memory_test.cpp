@@ -329,7 +329,7 @@ TEST_CASE("whichever call the system refuses, a stitch is whole or not there at 
   }
 }
 
-TEST_CASE("a mapping that can neither go on nor back is told, kept and counted") {
+TEST_CASE("a mapping that can neither continue nor back is reported, kept and counted") {
   simulated_virtual_memory memory(small());
   std::vector<physical_handle> handles;
   for (int i = 0; i < 3; ++i)

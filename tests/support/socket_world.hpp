@@ -52,22 +52,22 @@ class recorder {
     buffer.assign(header.bytes, std::byte{0});
     return {frame_buffer::answer::take, buffer};
   }
-  void arrived(seat_id from, const frame_header& header) noexcept {
+  void on_frame(seat_id from, const frame_header& header) noexcept {
     frames.push_back({from, header, buffers_[llmmem::to_index(from)]});
   }
-  void told(seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  void on_message(seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     tellings.push_back({from, header, {bytes.begin(), bytes.end()}});
     if (on_told) on_told(tellings.back());
   }
-  void died(seat_id seat, death how) noexcept {
+  void on_death(seat_id seat, death how) noexcept {
     deaths.emplace_back(llmmem::to_index(seat), how);
     if (on_died) on_died(seat);
   }
-  void came(seat_id seat) noexcept {
+  void on_joined(seat_id seat) noexcept {
     arrivals.push_back(llmmem::to_index(seat));
     if (on_came) on_came(seat);
   }
-  [[nodiscard]] bool goes_on() const noexcept { return is_going_on; }
+  [[nodiscard]] bool keeps_waiting() const noexcept { return is_going_on; }
 
   /// The buffer of the frame under way.
   [[nodiscard]] std::vector<std::byte>& buffer_of(seat_id from) { return buffers_[llmmem::to_index(from)]; }

@@ -25,7 +25,7 @@ outcome run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 TEST_SUITE("survive_failures application") {
-  TEST_CASE("what cannot be is told before anything is started, with what would be right") {
+  TEST_CASE("what cannot be is reported before anything is started, with what would be right") {
     const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
         {{"--redundancy", "parity:4"},
          "--redundancy parity:4 needs 5 ranks, but the world has 4: start 1 more, or use parity:3"},

@@ -93,7 +93,7 @@ said run_program(const std::vector<std::string>& more) {
 }  // namespace
 
 TEST_SUITE("checkpoint_fallback") {
-  TEST_CASE("three of four die, and then all: the job goes on from its files, to the same weights") {
+  TEST_CASE("three of four die, and then all: the job continues from its files, to the same weights") {
     for (const std::string scheme : {"mirror:2", "parity:3", "compute"}) {
       for (const auto seed : seeds(3)) {
         CAPTURE(scheme);
@@ -117,7 +117,9 @@ TEST_SUITE("checkpoint_fallback") {
     }
   }
 
-  TEST_CASE("whoever dies while all save, the checkpoint before stays whole, and the job goes on") {
+  TEST_CASE(
+      "regardless of which rank dies while all save, the checkpoint before stays whole, and the job "
+      "continues") {
     std::uint64_t unsaved = 0;
     std::uint64_t restored = 0;
     for (const auto seed : seeds(6)) {
@@ -145,7 +147,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(restored > 0);
   }
 
-  TEST_CASE("before anything is saved all begin anew, and what was computed counts as lost") {
+  TEST_CASE("before anything is saved all begin again, and what was computed counts as lost") {
     const temporary_folder folder;
     const ended_job ended =
         run_right(saved_plan(folder, 20, 1000, 1), {{.after_step = 8, .delay_ns = 0, .seats = {0, 1, 3}}});
@@ -154,7 +156,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(ended.notes.find("step 0 begun anew, no checkpoint: ") != std::string::npos);
   }
 
-  TEST_CASE("what the redundancy bears comes from memory, with files beside it") {
+  TEST_CASE("what the redundancy bears comes from memory, with files in addition") {
     const temporary_folder folder;
     const ended_job ended =
         run_right(saved_plan(folder, 30, 5, 1), {{.after_step = 12, .delay_ns = 0, .seats = {2}}});
@@ -164,7 +166,7 @@ TEST_SUITE("checkpoint_fallback") {
   }
 
   TEST_CASE(
-      "a second run goes on from the newest checkpoint; one that is at its end has nothing left to do") {
+      "a second run continues from the newest checkpoint; one that is at its end has nothing left to do") {
     const temporary_folder folder;
     CHECK(run_right(saved_plan(folder, 30, 7, 1)).figures.restored_from.empty());
     const ended_job second = run_right(saved_plan(folder, 63, 7, 1));
@@ -249,7 +251,7 @@ TEST_SUITE("checkpoint_fallback") {
                                   "--checkpoint-dir another folder");
   }
 
-  TEST_CASE("the program says where it goes on, and refuses another job and what cannot be asked") {
+  TEST_CASE("the program says where it continues, and refuses another job and what cannot be asked") {
     const temporary_folder folder;
     const std::string saved = folder.file("saved");
     const said first = run_program({"--steps", "10", "--checkpoint-dir", saved, "--checkpoint-every", "5"});

@@ -85,7 +85,7 @@ nlohmann::json result_of(const temporary_folder& folder, child_process& child) {
 
 }  // namespace
 
-TEST_CASE("three of four processes are killed at once, then all: the job goes on from its files") {
+TEST_CASE("three of four processes are killed at once, then all: the job continues from its files") {
   const temporary_folder folder;
   child_process child(program, run_in(folder, "1200"), folder.file("out"), folder.file("notes"));
   const progress first = wait_for(folder.file("notes"), 120);
@@ -110,7 +110,7 @@ TEST_CASE("three of four processes are killed at once, then all: the job goes on
             .rfind("goes on from step 1200 in " + folder.file("saved") + "\n", 0) == 0);
 }
 
-TEST_CASE("a program that is killed with all its ranks goes on from its newest checkpoint") {
+TEST_CASE("a program that is killed with all its ranks continues from its newest checkpoint") {
   const temporary_folder folder;
   {
     child_process child(program, run_in(folder, "900"), folder.file("out"), folder.file("notes"));

@@ -226,7 +226,7 @@ TEST_SUITE("job_log") {
     CHECK(job.log.epoch() == 4);
   }
 
-  TEST_CASE("why a step is not saved is told, cut where it is too long for an event") {
+  TEST_CASE("why a step is not saved is reported, cut where it is too long for an event") {
     told_job job;
     job.begin();
     job_event event{.kind = event_kind::unsaved, .seat = 1, .epoch = 1, .step = 20};
@@ -244,13 +244,13 @@ TEST_SUITE("job_log") {
     CHECK(job.kept.text().find("rank 1: no LATEST\n") != std::string::npos);
   }
 
-  TEST_CASE("every start is told with its process, as others read it") {
+  TEST_CASE("every start is reported with its process, as others read it") {
     told_job job;
     job.begin();
     CHECK(job.kept.text().find("\nrank 2 pid 52\n") != std::string::npos);
   }
 
-  TEST_CASE("a first epoch that begins anew has lost what was committed, where nothing is saved") {
+  TEST_CASE("a first epoch that begins again has lost what was committed, where nothing is saved") {
     told_job job;
     job.begin();
     job.log.hear({.kind = event_kind::began, .seat = 1, .epoch = 1, .members = 0b111});

@@ -178,7 +178,7 @@ TEST_SUITE("survive_failures") {
       CHECK(::kill(each.pid, 0) != 0);
   }
 
-  TEST_CASE("it goes on, and its result is whole, when what it tells of itself cannot be written") {
+  TEST_CASE("it continues, and its result is whole, when what it tells of itself cannot be written") {
     for (const std::string notes : {"2>/dev/full", "2>&-", "0<&- 2>&-"}) {
       CAPTURE(notes);
       const temporary_folder folder;

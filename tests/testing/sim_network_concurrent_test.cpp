@@ -89,7 +89,7 @@ TEST_SUITE("sim_network") {
     CHECK(is_about(virtual_ns_of(with_links(3), body), 2 * message_ns + delay_ns));
   }
 
-  TEST_CASE("who takes from two takes from each at half the speed") {
+  TEST_CASE("a process that takes from two takes from each at half the speed") {
     const auto body = [](sim_ranks& ranks) {
       if (ranks.rank() != rank_id{0}) return send_message(ranks, 0);
       take_message(ranks, 1);

@@ -406,7 +406,7 @@ TEST_CASE("memory given back twice, in part, or under a copy is told to the hand
   CHECK(gpu.used() == 0);
 }
 
-TEST_CASE("a space that goes away drops its copies, and the clock goes on") {
+TEST_CASE("a space that goes away drops its copies, and the clock continues") {
   virtual_clock clock;
   const auto source = filled(64, 1);
   {

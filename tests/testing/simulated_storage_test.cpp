@@ -587,7 +587,7 @@ verdict verdict_on(omitted step) {
 
 }  // namespace
 
-TEST_CASE("write beside it, sync, rename, sync the folder: whole and never forgotten in any crash state") {
+TEST_CASE("write next to it, sync, rename, sync the folder: whole and never forgotten in any crash state") {
   const verdict found = verdict_on(omitted::nothing);
   CHECK(found.exhaustive);
   CHECK(found.broken == 0);
@@ -891,7 +891,7 @@ TEST_CASE("a file that found no room may still be met empty after a crash") {
   CHECK(states_of(storage) == std::set<all_files>{{}, {{"b", {}}}});
 }
 
-TEST_CASE("damage at rest is in the file for good, and a wrong place is refused") {
+TEST_CASE("damage at rest is in the file permanently, and a wrong place is refused") {
   simulated_storage storage;
   settled(storage, "a", filled(4, 0));
   storage.flip("a", 17);
@@ -907,9 +907,10 @@ TEST_CASE("damage at rest is in the file for good, and a wrong place is refused"
   CHECK(storage.after_crash().files().at("a") == bytes);
   CHECK(storage.files().at("a") == bytes);
   CHECK(text_of([&] { storage.flip("a", 32); }) ==
-        "simulated/a: bit 32 is to be turned in a file of 4 bytes");
-  CHECK(text_of([&] { storage.truncate("a", 4); }) == "simulated/a: is to be cut to 4 bytes and has 4");
-  CHECK(text_of([&] { storage.grow("a", 4); }) == "simulated/a: is to grow to 4 bytes and has 4");
+        "simulated/a: bit 32 cannot be flipped in a file of 4 bytes");
+  CHECK(text_of([&] { storage.truncate("a", 4); }) ==
+        "simulated/a: cannot be truncated to 4 bytes, because it has 4");
+  CHECK(text_of([&] { storage.grow("a", 4); }) == "simulated/a: cannot grow to 4 bytes, because it has 4");
   CHECK(text_of([&] { storage.grow("b", 4); }) ==
         "simulated_storage: grow to 4: simulated/b: cannot be opened: No such file or directory");
 }

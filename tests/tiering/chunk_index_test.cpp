@@ -357,7 +357,7 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
     chunk_index other(path, {.file_id = {.low = 8, .high = 9}, .max_chunks = 8});
     REQUIRE(other.keep({.key = key_from_id(1)}));
   }
-  refused("it belongs to another file; bring its own back, or remove it to begin anew");
+  refused("it belongs to another file; bring its own back, or remove it to start empty");
   // The header of the first version: no salt, and nothing of what is durable.
   std::array<std::byte, record_bytes> first{};
   detail::put_number(first.data() + 4, 0x696D'6C6C, 4);
@@ -368,7 +368,7 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
   bytes as_read(record_bytes);
   std::memcpy(as_read.data(), first.data(), record_bytes);
   put_file(path, as_read);
-  refused("it is of version 1, this is version 2; remove it to begin anew");
+  refused("it is of version 1, this is version 2; remove it to start empty");
   CHECK_THROWS_WITH_AS(chunk_index(path, of(0)), "chunk_index: max_chunks is 0; it must be at least 1",
                        argument_error);
   CHECK_THROWS_AS(chunk_index(folder.file("no/such/folder"), of(8)), io_error);
@@ -426,7 +426,7 @@ TEST_CASE("an index without room on the device refuses the change, and is as it 
   CHECK(again.find(key_from_id(21)) != nullptr);
 }
 
-TEST_CASE("a journal that cannot be written anew goes on growing, and is written anew later") {
+TEST_CASE("a journal that cannot be written again continues growing, and is written again later") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, of(4, 8));
@@ -451,7 +451,8 @@ TEST_CASE("names have keys of their own, equal wherever they are made") {
   CHECK(key_of_name("layers.0.wq") == chunk_key{.low = 0x43f9'dfc8'5dc7'20d2, .high = 0x56b1'b498'f292'ceba});
 }
 
-TEST_CASE("an index opened by a relative path is written anew where it lies, wherever the process has gone") {
+TEST_CASE(
+    "an index opened by a relative path is written again where it lies, wherever the process has gone") {
   const temporary_folder folder;
   const temporary_folder elsewhere;
   const auto before = std::filesystem::current_path();
@@ -471,7 +472,7 @@ TEST_CASE("an index opened by a relative path is written anew where it lies, whe
   CHECK(again.find(key_from_id(0)) == nullptr);
 }
 
-TEST_CASE("what a name beside the index leads to is not written to") {
+TEST_CASE("what a name next to the index leads to is not written to") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   put_file(folder.file("precious"), bytes(100, 'p'));

@@ -252,7 +252,7 @@ TEST_CASE("sizes that cannot be counted are refused with both numbers") {
       "one of the two",
       {{.bytes = max_bytes}}, {});
   refused(
-      "map_to_chunks: tensor 1 makes it 4294967296 parts, at most 2^32 - 2 can be told apart; raise "
+      "map_to_chunks: tensor 1 makes it 4294967296 parts, but a tensor may have at most 2^32 - 2; raise "
       "split_bytes",
       {{.bytes = 1}, {.bytes = std::uint64_t{4096} * 0xFFFF'FFFF}}, {.group_bytes = 0, .split_bytes = 4096});
 }

@@ -149,8 +149,8 @@ TEST_CASE("a file of another layout is refused, or given up when that is asked f
   make(path, "of layout 1");
   const bytes before = file_bytes(path);
   CHECK_THROWS_WITH_AS(space(path, of(64 * kib, 2)),
-                       (path + ": cannot be taken as a tier: its chunks are of layout 1, wanted is 2; take "
-                               "another path, or other_layout::start_over to give them up")
+                       (path + ": cannot be taken as a tier: its chunks are of layout 1, expected is 2; take "
+                               "another path, or other_layout::start_over to drop them")
                            .c_str(),
                        io_error);
   CHECK(file_bytes(path) == before);
@@ -206,7 +206,7 @@ TEST_CASE("the index of another file is refused") {
                              std::filesystem::copy_options::overwrite_existing);
   CHECK_THROWS_WITH_AS(space(path, of(64 * kib)),
                        (path + ".index: cannot be taken as the index of a tier: it belongs to another file; "
-                               "bring its own back, or remove it to begin anew")
+                               "bring its own back, or remove it to start empty")
                            .c_str(),
                        io_error);
 }
@@ -279,8 +279,8 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
     const space opened(path, of(64 * kib));
     CHECK(opened.recovery().message() ==
           "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
-          "not be read, 72 bytes there are none; 1 chunks were given up, as a damaged record may have been "
-          "of them");
+          "not be read, 72 bytes there are none; 1 chunks were dropped, because a damaged record may have "
+          "been theirs");
   }
   make(path, "text");
   index = file_bytes(path + ".index");
@@ -288,7 +288,7 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
   put_file(path + ".index", index);
   const space opened(path, of(64 * kib));
   CHECK(opened.recovery().message() ==
-        "0 chunks are there again; 42 bytes at the end of the index were no whole record");
+        "0 chunks are there again; 42 bytes at the end of the index were no complete record");
 }
 
 TEST_CASE("an index that was emptied counts as missing") {

@@ -202,7 +202,7 @@ TEST_CASE("other tensors under the same name are refused with the first differen
   const std::string path = folder.file("tier");
   keep_all(path);
   const std::string says = "weights: other tensors are kept in " + path + ".weights.tensors: ";
-  const std::string mends = "; take another name for these, or other_layout::start_over to give those up";
+  const std::string mends = "; take another name for these, or other_layout::start_over to drop those";
   auto other = usual;
   other[3].size = 2999;
   CHECK(why_refused(path, other) == says + "tensor 3, \"alone\", has 2999 bytes, kept were 3000" + mends);
@@ -211,22 +211,21 @@ TEST_CASE("other tensors under the same name are refused with the first differen
   CHECK(why_refused(path, other) == says + "tensor 1 is \"c\", kept was \"b\"" + mends);
   other = usual;
   other.pop_back();
-  CHECK(why_refused(path, other) == says + "4 tensors, kept were 5: \"large\" is gone" + mends);
+  CHECK(why_refused(path, other) == says + "4 tensors, kept were 5: \"large\" is missing" + mends);
   other = usual;
   other.push_back({"more", 10});
   CHECK(why_refused(path, other) == says + "6 tensors, kept were 5: \"more\" is new" + mends);
   CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 8192, .unit = 512}) ==
         says + "tensor 4, \"large\", is in 2 parts, kept was in 3: the mapping's options differ" + mends);
-  CHECK(
-      why_refused(path, usual, {.group_bytes = 512, .split_bytes = 4096, .unit = 512}) ==
-      says +
-          "tensor 2, \"c\", lies in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
-          "options differ" +
-          mends);
+  CHECK(why_refused(path, usual, {.group_bytes = 512, .split_bytes = 4096, .unit = 512}) ==
+        says +
+            "tensor 2, \"c\", is in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
+            "options differ" +
+            mends);
   // Every part lies where it did, only the room behind the last of a chunk differs.
   CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 4096, .unit = 1024}) ==
         says +
-            "tensor 0, \"a\", lies in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
+            "tensor 0, \"a\", is in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
             "differ" +
             mends);
   // Nothing was touched by being refused.
@@ -318,7 +317,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
     CHECK(found.missing == std::vector{tensor_id{0}, tensor_id{1}, tensor_id{2}, tensor_id{4}});
     CHECK(found.kept == 1);
     CHECK(found.message() ==
-          "1 tensors are there again; 4 are missing, the first of them \"a\": make them anew");
+          "1 tensors are there again; 4 are missing, the first of them \"a\": compute them again");
     CHECK(now.tensors.without_contents() == found.missing);
     CHECK(now.holds("alone", 4));
     CHECK(now.tensors.has_contents(tensor_id{4}, 0).value());
@@ -436,7 +435,7 @@ TEST_CASE("check_kept gives up the tensors in damaged chunks, and tells which") 
   CHECK(now.tensors.recovery().kept == 1);
 }
 
-TEST_CASE("check_kept makes the chunks anew that the buffer's own check has removed") {
+TEST_CASE("check_kept makes the chunks again that the buffer's own check has removed") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -516,7 +515,7 @@ TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
   CHECK(now.buffer.stats().tiers[1].chunks == 2);
 }
 
-TEST_CASE("two sets of tensors lie in one file, and each knows its own") {
+TEST_CASE("two sets of tensors are in one file, and each knows its own") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const std::vector<named> few{{"a", 100}, {"b", 200}};
@@ -584,11 +583,11 @@ TEST_CASE("what cannot name tensors is refused with how to mend it") {
   };
   CHECK(
       refused("a/b", {"a", "b", "c", "d", "e"}) ==
-      "persistent_tensors: \"a/b\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' "
+      "persistent_tensors: \"a/b\" cannot name a set: use 1 to 64 letters, digits, '_', '-' and '.', no '.' "
       "first");
   CHECK(refused("..", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"..\" cannot"));
   CHECK(refused("", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"\" cannot"));
-  CHECK(refused("w", {"a", "b"}) == "w: 2 names for 5 tensors; give each of them one");
+  CHECK(refused("w", {"a", "b"}) == "w: 2 names for 5 tensors; give one name for each tensor");
   CHECK(refused("w", {"a", "b", "a", "d", "e"}) ==
         "tensor_names: tensors 0 and 2 are both called \"a\"; names must differ");
   CHECK(refused("w", {"a", "", "c", "d", "e"}) == "tensor_names: tensor 1 has an empty name; give it one");

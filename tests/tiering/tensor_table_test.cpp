@@ -144,7 +144,7 @@ TEST_CASE("numbers that no table can have are refused one by one") {
   CHECK_THROWS_WITH_AS(
       static_cast<void>(state_with(12, 9, 4)),
       (path + ": cannot be taken as a table of tensors: it is of version 9, this is version 1; "
-              "remove it to begin anew")
+              "remove it to start empty")
           .c_str(),
       io_error);
 }

@@ -188,7 +188,7 @@ TEST_CASE("what cannot be adopted is refused, and costs nothing") {
                        length_error);
 }
 
-TEST_CASE("a model's file that was cut short is told, not read past") {
+TEST_CASE("a model's file that was cut short is reported, not read past") {
   random_numbers random(3);
   const temporary_folder folder;
   const std::string path = folder.file("model");

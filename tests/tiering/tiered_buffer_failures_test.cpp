@@ -221,7 +221,7 @@ TEST_CASE("a lease is not refused for what happened to another chunk's prefetch"
   world.audited();
 }
 
-TEST_CASE("a read that failed is told with its text, and the next one may come through") {
+TEST_CASE("a read that failed is reported with its text, and the next one may come through") {
   memory_over_file world(2, {failing_reads(1, 1)});
   const chunk_handle chunk = world.stored(3);
   const auto refused = world.buffer.read(chunk);
@@ -280,10 +280,10 @@ TEST_CASE("damaged bytes are told from what left, each time they come damaged, a
   for (int time = 0; time < 2; ++time) {
     const auto refused = world.buffer.read(chunk);
     REQUIRE(refused.code() == errc::checksum_differs);
-    CHECK(refused.error().message() == "state: chunk 0 came back with checksum " +
-                                           std::to_string(refused.error().found) + ", it left with " +
-                                           std::to_string(refused.error().wanted) +
-                                           "; its bytes are damaged and are not handed out");
+    CHECK(refused.error().message() ==
+          "state: chunk 0 was read with checksum " + std::to_string(refused.error().found) +
+              ", but was written with " + std::to_string(refused.error().wanted) +
+              "; its bytes are damaged and not returned: restore them from another copy");
     CHECK(refused.error().found != refused.error().wanted);
   }
   CHECK(world.holds(chunk, 5));
@@ -564,7 +564,7 @@ TEST_CASE("whichever request fails, the contents are there when it is tried agai
 }
 
 TEST_CASE(
-    "a chunk may be removed, discarded and written anew while its transfer is under way or has failed") {
+    "a chunk may be removed, discarded and written again while its transfer is under way or has failed") {
   for (const std::uint64_t fails : {0U, 1U}) {
     CAPTURE(fails);
     memory_over_file world(4, {failing_reads(1, fails), failing_writes(3, fails)});
@@ -645,7 +645,8 @@ TEST_CASE("a parting that needs the room of what cannot be written back leaves b
   CHECK(world.holds(twin, 2));
 }
 
-TEST_CASE("a parting for which patience ends leaves both as they were, and what they share goes on coming") {
+TEST_CASE(
+    "a parting for which patience ends leaves both as they were, and what they share continues coming") {
   // Reads end only when asked for the fifth time.
   memory_over_file world(
       2, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});

@@ -263,7 +263,7 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   CHECK(again.error().message() == "kept: chunk 0 has that key; find() it, or remove it first");
   CHECK(now.buffer.find(key_of_name("a")).value() == first);
   CHECK(now.buffer.find(key_of_name("b")).error().message() ==
-        "kept: no chunk has that key; create it, and write it");
+        "kept: no chunk has that key; create a chunk with it, and write that");
   life<two<plain_codec>> few(folder.file("few"), of(64 * kib, 2));
   for (std::uint64_t id = 0; id < 2; ++id)
     REQUIRE(few.buffer.create(100, key_from_id(id)));
@@ -348,7 +348,7 @@ TEST_CASE("a chunk whose copy between has to leave while it is resized leaves no
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == third);
 }
 
-TEST_CASE("a clone goes on without the key of a chunk that is removed") {
+TEST_CASE("a clone continues without the key of a chunk that is removed") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("tier");
@@ -399,7 +399,7 @@ TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes 
     CHECK(now.buffer.check_kept().value() == 2);
     CHECK(now.buffer.find(key_from_id(7)).code() == errc::no_such_key);
     CHECK(now.disk.recovery().message() ==
-          "7 chunks are there again; 2 chunks were given up: their bytes were damaged");
+          "7 chunks are there again; 2 chunks were dropped: their bytes were damaged");
     CHECK(now.buffer.check_kept().value() == 0);
   }
   life<two<plain_codec>> now(path);
@@ -422,26 +422,26 @@ TEST_CASE("chunks that cannot be had any more are given up, and counted by the r
   {
     const life<two<plane_codec>> now(path);
     CHECK(now.disk.recovery().message() ==
-          "0 chunks are there again; 10 chunks were given up: written with another codec, or too large for "
+          "0 chunks are there again; 10 chunks were dropped: written with another codec, or too large for "
           "this buffer");
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(4 * kib));
     CHECK(now.disk.recovery().message() ==
-          "4 chunks are there again; 6 chunks were given up: past the budget, or in the way of others");
+          "4 chunks are there again; 6 chunks were dropped: past the budget, or overlapping others");
     CHECK(now.disk.index().size() == 4);
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(512 * kib), 3);
     CHECK(now.disk.recovery().message() ==
-          "3 chunks are there again; 7 chunks were given up: more than max_chunks of the buffer");
+          "3 chunks are there again; 7 chunks were dropped: more than max_chunks of the buffer");
   }
   fill();
   const life<two<plain_codec>> now(path, of(512 * kib, 8));
   CHECK(now.disk.recovery().message() ==
-        "8 chunks are there again; 2 chunks were given up: more than max_chunks of the space");
+        "8 chunks are there again; 2 chunks were dropped: more than max_chunks of the space");
 }
 
 TEST_CASE("an index without room fails what would change it, and persist says so until there is room") {

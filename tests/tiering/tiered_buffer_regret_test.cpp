@@ -176,7 +176,7 @@ TEST_CASE("a buffer that is told every next use has nothing to regret") {
 }
 
 TEST_CASE(
-    "what is evicted, discarded, removed, resized or cloned is told, and never counts below the least") {
+    "what is evicted, discarded, removed, resized or cloned is reported, and never counts below the least") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -209,7 +209,7 @@ TEST_CASE("leases of one chunk at the same time are one access") {
   CHECK(world.buffer.observer().size() == 2);
 }
 
-TEST_CASE("an observer that keeps to what it is told knows what lies in tier 0, and what of it is leased") {
+TEST_CASE("an observer that keeps to what it is told knows what is in tier 0, and what of it is leased") {
   struct knows_all {
     std::map<std::uint32_t, std::uint64_t> resident{};
     std::set<std::uint32_t> leased{};

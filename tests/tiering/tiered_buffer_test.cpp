@@ -129,7 +129,7 @@ TEST_CASE("options that cannot be are refused with their names") {
                        "tiered_buffer: staging_slots is 0; it must be at least 1", argument_error);
   CHECK_THROWS_WITH_AS(
       buffer({.largest_lease_bytes = 8192}, place, place),
-      "tiered_buffer: tier 0 holds 4096 bytes, the largest set of leases 8192; give it at least "
+      "tiered_buffer: tier 0 holds 4096 bytes, but the largest set of leases needs 8192; give it at least "
       "as many",
       out_of_memory);
   CHECK_THROWS_WITH_AS(buffer({}, {space, 4096, 48}, place), "host_space: alignment 48 is not a power of two",
@@ -154,7 +154,7 @@ TEST_CASE("staging is no room for leases") {
   CHECK_THROWS_WITH_AS(
       encoded({.largest_lease_bytes = 4097, .largest_chunk_bytes = 1024}, {space, 4096 + 2 * slot, 64},
               beneath),
-      "tiered_buffer: tier 0 holds 4096 bytes, the largest set of leases 4097; give it at least "
+      "tiered_buffer: tier 0 holds 4096 bytes, but the largest set of leases needs 4097; give it at least "
       "as many",
       out_of_memory);
 }
@@ -227,7 +227,7 @@ TEST_CASE("a chunk without contents can only be written") {
   CHECK(buffer.stats().tiers[1].used == page);
 }
 
-TEST_CASE("any number may read, or one write, and who comes in the way is told how many there are") {
+TEST_CASE("any number may read, or one write, and who comes in the way learns how many there are") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -690,7 +690,7 @@ TEST_CASE("eviction ends a prefetch") {
   audited(buffer);
 }
 
-TEST_CASE("patience ends with its text, the chunk goes on coming, and best_effort takes what is there") {
+TEST_CASE("patience ends with its text, the chunk continues coming, and best_effort takes what is there") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
@@ -705,9 +705,9 @@ TEST_CASE("patience ends with its text, the chunk goes on coming, and best_effor
   REQUIRE(buffer.flush());
   const auto late = buffer.read(chunk, llmmem::tiering::best_effort);
   REQUIRE(late.code() == errc::timed_out);
-  CHECK(late.error().message() == "state: chunk 0 of 256 bytes was not there after " +
+  CHECK(late.error().message() == "state: chunk 0 of 256 bytes did not arrive within " +
                                       std::to_string(late.error().found) +
-                                      " ns; it goes on being brought in: ask again");
+                                      " ns; its transfer continues: ask again");
   CHECK(buffer.read(chunk, tiering::timeout(1'000)).code() == errc::timed_out);
   CHECK(buffer.stats().background_failures == 0);
   for (int i = 0; i < 100; ++i)
@@ -914,7 +914,7 @@ TEST_CASE("resize refuses what create and read would, and leaves the chunk as it
   audited(buffer);
 }
 
-TEST_CASE("metadata and counters are told") {
+TEST_CASE("metadata and counters are reported") {
   two_tiers<> small(2, {.max_chunks = 16});
   two_tiers<> large(2, {.max_chunks = 1600});
   CHECK(small.buffer.stats().metadata_bytes > 0);

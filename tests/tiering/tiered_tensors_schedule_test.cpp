@@ -392,7 +392,7 @@ TEST_CASE("a small tensor that is only read makes its chunk nothing that must go
   }
 }
 
-TEST_CASE("a tensor in parts is gone through as planned, without prefetches beside the plan") {
+TEST_CASE("a tensor in parts is gone through as planned, without prefetches in addition to the plan") {
   device<min_eviction> world(12);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const std::vector<tensor_size> sizes{{.bytes = 40 * page}};

@@ -230,7 +230,7 @@ TEST_CASE("a large tensor is leased part by part") {
   small_world world;
   CHECK(world.tensors.parts(large).value().size() == 4);
   CHECK(world.tensors.read(large).error().message() ==
-        "weights: tensor 4 lies in 4 parts; take them one by one, or by for_each_part");
+        "weights: tensor 4 has 4 parts; take them one by one, or by for_each_part");
   CHECK(world.tensors.write(large).code() == errc::tensor_in_parts);
   CHECK(world.tensors.update(large).code() == errc::tensor_in_parts);
   for (std::uint32_t i = 0; i < 3; ++i)
@@ -244,7 +244,7 @@ TEST_CASE("a large tensor is leased part by part") {
   CHECK(holds(world.tensors.read(large, 2).value(), 2));
   CHECK(world.tensors.update(large, 1));
   CHECK(world.tensors.read(large, 4).error().message() ==
-        "weights: part 4 of tensor 4 asked for, it has 4 from 0 on");
+        "weights: tensor 4 has no part 4; its number of parts is 4");
   REQUIRE(world.tensors.discard(large));
   CHECK(world.tensors.read(large, 0).code() == errc::no_contents);
   world.audited();
@@ -290,7 +290,8 @@ TEST_CASE("going through the parts ends with the one that is refused") {
 TEST_CASE("tensors and parts that are not there are refused by every call") {
   small_world world;
   constexpr tensor_id gone{5};
-  CHECK(world.tensors.read(gone).error().message() == "weights: tensor 5 asked for, there are 5 from 0 on");
+  CHECK(world.tensors.read(gone).error().message() ==
+        "weights: there is no tensor 5; the number of tensors is 5");
   const std::array codes{
       world.tensors.write(gone).code(),     world.tensors.update(gone).code(),
       world.tensors.read(gone, 0).code(),   world.tensors.write(gone, 0).code(),

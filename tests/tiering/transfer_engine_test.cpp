@@ -91,7 +91,7 @@ TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath on
   }
 }
 
-TEST_CASE("a store that is let drop counts as leaving until it ends, and then its copy is gone") {
+TEST_CASE("a store that is let drop counts as leaving until it ends, and then its copy no longer exists") {
   two world({.max_chunks = 4}, 4, 4);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   const std::uint32_t slot = make_dirty(world, 7);

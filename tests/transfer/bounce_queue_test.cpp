@@ -306,7 +306,7 @@ TEST_CASE("a copy comes after those it is told to, and fails with them") {
   CHECK(bad.settled().code() == errc::write_failed);
 }
 
-TEST_CASE("a failure on either side is told with its cause, and the ring goes on") {
+TEST_CASE("a failure on either side is reported with its cause, and the ring continues") {
   two_files world({{.what = io_fault::error, .first = 3, .number = EIO, .way = side::reads}},
                   {{.what = io_fault::error, .first = 4, .number = ENOSPC, .way = side::writes}});
   world.fill(world.upper, world.from);

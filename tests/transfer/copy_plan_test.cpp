@@ -150,10 +150,10 @@ TEST_SUITE("copy_plan") {
 
   TEST_CASE("text that is no plan is refused with its line") {
     const std::string title = "llmmem copy plan 1\n";
-    CHECK_THROWS_WITH_AS(copy_plan::parsed(""), "copy_plan: no text; measure the plan anew", format_error);
+    CHECK_THROWS_WITH_AS(copy_plan::parsed(""), "copy_plan: no text; measure the plan again", format_error);
     CHECK_THROWS_WITH_AS(
         copy_plan::parsed("llmmem copy plan 2\n"),
-        "copy_plan: line 1: 'llmmem copy plan 2' is not 'llmmem copy plan 1'; measure the plan anew",
+        "copy_plan: line 1: 'llmmem copy plan 2' is not 'llmmem copy plan 1'; measure the plan again",
         format_error);
     for (const char* line :
          {"fly up 4096 1 5", "loop off 4096 1 5", "loop up 4096 1", "loop up 4096 1 5 6", "loop up 0 1 5",
@@ -164,7 +164,7 @@ TEST_SUITE("copy_plan") {
     }
     CHECK_THROWS_WITH_AS(copy_plan::parsed(title + "\n# so\nloop up 1 x 5"),
                          "copy_plan: line 4: 'loop up 1 x 5' is not a way, a direction, bytes, a count and "
-                         "nanoseconds; measure the plan anew",
+                         "nanoseconds; measure the plan again",
                          format_error);
     const auto lines = [&](int count) {
       std::string long_text = title;
@@ -174,7 +174,7 @@ TEST_SUITE("copy_plan") {
     };
     CHECK(copy_plan::parsed(lines(64)).is_measured());
     CHECK_THROWS_WITH_AS(copy_plan::parsed(lines(65)),
-                         "copy_plan: the text has more than 4096 points; measure the plan anew",
+                         "copy_plan: the text has more than 4096 points; measure the plan again",
                          format_error);
     std::string repeated = title;
     for (int i = 0; i <= 12 * 4096; ++i)

@@ -123,7 +123,7 @@ TEST_CASE(
   CHECK(space.sync().error() == failure{.code = errc::sync_failed, .index = EIO});
 }
 
-TEST_CASE("an index whose sync failed is written anew, and durable then") {
+TEST_CASE("an index whose sync failed is written again, and durable then") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, few());
@@ -181,7 +181,7 @@ TEST_CASE("an index whose name could not be synced is not durable before it has 
   CHECK(again.size() == 2);
 }
 
-TEST_CASE("a journal that was written anew without its folder being synced is not called durable") {
+TEST_CASE("a journal that was written again without its folder being synced is not called durable") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, few());

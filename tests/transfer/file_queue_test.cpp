@@ -186,7 +186,7 @@ TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread
   sees_through_faults<uring_io>(transfer::drive_by::waiters, options);
 }
 
-TEST_CASE("io_uring moves bytes of registered memory, and of memory beside it") {
+TEST_CASE("io_uring moves bytes of registered memory, and of memory next to it") {
   small_file small;
   aligned_bytes into(8192);
   uring_io engine({.depth = 4});
@@ -217,7 +217,7 @@ TEST_CASE("a ring refuses a depth it cannot have") {
 }
 #endif
 
-TEST_CASE("an error says which operation failed, where, and why, and goes on saying so") {
+TEST_CASE("an error says which operation failed, where, and why, and continues saying so") {
   small_file small;
   for (const int error : {EIO, ENOSPC, ENODEV}) {
     CAPTURE(error);
@@ -261,7 +261,7 @@ TEST_CASE("a write that moves nothing is an error, not an endless loop") {
   CHECK(bad.settled().error() == failure{errc::write_failed, 0, 40'960, 0});
 }
 
-TEST_CASE("a system that goes on asking to try again is given up after max_attempts") {
+TEST_CASE("a system that continues asking to try again is given up after max_attempts") {
   small_file small;
   faulty_queue queue(by_hand({.max_attempts = 5}),
                      fault_plan{{.what = io_fault::error, .every = 1, .count = 5, .number = EAGAIN}});
@@ -345,7 +345,7 @@ TEST_CASE("urgent operations overtake, and a prefetch that is promoted does too"
   CHECK((early.ready() && late.ready() && wanted.ready()));
 }
 
-TEST_CASE("a cancelled operation ends with what it had moved, and the queue goes on") {
+TEST_CASE("a cancelled operation ends with what it had moved, and the queue continues") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();

@@ -110,7 +110,7 @@ TEST_CASE("an engine that fails now and then is asked again, and nothing is lost
 }
 
 TEST_CASE(
-    "an engine that goes on failing fails every operation with its own error, and nobody waits for ever") {
+    "an engine that continues failing fails every operation with its own error, and no call waits for ever") {
   for (const llmmem::transfer::drive_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -123,9 +123,9 @@ TEST_CASE(
           queue.start(read_from(small.file, 0, small.memory), llmmem::transfer::urgency::demand, begun)
               .value();
       CHECK(begun.settled().error() == wanted);
-      CHECK(
-          begun.settled().error().message() ==
-          "ordered_io: the I/O engine failed: File exists (errno 17); build the queue anew, or on posix_io");
+      CHECK(begun.settled().error().message() ==
+            "ordered_io: the I/O engine failed: File exists (errno 17); construct the queue again, or on "
+            "posix_io");
       CHECK(behind.settled().code() == errc::dependency_failed);
       CHECK(queue.stats().lost == 2);
       // Those to come fail as well.
@@ -200,7 +200,7 @@ TEST_CASE("a request that the system refuses for now is left alone for a while, 
   }
 }
 
-TEST_CASE("the end of a file is told where it is, in whatever order the answers come") {
+TEST_CASE("the end of a file learns where it is, in whatever order the answers come") {
   small_file small;
   orders told;
   told.backwards = true;
@@ -272,7 +272,7 @@ TEST_CASE("a table full of failures says so, and not that it is full of operatio
   std::vector<std::byte> into(4096);
   CHECK_FALSE(queue.start(read_from(small.file, file_bytes, into)).value().settled());
   CHECK(queue.start(read_from(small.file, 0, into)).error().message() ==
-        "tier: 1 failures are kept, as many as may be; look at what failed, then call clear_failures()");
+        "tier: 1 failures are kept, the most that the options allow; read them, then call clear_failures()");
 }
 
 TEST_CASE("whoever waits for an operation returns when another waiter's turn has brought it") {
@@ -405,10 +405,9 @@ TEST_CASE("memory that cannot be registered is refused with the kernel's reason,
   REQUIRE(engine.register_memory({}));
   REQUIRE(engine.register_memory(good));
   const std::array twice{std::span(memory).subspan(4096)};
-  CHECK(
-      engine.register_memory(twice).error().message() ==
-      "uring_io: register_memory: the I/O engine failed: Device or resource busy (errno 16); build the queue "
-      "anew, or on posix_io");
+  CHECK(engine.register_memory(twice).error().message() ==
+        "uring_io: register_memory: the I/O engine failed: Device or resource busy (errno 16); construct the "
+        "queue again, or on posix_io");
   const std::vector<std::span<std::byte>> many(17, std::span(memory));
   CHECK(engine.register_memory(many).error() ==
         failure{.code = errc::out_of_range, .wanted = 17, .found = 16});

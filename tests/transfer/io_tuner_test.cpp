@@ -94,7 +94,7 @@ TEST_CASE("on a device that does not change, however noisy, a tuner is at home m
   }
 }
 
-TEST_CASE("a device that changes under a tuner is looked at again at once, and climbed anew") {
+TEST_CASE("a device that changes under a tuner is looked at again at once, and climbed again") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -141,7 +141,7 @@ TEST_CASE("options of a tuner that cannot work are refused") {
   CHECK_THROWS_WITH_AS(io_tuner({.first = {33, 1 << 20}}),
                        "io_tuner: depths and block sizes must be powers of two", argument_error);
   CHECK_THROWS_WITH_AS(io_tuner({.first = {128, 1 << 20}}),
-                       "io_tuner: it cannot begin outside its least and most", argument_error);
+                       "io_tuner: the first setting must be between the least and the most", argument_error);
   CHECK_THROWS_WITH_AS(io_tuner({.windows = 0}), "io_tuner: windows must be 1 to 15", argument_error);
   CHECK_THROWS_WITH_AS(io_tuner({.rest_windows = 100, .most_rest = 50}),
                        "io_tuner: rest_windows must be at least 1, and at most most_rest", argument_error);

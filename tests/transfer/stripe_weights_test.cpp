@@ -79,7 +79,7 @@ TEST_CASE("a device that becomes slow loses its share within a few measurements,
   CHECK(weights.shares() == stripe_shares{16, 16});
 }
 
-TEST_CASE("shares always add up to the cycle, whatever the speeds") {
+TEST_CASE("shares always add up to the cycle, regardless of the speeds") {
   for (const auto seed : seeds(500)) {
     CAPTURE(seed);
     random_numbers random(seed);

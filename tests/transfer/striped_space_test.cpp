@@ -87,7 +87,7 @@ using striped_range = striped_space<slow_io>::range_type;
 
 }  // namespace
 
-TEST_CASE("a striped space behaves like flat memory, whatever the shares of its members") {
+TEST_CASE("a striped space behaves like flat memory, regardless of the shares of its members") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -250,7 +250,8 @@ TEST_CASE("members and stripes that cannot be are refused by name") {
   };
   CHECK_THROWS_WITH_AS(make({}, {}), "striped_space: 0 members; allowed are 1 to 8", argument_error);
   CHECK_THROWS_WITH_AS(make({&one, nullptr}, {}), "striped_space: member 1 is null", argument_error);
-  CHECK_THROWS_WITH_AS(make({&one, &one}, {}), "striped_space: members 0 and 1 are one", argument_error);
+  CHECK_THROWS_WITH_AS(make({&one, &one}, {}), "striped_space: members 0 and 1 are the same object",
+                       argument_error);
   CHECK_THROWS_WITH_AS(make({&one}, {.stripe_bytes = 5000}),
                        "striped_space: stripe_bytes is 5000; it must be a power of two from 4096 to 2^30",
                        argument_error);
@@ -258,7 +259,7 @@ TEST_CASE("members and stripes that cannot be are refused by name") {
                        "nvme: max_pieces is 0; it must be at least 1", argument_error);
 }
 
-TEST_CASE("ranges still out when a striped space goes away are given back to its members") {
+TEST_CASE("ranges still out when a striped space goes away are returned to its members") {
   const temporary_folder folder;
   file_space<> one(folder.file("one"), with_budget(1 << 20));
   const std::array members{&one};

@@ -60,7 +60,7 @@ class hatch {
 
 }  // namespace
 
-TEST_CASE("readers in other threads see their snapshots whole while the writer goes on in the same pages") {
+TEST_CASE("readers in other threads see their snapshots whole while the writer continues in the same pages") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);

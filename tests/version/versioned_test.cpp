@@ -142,7 +142,7 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   CHECK(*names.snapshot().value() == "third");
   CHECK(names.live() == 2);
   CHECK(names.pin(version_id{2}).error().message() ==
-        "names: version 2 is gone, the oldest that is kept is 1 (0: none); pin it earlier, or keep more "
+        "names: version 2 was dropped, the oldest that is kept is 1 (0: none); pin it earlier, or keep more "
         "versions");
   CHECK(names.pin(version_id{4}).error().message() ==
         "names: version 4 was never published, the newest is 3 (0: none); publish first");
@@ -154,7 +154,8 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   CHECK(names.oldest() == version_id{3});
 }
 
-TEST_CASE("a double buffer publishes beside a reader, and says which version is in the way of a second") {
+TEST_CASE(
+    "a double buffer publishes while a reader reads, and says which version is in the way of a second") {
   versioned<std::vector<int>, double_buffer> state({}, std::vector<int>(100), "weights");
   const auto fill = [](int value) {
     return [value](std::vector<int>& into, const std::vector<int>*) noexcept {

@@ -24,9 +24,8 @@ inline constexpr std::array arena_errors{
                .name = "place_taken",
                .wanted = "the first byte asked for that another piece has",
                .found = "end of such bytes",
-               .sentence =
-                   "bytes {wanted} to {last} of its range are another's; name bytes that nobody has, or end "
-                   "what has them first (pieces take whole multiples of the granularity)",
+               .sentence = "bytes {wanted} to {last} of its range are another's; name free bytes, or free "
+                           "the pieces there first (pieces take whole multiples of the granularity)",
                .term = arena_term},
 };
 

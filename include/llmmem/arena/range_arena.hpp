@@ -166,11 +166,11 @@ class range_arena {
     if (granularity == 0 || (granularity & (granularity - 1)) != 0 ||
         reinterpret_cast<std::uintptr_t>(data) % granularity != 0) {
       throw argument_error(std::string(name) + ": granularity " + std::to_string(granularity) +
-                           "; it must be a power of two that the range's start is a multiple of");
+                           "; it must be a power of two that divides the range's start");
     }
     if (bytes < granularity || bytes > max_arena_bytes) {
-      throw length_error(std::string(name) + ": a range of " + std::to_string(bytes) + " bytes; it must be " +
-                         std::to_string(granularity) + " to 2^48");
+      throw length_error(std::string(name) + ": the range has " + std::to_string(bytes) +
+                         " bytes; it must be " + std::to_string(granularity) + " to 2^48");
     }
     return bytes / granularity * granularity;
   }

@@ -155,7 +155,7 @@ class size_class_arena {
         ++busy;
         requested += b.requested;
         granted += class_bytes(s.index);
-        if (b.requested > class_bytes(s.index)) say(who + " gave more than a block has");
+        if (b.requested > class_bytes(s.index)) say(who + " has a request of more bytes than a block has");
       }
       if (offset > s.segment.bytes) say(who + " has blocks past its end");
       if (busy != s.live) say(who + " miscounts its live blocks");

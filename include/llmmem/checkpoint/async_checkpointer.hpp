@@ -73,9 +73,9 @@ struct checkpointer_traits {
 /// *Incremental saves* (`whole_every`). The view reports the changes (`change_tracking_view`: unchanged
 /// chunks are not even copied), or a digest of each chunk detects them (`digest_type`: copied and read, not
 /// written). Each chunk is in one file, of this checkpoint or of an earlier one that retention keeps as long
-/// as it is needed: a restore reads each wanted byte once, from plain files. A checkpoint is whole if all its
+/// as it is needed: a restore reads each wanted byte once, from plain files. A checkpoint is full if all its
 /// chunks changed, if it is the first of a process, or if it follows a failure. In other checkpoints a file
-/// that is not whole is called `model.safetensors.changes`, so that no tool mistakes it for the model;
+/// that is not full is called `model.safetensors.changes`, so that no tool mistakes it for the model;
 /// `copy_checkpoint` folds them. A snapshot is then copied only after the previous one is complete.
 ///
 /// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).

@@ -41,8 +41,8 @@ struct checkpointer_options {
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of a file, see `file_plan_options`
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not complete
   when_busy busy = when_busy::wait;
-  /// One checkpoint in this many is written whole; the others write the chunks that changed since the last
-  /// committed one, and refer to earlier ones for the rest. 1: all are whole; at most `max_whole_every`. One
+  /// One checkpoint in this many is written in full; the others write the chunks that changed since the last
+  /// committed one, and refer to earlier ones for the rest. 1: all are full; at most `max_whole_every`. One
   /// changed byte costs `chunk_bytes` written: use smaller chunks if changes are scattered. See below.
   std::uint32_t whole_every = 1;
   /// A snapshot that stalls a step for longer is abandoned: a hung disk does not stop training.

@@ -66,9 +66,9 @@ struct comm_coordinator_options {
 ///   is not needed: the commit continues without it.
 /// - **Rank 0 dies**: nothing is committed while any rank has not sent its part, and that rank says so at
 ///   once. A rank that has sent its part looks into the folder. If the checkpoint is there, it is committed.
-///   If it is not and the folder's lock is free, nobody can commit it now: it failed. If a silent but living
-///   process holds the lock for all of `answer_within_ns`, the answer is `durability_uncertain`. The same
-///   answer is given for a checkpoint found where folders cannot be renamed.
+///   If it is not and the folder's lock is free, no process can commit it now: it failed. If a silent but
+///   living process holds the lock for all of `answer_within_ns`, the answer is `durability_uncertain`. The
+///   same answer is given for a checkpoint found where folders cannot be renamed.
 /// - **A rank fails, or waits for too long**: it stops the round for all. If its part is already sent, it
 ///   asks rank 0 to stop, and rank 0 answers with the outcome.
 ///

@@ -24,7 +24,8 @@ enum class commit_status : std::uint8_t {
   pending,               ///< being copied or written
   committed,             ///< it survives any crash
   not_committed,         ///< it does not exist, and will not
-  durability_uncertain,  ///< if it exists it is whole, but the system did not confirm that it exists or lasts
+  durability_uncertain,  ///< if it exists it is complete, but the system did not confirm that it exists or
+                         ///< lasts
 };
 
 /// Returns the status in words.

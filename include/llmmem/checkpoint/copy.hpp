@@ -79,7 +79,7 @@ class copy_watch_ref {
   copy_verdict (*ask_)(void* watch, const copy_progress& progress) = nullptr;
 };
 
-/// A copy was told to stop. It leaves nothing behind.
+/// A caller stopped a copy. It leaves nothing behind.
 class copy_stopped : public error {
  public:
   using error::error;
@@ -91,7 +91,7 @@ struct copy_report {
   std::uint64_t bytes = 0;  ///< of all files
 };
 
-/// Returns the manifest of the checkpoint if it were whole, with no chunks in earlier ones. Equal for a
+/// Returns the manifest of the checkpoint if it were full, with no chunks in earlier ones. Equal for a
 /// checkpoint and its copies of the same generation.
 [[nodiscard]] checkpoint_manifest folded_manifest(const checkpoint_manifest& what);
 

@@ -83,7 +83,7 @@ class cow_state_view {
     detail::add_places(history_, places_.entries());
   }
 
-  /// @throws argument_error  when a tensor has fewer bytes than described, or does not lie in a range.
+  /// @throws argument_error  when a tensor has fewer bytes than described, or is not inside a range.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, into.size(), "cow_state_view");
@@ -145,7 +145,7 @@ class cow_state_view {
   void check(const state_place& place, std::uint32_t tensor) const {
     detail::check_held(static_cast<bool>(snapshots_), "cow_state_view");
     if (place.source >= snapshots_->size()) {
-      throw argument_error("cow_state_view: tensor " + std::to_string(tensor) + " lies in range " +
+      throw argument_error("cow_state_view: tensor " + std::to_string(tensor) + " is in range " +
                            std::to_string(place.source) + ", but the number of ranges is " +
                            std::to_string(snapshots_->size()));
     }

@@ -50,7 +50,7 @@ struct file_coordinator_options {
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor: as `rank_session`, and `ranks_missing`. `begin` and `commit`:
 ///   `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also when this
-///   rank has voted and cannot learn whether rank 0 committed: only the folder can tell.
+///   rank has voted and cannot learn whether rank 0 committed: only the folder shows it.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every,
           rank_waiter Waiter = sleeping_waiter>
 class file_coordinator {

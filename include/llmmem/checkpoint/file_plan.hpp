@@ -57,7 +57,7 @@ struct file_plan {
 struct file_plan_options {
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of tensors in a file, unless one tensor alone is larger
   std::uint64_t data_alignment = 4096;            ///< of the data in a file: see `lay_out_safetensors`
-  /// Of a file's header, unless one tensor's own header is longer. Readers accept no more than the default.
+  /// Of a file's header, unless one tensor's own header is longer. Readers accept at most the default.
   std::uint64_t max_header_bytes = max_safetensors_header;
   std::uint32_t rank = 0;
   std::uint32_t world = 1;

@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 
 /// A commit became visible, but the system did not confirm that it lasts, or even that it exists: after a
-/// crash the checkpoint may exist or not; if it does, it is whole.
+/// crash the checkpoint may exist or not; if it does, it is complete.
 class durability_uncertain : public io_error {
  public:
   using io_error::io_error;
@@ -67,9 +67,9 @@ struct checkpoint_draft {
 /// A commit has these steps, in order: the caller has created and synced the files; the manifest is written
 /// and synced; the names in the draft's folder are synced; that folder is renamed to the checkpoint's name,
 /// never onto another; the folder of checkpoints is synced. Only then does `commit` return. At any moment,
-/// and after any crash, whatever is named `step-...` is a whole checkpoint. If folders cannot be renamed, the
-/// draft has its final name from the beginning, and becomes a checkpoint when its manifest is written, last
-/// of all (`method()` says which); there, a folder without a manifest is not a checkpoint.
+/// and after any crash, each folder named `step-...` is a complete checkpoint. If folders cannot be renamed,
+/// the draft has its final name from the beginning, and becomes a checkpoint when its manifest is written,
+/// last of all (`method()` says which); there, a folder without a manifest is not a checkpoint.
 ///
 /// @par Complexity      a commit makes 6 storage calls, three of them syncs, in addition to those for the
 ///   files.
@@ -107,8 +107,8 @@ class checkpoint_folder_base {
     if (generation_ < at_least) generation_ = at_least;
   }
 
-  /// Prevents `tidy` from removing these generations, whatever a retention returns, because they are being
-  /// read. Replaces the set given before.
+  /// Prevents `tidy` from removing these generations, regardless of what a retention returns, because they
+  /// are being read. Replaces the set given before.
   void hold(std::vector<std::uint64_t> generations) noexcept { held_ = std::move(generations); }
 
   /// Makes the draft a checkpoint. @pre each file of the manifest exists and is synced. Checks that the
@@ -147,7 +147,7 @@ class checkpoint_folder_base {
 
  private:
   enum class draft_name : std::uint8_t { its_own, final, unknown };
-  static constexpr std::string_view whole_for_now = " is whole, but a crash may remove it";
+  static constexpr std::string_view whole_for_now = " is complete, but a crash may remove it";
   struct uncertainty;
   struct leaving_checkpoint {
     checkpoint_id id{};

@@ -114,7 +114,7 @@ struct held_checkpoint {
     try {
       *held.search.found = open_checkpoint(storage, id, how);
       return held;
-    } catch (const format_error&) {  // an older one may be whole
+    } catch (const format_error&) {  // an older one may be complete
       held.hold.reset();
       held.search = find_checkpoint(storage, how, waits);
       if (!held.search.found) return held;

@@ -84,7 +84,7 @@ constexpr double checked_mtbf(double value, const char* who) {
 
 }  // namespace detail
 
-// The functions below take and return seconds. `save_s` is how long the application stands still for one save
+// The functions below take and return seconds. `save_s` is how long the application pauses for one save
 // (for an asynchronous one: the stall, not the time until it is durable), `mtbf_s` the mean time between
 // failures of the whole job, `recovery_s` the time from a failure until it computes again, `work_s` the
 // computing between two saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and

@@ -1,5 +1,5 @@
 /// @file
-/// Loads a checkpoint: whole tensors or parts of them, in whatever parts they were saved.
+/// Loads a checkpoint: whole tensors or parts of them, regardless of the parts in which they were saved.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -40,7 +40,7 @@ struct wanted_tensor {
 
 /// The thread that calls the sink.
 enum class sink_calls : std::uint8_t {
-  by_caller,  ///< only the loading thread: the sink may do whatever that thread may
+  by_caller,  ///< only the loading thread: the sink may do anything that this thread may
   by_readers  ///< each reader thread, concurrently: for sinks that allow it, such as plain memory
 };
 

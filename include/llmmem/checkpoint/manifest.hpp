@@ -1,5 +1,5 @@
 /// @file
-/// The manifest of a checkpoint: its files and their checksums, its tensors and where their parts lie.
+/// The manifest of a checkpoint: its files and their checksums, its tensors and where their parts are.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -40,12 +40,12 @@ struct stored_chunks {
 
 /// A file of a checkpoint.
 struct checkpoint_file {
-  std::string name{};  ///< in the checkpoint's folder, if it is whole
+  std::string name{};  ///< in the checkpoint's folder, if the file is full
   std::uint64_t bytes = 0;
   std::uint32_t rank = 0;               ///< the rank that wrote it
   std::uint32_t crc32c = 0;             ///< of the whole file
   std::vector<std::uint32_t> chunks{};  ///< CRC-32C of each `chunk_bytes`; the last chunk may be shorter
-  /// Where all its chunks are, in order, for an incremental checkpoint; none: the file is whole.
+  /// Where all its chunks are, in order, for an incremental checkpoint; none: the file is full.
   std::vector<chunk_run> runs{};
 
   friend bool operator==(const checkpoint_file&, const checkpoint_file&) = default;
@@ -80,7 +80,7 @@ struct checkpoint_manifest {
   std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   std::vector<checkpoint_file> files{};
   std::vector<checkpoint_tensor> tensors{};
-  std::vector<stored_chunks> stored{};  ///< the targets of the files' `runs`; none: all files are whole
+  std::vector<stored_chunks> stored{};  ///< the targets of the files' `runs`; none: all files are full
 
   friend bool operator==(const checkpoint_manifest&, const checkpoint_manifest&) = default;
 };

@@ -30,7 +30,7 @@ struct checkpoint_id {
 ///     LOCK                        held by the committing process
 ///     .tmp-..., .trash-...        one under construction, one being removed: removed when the folder is next
 ///     opened
-///     .latest-..., .probe-...     likewise
+///     .latest-..., .probe-...     removed then, too
 ///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
 ///     .rank-...                   messages between ranks: removed when the folder is next opened
 ///     .hold-g42-...               held by a reader of that generation, which stays (`checkpoint_hold`)

@@ -25,7 +25,7 @@ inline namespace v0 {
 /// to a shared last block gets a copy (`append_result::copy`); the other blocks are never written.
 ///
 /// Tensor i is sequence i: `rows` blocks of `block_bytes`, in the order of its table, followed by zeros. The
-/// engine defines what lies inside a block, and keeps the tokens: they are saved as extras, and `tokens(i)`
+/// engine defines what is inside a block, and keeps the tokens: they are saved as extras, and `tokens(i)`
 /// returns how many of them the blocks hold.
 ///
 ///     const state_tensor kv{.name = "kv", .type = safetensors_type::u8,

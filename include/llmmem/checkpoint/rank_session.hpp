@@ -115,12 +115,12 @@ class rank_session_base {
 
   /// Stops a round, so that all ranks learn why. When it returns, nothing is committed, now or later.
   /// @throws checkpoint_stopped  when another rank stopped it first. @throws durability_uncertain  when this
-  ///   rank has voted and rank 0 had decided to commit, or the storage did not answer: only the folder can
-  ///   tell whether it exists.
+  ///   rank has voted and rank 0 had decided to commit, or the storage did not answer: only the folder
+  ///   shows whether it exists.
   void stop(const checkpoint_draft& draft, const std::string& why);
 
-  /// Stops a round in which this rank does not vote, and tells the others why; rank 0 removes the draft. Has
-  /// no further effect once the round is over.
+  /// Stops a round in which this rank does not vote, and informs the others why; rank 0 removes the draft.
+  /// Has no further effect once the round is over.
   /// @return the rank that stopped it before, and why: rank 0 has then removed the draft, possibly while this
   ///   rank wrote.
   std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept;

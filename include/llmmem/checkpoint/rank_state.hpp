@@ -208,7 +208,7 @@ template <partition P>
   return ranks.empty() ? rank_shares{} : shares;
 }
 
-/// Returns where the elements that a rank saves lie in the piece that it holds (`split.local`), stored
+/// Returns where the elements that a rank saves are in the piece that it holds (`split.local`), stored
 /// densely, if they are one range. A rank then saves one span of its memory; that holds for all partitions of
 /// this library.
 /// @param held  the rank's elements of a tensor. @param saved  part of those.

@@ -38,7 +38,7 @@ enum class passed_over : std::uint8_t {
   damaged,         ///< the checkpoint is not whole
   conflict,        ///< another checkpoint has its generation, in a source named earlier
   not_everywhere,  ///< of ranks that recover together (`replica_source`), another rank cannot load it
-  unread,          ///< the checkpoint may be whole, but could not be read
+  unread,          ///< the checkpoint may be complete, but could not be read
 };
 
 /// Returns the reason in words.
@@ -102,7 +102,7 @@ class checkpoint_recovery : public recovery_result {
   /// Takes the result of a search over these storages.
   void take(recovery_result came_to) noexcept { static_cast<recovery_result&>(*this) = std::move(came_to); }
 
-  /// Calls `work(storage)` with the storage that has the checkpoint, whatever its type, and returns its
+  /// Calls `work(storage)` with the storage that has the checkpoint, of any type, and returns its
   /// result.
   /// @throws argument_error  when nothing was found.
   template <class Work>
@@ -176,7 +176,7 @@ class source_set {
 /// @par Complexity   the cost of `open_checkpoint` for each one examined; one list of each source.
 /// @par Thread safety   any thread.
 /// @throws io_error  when no source could be listed. Problems of a checkpoint are recorded, not thrown.
-/// @throws unreadable_checkpoint  for a checkpoint that may be whole and is readable in no source, if an
+/// @throws unreadable_checkpoint  for a checkpoint that may be complete and is readable in no source, if an
 ///   older one would be taken instead (`unread_checkpoint::refuse`).
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how, const search_patience& waits,

@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 
 /// What ranks keep for each other in memory. `redundant_replica` is one. All ranks call `recover(by)` and get
-/// the same answer; likewise `forget()`.
+/// the same answer; the same holds for `forget()`.
 template <class R>
 concept recoverable_replica = requires(R& replica, deadline by) {
   { replica.recover(by).code() } -> std::same_as<error_code>;
@@ -127,7 +127,8 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 /// @par Thread safety   one thread at a time, which owns the ranks during the call.
 /// @throws comm_error  when a rank dies, or the time runs out: the epoch is revoked; agree, and call it again
 ///   in the next.
-/// @throws unreadable_checkpoint  on all ranks, when one of them cannot read a checkpoint that may be whole
+/// @throws unreadable_checkpoint  on all ranks, when one of them cannot read a checkpoint that may be
+/// complete
 ///   and an older one would be taken instead: see `find_checkpoint`.
 /// @throws argument_error  on all ranks, when their replicas are set up differently (`errc::setup_differs`).
 /// @throws io_error  on all ranks, when one could list no source and nothing is in memory: existing

@@ -1,5 +1,5 @@
 /// @file
-/// Finds the newest whole checkpoint, and verifies that it is whole.
+/// Finds the newest complete checkpoint, and verifies it.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -47,14 +47,14 @@ struct checkpoint_search {
   [[nodiscard]] std::string message() const;
 };
 
-/// A checkpoint that may be whole could not be read, after all retries. The text gives the reason and the
+/// A checkpoint that may be complete could not be read, after all retries. The text gives the reason and the
 /// remedy.
 class unreadable_checkpoint : public io_error {
  public:
   using io_error::io_error;
 };
 
-/// Returns checkpoints by their names, newest first: by generation. They need not be whole.
+/// Returns checkpoints by their names, newest first: by generation. They need not be complete.
 /// @throws storage_error
 [[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
 
@@ -73,7 +73,7 @@ class unreadable_checkpoint : public io_error {
 ///
 /// Needs no lock: a checkpoint that is removed during the search is no error, because its successors exist.
 /// @throws storage_error          when the folder cannot be listed.
-/// @throws unreadable_checkpoint  for a checkpoint that may be whole but cannot be read
+/// @throws unreadable_checkpoint  for a checkpoint that may be complete but cannot be read
 ///   (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
                                                 verification how = verification::checksums,

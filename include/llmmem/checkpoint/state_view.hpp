@@ -55,10 +55,10 @@ template <class V>
 
 }  // namespace detail
 
-/// Whether the data that such a view reads no longer changes, whatever happens to the state (`V::is_stable`;
-/// false if it is not defined). The state may change while it is being saved: the gate is not frozen, and the
-/// view keeps its data until it is destroyed. `cow_state_view`, `tiered_state_view` and `paged_state_view`
-/// are stable.
+/// Whether the data that such a view reads no longer changes, regardless of changes to the state
+/// (`V::is_stable`; false if it is not defined). The state may change while it is being saved: the gate is
+/// not frozen, and the view keeps its data until it is destroyed. `cow_state_view`, `tiered_state_view` and
+/// `paged_state_view` are stable.
 template <class V>
 inline constexpr bool is_stable_view = detail::says_stable<V>();
 
@@ -153,7 +153,7 @@ class view_list {
   detail::shared_part<std::vector<T>> entries_;
 };
 
-/// Where the bytes of a tensor lie, for views over several ranges or chunks.
+/// Where the bytes of a tensor are, for views over several ranges or chunks.
 struct state_place {
   std::uint32_t source = 0;  ///< index of the range or chunk, in the view's order
   std::uint64_t offset = 0;  ///< of the tensor's first byte in the source
@@ -191,7 +191,7 @@ inline void check_held(bool is_held, const char* what) {
     throw argument_error(std::string(what) + ": it was moved from; take another view, or copy it first");
 }
 
-/// @throws argument_error  for a place that does not lie in its source of `bytes` bytes.
+/// @throws argument_error  for a place that is not inside its source of `bytes` bytes.
 inline void check_place(const state_place& place, std::uint32_t tensor, std::uint64_t bytes,
                         const char* what) {
   if (place.offset <= bytes && place.bytes <= bytes - place.offset) return;
@@ -204,7 +204,7 @@ inline void check_place(const state_place& place, std::uint32_t tensor, std::uin
 }  // namespace detail
 
 /// Tensors in host memory, each in one piece, which must stay in place until the snapshot is staged.
-/// Constructing one is O(tensors), copying it O(1): tensors that always lie in the same place need one view
+/// Constructing one is O(tensors), copying it O(1): tensors that are always in the same place need one view
 /// for all snapshots.
 class host_state_view {
  public:

@@ -67,7 +67,7 @@ class storage_error : public io_error {
  public:
   /// @param path    as shown to people, including the storage's root.
   /// @param number  the system's error number; 0 if there is none.
-  /// @param detail  appended: how much, where, how to mend it.
+  /// @param detail  appended: how much, where, how to resolve it.
   storage_error(storage_call call, const std::string& path, int number, const std::string& detail = {})
       : io_error(path + ": " + std::string(to_string(call)) +
                  (number == 0 ? std::string()
@@ -94,7 +94,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A name in a folder. A `link` is symbolic, whatever its target; `remove` removes only the link.
+/// A name in a folder. A `link` is symbolic, of any target; `remove` removes only the link.
 struct storage_entry {
   std::string name;
   enum class kind : std::uint8_t { file, folder, other, link } what = kind::file;
@@ -136,8 +136,8 @@ concept storage_input = requires(const F& file, std::uint64_t offset, std::span<
 ///
 /// - `make_folder(path)`      creates a folder; EEXIST when anything of that name exists.
 /// - `create(path, bytes)`    creates a file with space for `bytes`, so that a lack of it shows now (ENOSPC,
-///   EDQUOT) and not in the middle; EEXIST likewise. Its size is `bytes` from then on; a write past them
-///   makes it longer.
+///   EDQUOT) and not in the middle; EEXIST if the name is taken. Its size is `bytes` from then on; a write
+///   past them makes it longer.
 /// - `open(path)`             opens an existing file for reading.
 /// - `rename(from, to)`       renames a file or folder atomically: at any time and after any crash, a reader
 ///   finds one name or the other. EEXIST when `to` exists.

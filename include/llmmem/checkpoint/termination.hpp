@@ -42,9 +42,9 @@ inline namespace v0 {
 /// the signal has its former effect; a signal that arrived and was never checked for then ends the process.
 ///
 /// Keep the guard past the flush: if it is dropped at once, as by `begin_snapshot(...).ticket()`, its
-/// destructor first waits until the snapshot has been copied, whatever time the flush is given. In any case
-/// its destructor waits for up to `max_stall_ns`, and the checkpointer's until all is complete: a process
-/// that cannot wait for that either ends with `_exit`.
+/// destructor first waits until the snapshot has been copied, regardless of the flush's time limit. In any
+/// case its destructor waits for up to `max_stall_ns`, and the checkpointer's until all is complete: a
+/// process that cannot wait for that either ends with `_exit`.
 ///
 /// @par Thread safety   constructed and destroyed by one thread, checked by any.
 /// @par Errors          the constructor throws `argument_error` for an invalid signal, and `system_error`.

@@ -1,5 +1,6 @@
 /// @file
-/// `load_into`: loads tensors of a checkpoint into tensors of a `tiered_buffer`, whatever chunks they lie in.
+/// `load_into`: loads tensors of a checkpoint into tensors of a `tiered_buffer`, regardless of the chunks
+/// that hold them.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -165,8 +166,8 @@ class tensor_loading {
 
 }  // namespace detail
 
-/// Loads each tensor of a checkpoint into the tensor of the same number, whatever chunks both lie in, and
-/// whatever parts they were saved in.
+/// Loads each tensor of a checkpoint into the tensor of the same number, regardless of the chunks that hold
+/// both, and of the parts in which they were saved.
 ///
 ///     const checkpoint_search search = find_checkpoint(storage);
 ///     load_into(storage, *search.found, described, tensors);
@@ -180,7 +181,7 @@ class tensor_loading {
 ///   again by each window that needs any of it.
 /// @par Thread safety   the buffer's thread; no other thread writes the buffer.
 /// @throws argument_error  for tensors whose number or sizes differ from the description, and as
-///   `load_checkpoint`. @throws format_error, storage_error  likewise; and the errors of a write lease. The
+///   `load_checkpoint`. @throws format_error, storage_error  as there; and the errors of a write lease. The
 ///   tensors being loaded then have no contents; those before them are complete.
 template <class Tensors>
 load_report load_into(storage_ref storage, const found_checkpoint& from,

@@ -66,7 +66,7 @@ template <class Store>
 ///     async_checkpointer<traits> saves(coordinator, described);
 ///     const snapshot_guard guard = saves.begin_snapshot(step, tensors);
 ///
-/// `load_into` (tiered_load.hpp) restores them, whatever chunks they lie in then.
+/// `load_into` (tiered_load.hpp) restores them, regardless of the chunks that hold them then.
 ///
 /// The view reports chunks that no lease has written since another view (`change_tracking_view`): an
 /// incremental save neither brings them up nor writes them.
@@ -142,7 +142,7 @@ class tiered_state_view {
     number_ = beneath.changes() + 1;
   }
 
-  /// @throws argument_error  if a tensor has fewer bytes than described, or does not lie in a chunk; and the
+  /// @throws argument_error  if a tensor has fewer bytes than described, or is not inside a chunk; and the
   ///   errors of a lease.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     if (is_of_tensors_) {
@@ -249,7 +249,7 @@ class tiered_state_view {
   void check_source(const state_place& place, std::uint32_t tensor) const {
     detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
     if (place.source < clones_->handles.size()) return;
-    throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
+    throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " is in chunk " +
                          std::to_string(place.source) + ", but the number of chunks is " +
                          std::to_string(clones_->handles.size()));
   }

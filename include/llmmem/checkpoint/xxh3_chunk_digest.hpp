@@ -23,7 +23,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Runs at about memory speed. It protects against accidents, not against an attacker who chooses the state's
+/// Runs at about memory speed. It protects against accidents, not against an attack that chooses the state's
 /// bytes so that two chunks have one digest.
 struct xxh3_chunk_digest {
   static constexpr bool tells = true;

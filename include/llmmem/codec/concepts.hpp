@@ -115,13 +115,12 @@ concept plane_compressor =
 }
 
 /// Returns `bytes` as a codec's `max_chunk_bytes`, or throws the `length_error` that the concept requires.
-/// @param who  the codec's name.
-[[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* who) {
-  if (bytes == 0)
-    throw length_error(std::string(who) + ": max_chunk_bytes 0; a codec needs chunks to work on");
+/// @param codec  its name.
+[[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* codec) {
+  if (bytes == 0) throw length_error(std::string(codec) + ": max_chunk_bytes is 0; it must be at least 1");
   if (bytes > max_bytes) {
-    throw length_error(std::string(who) + ": max_chunk_bytes " + std::to_string(bytes) +
-                       " passes the limit of 2^63 - 1 bytes");
+    throw length_error(std::string(codec) + ": max_chunk_bytes " + std::to_string(bytes) +
+                       " exceeds 2^63 - 1 bytes");
   }
   return bytes;
 }

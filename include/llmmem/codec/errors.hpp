@@ -18,9 +18,8 @@ inline constexpr std::array codec_errors{
                .index = "block of the chunk",
                .wanted = "what must be there",
                .found = "what is there",
-               .sentence =
-                   "the encoded bytes are damaged at block {index}: {wanted} must be there, found {found}; "
-                   "nothing decoded from them may be used, fetch them again"},
+               .sentence = "the encoded bytes are damaged at block {index}: {found} found, {wanted} "
+                           "expected; discard what was decoded from them, and fetch them again"},
 };
 
 }  // namespace detail

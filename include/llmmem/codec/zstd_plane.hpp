@@ -45,7 +45,8 @@ class zstd_plane {
     const ZSTD_compressionParameters chosen = parameters(max_plane_bytes);
     const auto set = [&](ZSTD_cParameter what, int value) {
       if (ZSTD_isError(ZSTD_CCtx_setParameter(encoder_, what, value)) != 0)
-        throw argument_error("zstd_plane: this zstd does not know a parameter that 1.4 has");
+        throw argument_error(
+            "zstd_plane: this zstd lacks a parameter of version 1.4; link version 1.4 or later");
     };
     set(ZSTD_c_strategy, static_cast<int>(chosen.strategy));
     set(ZSTD_c_windowLog, static_cast<int>(chosen.windowLog));

@@ -66,19 +66,20 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///     agreement part(self, members);
 ///     part.begin(bits, joining, post);            // this member's value
 ///     part.hear(from, message, post);             // for each incoming message
-///     part.died(seat, comm::death::certain, post);      // for each detected death
+///     part.on_death(seat, comm::death::certain, post);      // for each detected death
 ///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
 /// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has
-/// heard from all members that it does not know to have failed, it proposes the AND of their values, and
+/// a report of all members that it does not know to have failed, it proposes the AND of their values, and
 /// decides once all of these have accepted. If a coordinator dies, the next one takes over: because members
 /// report what they had accepted, it finds what may have been decided, and proposes that. Without failures:
 /// four messages one after another, 4 (n - 1) in all.
 ///
 /// - **Failures** are permanent within an epoch, and spread: a member that hears of another member's failure
-///   treats it as failed, too. A member that is told that it has failed itself stops listening to the sender,
-///   but tells no other member: it may be wrong only about itself, and must not take others with it.
-/// - **Who may decide.** If all others are certainly dead, the remaining member. If some are or were
+///   treats it as failed, too. A member that learns that it has failed itself stops listening to the sender,
+///   but informs no other member: it may be wrong only about itself, and must not take others with it.
+/// - **Which members may decide.** If all others are certainly dead, the remaining member. If some are or
+/// were
 ///   suspected, and may therefore have agreed on something else, alive or not: more than half of the epoch's
 ///   members, dead ones counted; of two equal halves the one with the lowest member. So two halves that
 ///   cannot hear each other never both continue: `has_quorum`.
@@ -115,9 +116,9 @@ class agreement {
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
   /// Whether an agreement has begun and is not complete.
   [[nodiscard]] bool is_begun() const noexcept { return begun_; }
-  /// The number of members that must be heard, given the number of suspected ones.
+  /// The number of members that must have reported, given the number of suspected ones.
   [[nodiscard]] std::uint32_t quorum() const noexcept;
-  /// Whether the heard members, including this one, may decide.
+  /// Whether the members that reported, including this one, may decide.
   [[nodiscard]] bool has_quorum() const noexcept;
 
   /// Submits this member's value to the next agreement. @pre not `is_begun()`
@@ -125,7 +126,7 @@ class agreement {
   void begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept;
   /// Reports the failure of a member. A suspected member may still die for certain.
   template <agree_post Post>
-  void died(seat_id seat, comm::death how, const Post& post) noexcept;
+  void on_death(seat_id seat, comm::death how, const Post& post) noexcept;
   template <agree_post Post>
   void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
   /// Asks the coordinator, if it is another member, which members it waits for. Only for `waits_for`.

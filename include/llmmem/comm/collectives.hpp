@@ -30,7 +30,7 @@ enum class reduce_way : std::uint8_t {
   tree,
 };
 
-/// The state of a collective besides its data. If it is reused, it allocates no more once it has grown.
+/// The state of a collective, without its data. If it is reused, it allocates no more once it has grown.
 struct collective_call {
   deadline by = no_deadline;
   std::uint32_t tag = 0;  ///< the same for all ranks; two concurrent collectives need two
@@ -38,7 +38,7 @@ struct collective_call {
   /// Parts are sent, combined and gathered in pieces of this size, the same for all ranks, so that received
   /// data is still in the processor's caches when it is used. Between devices, larger is better.
   std::uint32_t segment_bytes = 256 * 1024;
-  /// An all-reduce sends its data to all ranks, which all add it, if that takes no more than this many bytes.
+  /// An all-reduce sends its data to all ranks, which all add it, if that takes at most this many bytes.
   std::uint32_t small_bytes = 65536;
   std::vector<std::byte> scratch{};
 };

@@ -82,7 +82,7 @@ struct communicator_stats {
 ///   transport, with everything from that rank behind it. The receive buffer must have exactly the message's
 ///   length; otherwise `errc::size_mismatch`, and the message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, for `join` `errc::seat_missing`. A
-///   message partly transferred by then is lost for sender and receiver; the next one is whole again. The
+///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The
 ///   usual response is `revoke`.
 /// - **Death**: operations with a dead rank end with `errc::peer_failed` (`errc::frame_forged` if its
 ///   connection carried frames that it did not send), except that messages that arrived whole before can
@@ -201,22 +201,22 @@ class communicator {
     frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
       return all->buffer_for(from, frame);
     }
-    void arrived(seat_id from, const frame_header& frame) noexcept { all->arrived(from, frame); }
-    void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
-      all->told(from, frame, bytes);
+    void on_frame(seat_id from, const frame_header& frame) noexcept { all->on_frame(from, frame); }
+    void on_message(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
+      all->on_message(from, frame, bytes);
     }
-    void died(seat_id seat, comm::death how) noexcept { all->died(seat, how); }
-    void came(seat_id seat) noexcept { all->came(seat); }
-    [[nodiscard]] bool goes_on() const noexcept { return all->goes_on(); }
+    void on_death(seat_id seat, comm::death how) noexcept { all->on_death(seat, how); }
+    void on_joined(seat_id seat) noexcept { all->on_joined(seat); }
+    [[nodiscard]] bool keeps_waiting() const noexcept { return all->keeps_waiting(); }
   };
   static_assert(frame_handler<hearing>);
 
   [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept;
-  void arrived(seat_id from, const frame_header& frame) noexcept;
-  void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
-  void died(seat_id seat, comm::death how) noexcept;
-  void came(seat_id seat) noexcept;
-  [[nodiscard]] bool goes_on() const noexcept;
+  void on_frame(seat_id from, const frame_header& frame) noexcept;
+  void on_message(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void on_death(seat_id seat, comm::death how) noexcept;
+  void on_joined(seat_id seat) noexcept;
+  [[nodiscard]] bool keeps_waiting() const noexcept;
 
   void hear_hello(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void hear_welcome(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;

@@ -60,9 +60,10 @@ using death [[deprecated("its name is comm::death")]] = comm::death;
 struct frame_buffer {
   /// What happens to the frame.
   enum class answer : std::uint8_t {
-    take,   ///< into `bytes`, which has exactly the frame's length
-    drop,   ///< nowhere: they are read and discarded
-    later,  ///< not yet: nothing more is read from that seat, and the next `poll` or `send` asks again
+    take,       ///< into `bytes`, which has exactly the frame's length
+    drop,       ///< nowhere: they are read and discarded
+    ask_again,  ///< not yet: nothing more is read from that seat, and the next `poll` or `send` asks again
+    later [[deprecated("its name is ask_again")]] = ask_again
   };
 
   answer what = answer::drop;
@@ -75,26 +76,26 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `later`; when its sender dies, once more within the call that reports the death, before that: frames
-///   still for `later` are then dropped.
-/// - `arrived(from, header)`   all of its bytes are in the buffer.
-/// - `told(from, header, bytes)`  a frame of `tell`. The bytes are valid until this returns.
-/// - `died(seat, how)`         nothing more is received from there, and unfinished frames stay unfinished:
+///   `ask_again`; when its sender dies, once more within the call that reports the death, before that: frames
+///   still for `ask_again` are then dropped.
+/// - `on_frame(from, header)`    all of its bytes are in the buffer.
+/// - `on_message(from, header, bytes)`  a frame of `tell`. The bytes are valid until this returns.
+/// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:
 ///   their buffers are free again. Called once per seat, and once more when a suspected process died for
-///   certain. The endpoint tells a suspected process so, or the process can still be told.
-/// - `came(seat)`              a process that has not been heard before is connected there.
-/// - `goes_on()`               whether `send` continues to wait. Asked after each report.
+///   certain. The endpoint informs a suspected process, or can still deliver a message to it.
+/// - `on_joined(seat)`           a process that has not been heard before is connected there.
+/// - `keeps_waiting()`           whether `send` continues to wait. Asked after each report.
 ///
 /// They may call `tell`, and nothing else of the endpoint.
 template <class H>
 concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
                                  std::span<const std::byte> bytes, comm::death how) {
   { handler.buffer_for(from, header) } noexcept -> std::same_as<frame_buffer>;
-  { handler.arrived(from, header) } noexcept;
-  { handler.told(from, header, bytes) } noexcept;
-  { handler.died(from, how) } noexcept;
-  { handler.came(from) } noexcept;
-  { seen.goes_on() } noexcept -> std::same_as<bool>;
+  { handler.on_frame(from, header) } noexcept;
+  { handler.on_message(from, header, bytes) } noexcept;
+  { handler.on_death(from, how) } noexcept;
+  { handler.on_joined(from) } noexcept;
+  { seen.keeps_waiting() } noexcept -> std::same_as<bool>;
 };
 
 namespace detail {
@@ -102,11 +103,11 @@ namespace detail {
 /// For concepts.
 struct any_frame_handler {
   frame_buffer buffer_for(seat_id, const frame_header&) noexcept { return {}; }
-  void arrived(seat_id, const frame_header&) noexcept {}
-  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
-  void died(seat_id, comm::death) noexcept {}
-  void came(seat_id) noexcept {}
-  [[nodiscard]] bool goes_on() const noexcept { return true; }
+  void on_frame(seat_id, const frame_header&) noexcept {}
+  void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  void on_death(seat_id, comm::death) noexcept {}
+  void on_joined(seat_id) noexcept {}
+  [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
 };
 static_assert(frame_handler<any_frame_handler>);
 
@@ -142,12 +143,12 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 /// - `nonce()`             a number, not 0, that no other process of this job has or had.
 /// - `now_ns()`            the clock of deadlines. Never goes back.
 /// - `frame_bytes()`       the most bytes in a frame of data; at least `max_told_bytes`.
-/// - `is_connected(seat)`  whether a process is there that can be sent to, as far as is known: between `came`
-///   and `died`.
+/// - `is_connected(seat)`  whether a process is there that can be sent to, as far as is known: between
+///   `on_joined` and `on_death`.
 /// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
 ///   overwritten, which does not mean that they have arrived. It receives during the wait, so that two
 ///   processes that send to each other do not deadlock. Other endings: `errc::peer_failed`, no process is
-///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not go on. A frame that was
+///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler cancels it. A frame that was
 ///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
 ///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
 ///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
@@ -160,7 +161,7 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 ///   that frame is dropped.
 /// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
 ///   told frames still go, as far as possible without waiting. The process there must not take it for a
-///   death: it is told, or the connection stays.
+///   death: it is informed, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
 /// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;
 ///   reported by `communicator::join`.

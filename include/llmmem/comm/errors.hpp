@@ -16,21 +16,23 @@ inline namespace v0 {
 
 /// Why a seat is missing, as far as the waiting process knows: `wanted` of `errc::seat_missing`.
 enum class seat_absence : std::uint32_t {
-  unheard,         ///< nothing has arrived from it
-  nobody_listens,  ///< no process listens at its address
-  unreachable,     ///< its address cannot be reached
-  no_answer,       ///< its process is connected but silent
-  other_secret,    ///< the process there has another secret
-  other_version,   ///< the process there has another version of the protocol
-  other_options,   ///< another number of seats, or other frames
-  other_seat,      ///< its address belongs to another seat's process, or this one's does as far as that
-                   ///< process knows
-  foreign,         ///< the process there belongs to another user, or speaks another protocol
-  seat_taken,      ///< it considers this seat taken by an earlier process
-  given_up,        ///< it has given up this very process
-  ended,           ///< its process came, and has ended
-  in_epoch,        ///< its process is a member of an epoch that began without this one
-  crowded          ///< so many callers stayed silent that the oldest were closed
+  no_contact,     ///< nothing has arrived from it
+  no_listener,    ///< no process listens at its address
+  unreachable,    ///< its address cannot be reached
+  no_answer,      ///< its process is connected but silent
+  other_secret,   ///< the process there has another secret
+  other_version,  ///< the process there has another version of the protocol
+  other_options,  ///< another number of seats, or other frames
+  other_seat,     ///< its address belongs to another seat's process, or this one's does as far as that
+                  ///< process knows
+  foreign,        ///< the process there belongs to another user, or speaks another protocol
+  seat_taken,     ///< it considers this seat taken by an earlier process
+  given_up,       ///< it has given up this very process
+  ended,          ///< its process came, and has ended
+  in_epoch,       ///< its process is a member of an epoch that began without this one
+  crowded,        ///< so many callers stayed silent that the oldest were closed
+  unheard [[deprecated("its name is no_contact")]] = no_contact,
+  nobody_listens [[deprecated("its name is no_listener")]] = no_listener
 };
 
 namespace detail {
@@ -43,13 +45,13 @@ namespace detail {
                            "deadline; give it more time, or revoke() and agree()";
 }
 
-/// Why a seat is missing, and how to mend it.
+/// Why a seat is missing, and how to resolve it.
 [[nodiscard]] LLMMEM_COLD constexpr const char* absence_sentence(seat_absence why) noexcept {
   switch (why) {
-    case seat_absence::unheard:
+    case seat_absence::no_contact:
       return "nothing has arrived from it; start its process, and give all processes the same folder or "
              "addresses";
-    case seat_absence::nobody_listens:
+    case seat_absence::no_listener:
       return "no process listens at its address; start its process, and give all processes the same folder "
              "or addresses";
     case seat_absence::unreachable:
@@ -85,7 +87,7 @@ namespace detail {
       return "nothing has arrived from it, but many silent connections exist; find the processes that "
              "make them, or raise most_half_open";
   }
-  return absence_sentence(seat_absence::unheard);
+  return absence_sentence(seat_absence::no_contact);
 }
 
 /// One or several seats may be missing.
@@ -114,9 +116,9 @@ inline constexpr std::array comm_errors{
     error_info{.number = 78,
                .name = "no_quorum",
                .raises = error_kind::comm,
-               .wanted = "members that must be heard",
-               .found = "members that are heard",
-               .sentence = "{found} members are heard, but {wanted} are needed: the others may live and "
+               .wanted = "members that must be reachable",
+               .found = "members that are reachable",
+               .sentence = "{found} members are reachable, but {wanted} are needed: the others may live and "
                            "continue; end this process, "
                            "and join again"},
     error_info{.number = 79,
@@ -185,7 +187,7 @@ namespace errc {
 inline constexpr error_code peer_failed = detail::code_of<76>(detail::comm_errors);
 /// A rank has ended the epoch: found = the epoch.
 inline constexpr error_code epoch_revoked = detail::code_of<77>(detail::comm_errors);
-/// Too few members are heard: wanted = members that must be heard, found = members that are heard.
+/// Too few members are reachable: wanted = members that must be, found = members that are.
 inline constexpr error_code no_quorum = detail::code_of<78>(detail::comm_errors);
 /// A rank did not respond before the deadline: index = rank or seat waited for, wanted = bytes to move, found
 /// = bytes moved.

@@ -39,8 +39,8 @@ struct bucket_options {
 ///     }
 ///     sums.finish([&](std::uint32_t tensor, std::span<const std::byte> sum) { ... }).value();
 ///
-/// Buckets are summed in their order on all ranks, whatever the order in which tensors become ready on each,
-/// because ranks that disagree about the order would deadlock. A bucket waits for its turn. With
+/// Buckets are summed in their order on all ranks, regardless of the order in which tensors become ready on
+/// each, because ranks that disagree about the order would deadlock. A bucket waits for its turn. With
 /// `reduce_way::direct` the bits equal those of tensors summed one by one.
 ///
 /// @par Complexity      each byte is copied once, and returned in place; memory: all tensors once.

@@ -38,13 +38,13 @@ inline namespace v0 {
 /// **Deaths.** A process on this machine is certainly dead when the kernel reports that it has exited (a
 /// pidfd: children that it forked may hold its sockets open). A process on another machine is certainly dead
 /// when its connection ends. What it sent before is delivered first, except a frame whose handler still
-/// answers `later`. An endpoint that is destroyed announces that it leaves, which is a certain death. A small
-/// thread sends heartbeats. A process that sends none is suspected after `hard_silence_ns` in which this
-/// endpoint has listened, that is, was within `poll` or `send`: time in which its caller computes in between
-/// does not count. A process is also suspected when it sends bytes that are not a frame, when it reads none
-/// of its control messages, or when its connection breaks while it lives. A process that is suspected or
-/// given up is told so, and then reports this seat as suspected itself. A certain death of a seat that was
-/// given up is still reported.
+/// answers `ask_again`. An endpoint that is destroyed announces that it leaves, which is a certain death. A
+/// small thread sends heartbeats. A process that sends none is suspected after `hard_silence_ns` in which
+/// this endpoint has listened, that is, was within `poll` or `send`: time in which its caller computes in
+/// between does not count. A process is also suspected when it sends bytes that are not a frame, when it
+/// reads none of its control messages, or when its connection breaks while it lives. A process that is
+/// suspected or given up is informed, and then reports this seat as suspected itself. A certain death of a
+/// seat that was given up is still reported.
 ///
 /// **Fresh processes.** A process may take a seat when its predecessor is dead, suspected or given up. Until
 /// then it is refused, and retries. The same process never returns to a seat.
@@ -63,7 +63,7 @@ class socket_endpoint {
   explicit socket_endpoint(socket_options options);
   socket_endpoint(const socket_endpoint&) = delete;
   socket_endpoint& operator=(const socket_endpoint&) = delete;
-  /// Tells the others that this process leaves, and closes everything; does not wait.
+  /// Informs the others that this process leaves, and closes everything; does not wait.
   ~socket_endpoint();
 
   [[nodiscard]] seat_id self() const noexcept { return setup_.options.seat; }
@@ -104,7 +104,7 @@ class socket_endpoint {
   /// See `endpoint`. It may repeat the claims of a foreign process: show it to people, but base no decision
   /// on it.
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept {
-    return joining_ ? joining_->why_missing(seat) : seat_absence::unheard;
+    return joining_ ? joining_->why_missing(seat) : seat_absence::no_contact;
   }
   /// Returns why a process there failed: `errc::frame_forged`, or `errc::peer_failed`.
   [[nodiscard]] error_code why_failed(seat_id seat) const noexcept { return peers_.why_failed(seat); }

@@ -57,7 +57,7 @@ class thread_network {
   thread_network& operator=(const thread_network&) = delete;
 
   [[nodiscard]] std::uint32_t seats() const noexcept { return static_cast<std::uint32_t>(places_.size()); }
-  /// Kills the rank in that seat: the others are told at once, its thread in its next call.
+  /// Kills the rank in that seat: the others learn it at once, its thread in its next call.
   void kill(seat_id seat) noexcept;
 
  private:
@@ -77,7 +77,7 @@ class thread_network {
     std::uint64_t taken = 0;   // frames of data since the beginning
     std::uint64_t put = 0;
     bool is_being_read = false;  // the first frame, without the lock
-    bool is_held = false;        // its receiver answered `later`
+    bool is_held = false;        // its receiver answered `ask_again`
   };
   struct notice {
     seat_id seat{};
@@ -109,7 +109,7 @@ class thread_network {
   [[nodiscard]] std::uint64_t sit(seat_id seat);
   void leave(seat_id seat) noexcept;
   void tell_death(seat_id seat) noexcept;
-  /// Whether frames of `from` reach the process that it believes to be there.
+  /// Whether frames of `from` reach the process that it takes to be there.
   [[nodiscard]] bool reaches(seat_id from, seat_id to) const noexcept;
 
   thread_network_options options_;

@@ -1,6 +1,6 @@
 /// @file
 /// Identifies the object to which version numbers belong: numbers restart in each object, and a new object
-/// may lie where an old one did.
+/// may have the address of an old one.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -71,12 +71,12 @@ class device_pool_source {
       if (status == 0) return;
       const std::string text = runtime_.text(status);
       end();
-      throw system_error(who + what + ": " + text + " (" + std::to_string(status) + ")");
+      throw system_error(who + "cannot create " + what + ": " + text + " (" + std::to_string(status) + ")");
     };
     check(runtime_.make_pool(&pool_, device), "a memory pool");
     has_pool_ = true;
     for (const device_id each : seen_by) {
-      const std::string what = "memory that device " + std::to_string(to_index(each)) + " sees";
+      const std::string what = "memory that device " + std::to_string(to_index(each)) + " can access";
       check(runtime_.share_pool(pool_, each), what.c_str());
     }
     check(runtime_.make_stream(&stream_, device), "a stream");
@@ -192,7 +192,7 @@ class device_pool_source {
   void end() noexcept {
     if (std::exchange(has_stream_, false)) {
       give_back_kept();
-      // What was given back is on its way through the stream.
+      // Freed memory is on its way through the stream.
       static_cast<void>(runtime_.wait_stream(stream_));
       static_cast<void>(runtime_.end_stream(stream_));
     }

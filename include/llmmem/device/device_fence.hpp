@@ -80,7 +80,7 @@ template <device_runtime Runtime>
 class device_events {
  public:
   device_events(device_id device, std::uint32_t most, Runtime runtime = {}) : runtime_(runtime) {
-    if (most == 0) throw length_error("device_events: 0 events; at least 1 is needed");
+    if (most == 0) throw length_error("device_events: the number of events is 0; it must be at least 1");
     if (const char* const why = runtime_.why_no_device(device); why != nullptr)
       throw system_error("device_events: no device: " + std::string(why));
     slots_.reserve(most);
@@ -89,7 +89,8 @@ class device_events {
       if (const device_status status = runtime_.make_event(&event, device); status != 0) {
         end();
         throw system_error("device_events: device " + std::to_string(to_index(device)) +
-                           ": an event: " + runtime_.text(status) + " (" + std::to_string(status) + ")");
+                           ": cannot create an event: " + runtime_.text(status) + " (" +
+                           std::to_string(status) + ")");
       }
       slots_.push_back({event, 0, false});
     }
@@ -179,7 +180,7 @@ class device_events {
   }
   [[noreturn]] void fail(device_status status) const {
     throw system_error("device_fence: the device reports " + std::string(runtime_.text(status)) + " (" +
-                       std::to_string(status) + "): nothing it has done since can be relied on");
+                       std::to_string(status) + "): do not use results that it has computed since");
   }
 
   device_status note(slot& its, device_status status) noexcept {

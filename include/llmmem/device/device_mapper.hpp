@@ -62,18 +62,19 @@ class device_mapper {
       : paging_(paging), options_(std::move(options)) {
     if (const char* const why = paging_.why_missing(); why != nullptr)
       throw system_error("device_mapper: no virtual memory management: " + std::string(why) +
-                         "; without a device take host_virtual_memory");
+                         "; use host_virtual_memory where there is no device");
     std::uint64_t unit = 0;
     if (const device_status status = paging_.granularity(&unit, options_.device); status != 0) {
       throw system_error("device_mapper: device " + std::to_string(to_index(options_.device)) +
-                         ": granularity: " + paging_.text(status) + " (" + std::to_string(status) + ")");
+                         ": cannot read the granularity: " + paging_.text(status) + " (" +
+                         std::to_string(status) + ")");
     }
     if (options_.granularity == 0) options_.granularity = unit;
     // Addresses are aligned to it as well.
     if (options_.granularity % unit != 0 || !std::has_single_bit(options_.granularity)) {
       throw argument_error("device_mapper: a granularity of " + std::to_string(options_.granularity) +
-                           " bytes is no multiple of the driver's, " + std::to_string(unit) +
-                           ", or no power of two");
+                           " bytes must be a multiple of the driver's, " + std::to_string(unit) +
+                           ", and a power of two");
     }
   }
 

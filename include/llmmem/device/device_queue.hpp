@@ -65,7 +65,8 @@ class basic_device_queue {
         events_(device, options_.depth, runtime) {
     if (const device_status status = runtime_.make_stream(&stream_, device); status != 0) {
       throw system_error(options_.name + ": device " + std::to_string(to_index(device)) +
-                         ": a stream: " + runtime_.text(status) + " (" + std::to_string(status) + ")");
+                         ": cannot create a stream: " + runtime_.text(status) + " (" +
+                         std::to_string(status) + ")");
     }
     is_own_ = true;
   }

@@ -21,7 +21,7 @@ inline constexpr std::array device_errors{
         .sentence =
             "the device's runtime refused with status {index} (of CUDA 35 and 100: there is no driver or "
             "no device; 209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: "
-            "cudaGetErrorName); it may tell of what went wrong before on that device: run under "
+            "cudaGetErrorName); an earlier operation on that device may be the cause: run under "
             "compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see where"},
 };
 

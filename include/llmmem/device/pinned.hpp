@@ -58,7 +58,8 @@ struct pinned_report {
 /// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
 ///      more. Make few and large requests, once.
 /// @par Thread safety   none; the space holds its lock.
-/// @par Errors          the constructor throws `argument_error` for a chunk that is no multiple of 2 MiB. A
+/// @par Errors          the constructor throws `argument_error` for chunks that are not a multiple of 2 MiB.
+/// A
 ///      driver that refuses pages refuses the request: nothing stays registered. In a space on it,
 ///      `errc::out_of_bytes` with index 1 for a request with a registration of `registration_limit` bytes,
 ///      before anything is taken: found = the most that one may have, where = which option to set.
@@ -76,8 +77,8 @@ class pinned_source {
         pages_(own_pages(options.pages)) {
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
     if (options.chunk_bytes % unit != 0) {
-      throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
-                           " is no multiple of 2 MiB");
+      throw argument_error("pinned_source: chunk_bytes is " + std::to_string(chunk_) +
+                           "; it must be a multiple of 2 MiB");
     }
     why_no_device_ = runtime_.why_no_device(device_);
   }

@@ -194,7 +194,7 @@ void retain(P& policy, slot_id slot, retention keep) noexcept {
 /// Returns `capacity` as a number; throws if it cannot be indexed.
 [[nodiscard]] inline std::uint64_t checked_capacity(slot_count capacity, const char* who) {
   const std::uint64_t slots = to_number(capacity);
-  if (slots == 0) throw length_error(std::string(who) + ": capacity 0; a cache needs at least one slot");
+  if (slots == 0) throw length_error(std::string(who) + ": capacity is 0; it must be at least 1");
   if (slots > max_slots) {
     throw length_error(std::string(who) + ": capacity " + std::to_string(slots) + " exceeds max_slots " +
                        std::to_string(max_slots));

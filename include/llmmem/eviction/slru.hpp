@@ -43,8 +43,8 @@ class slru_eviction {
         segments_(to_number(capacity), probationary, source, "slru_eviction"),
         most_protected_(to_number(capacity) * protected_percent / 100) {
     if (protected_percent > 100) {
-      throw argument_error("slru_eviction: a protected share of " + std::to_string(protected_percent) +
-                           " percent; the most is 100");
+      throw argument_error("slru_eviction: protected_percent is " + std::to_string(protected_percent) +
+                           "; it must be at most 100");
     }
   }
 

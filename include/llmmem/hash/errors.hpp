@@ -13,16 +13,14 @@ inline namespace v0 {
 namespace detail {
 
 inline constexpr std::array hash_errors{
-    error_info{
-        .number = 62,
-        .name = "checksum_differs",
-        .raises = error_kind::io,
-        .index = "the chunk's slot, or the part",
-        .wanted = "the checksum it left with",
-        .found = "the checksum of what came back",
-        .sentence =
-            "chunk {index} came back with checksum {found}, it left with {wanted}; its bytes are damaged "
-            "and are not handed out"},
+    error_info{.number = 62,
+               .name = "checksum_differs",
+               .raises = error_kind::io,
+               .index = "the chunk's slot, or the part",
+               .wanted = "the checksum it left with",
+               .found = "the checksum of what came back",
+               .sentence = "chunk {index} was read with checksum {found}, but was written with {wanted}; its "
+                           "bytes are damaged and not returned: restore them from another copy"},
 };
 
 }  // namespace detail

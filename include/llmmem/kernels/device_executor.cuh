@@ -203,7 +203,7 @@ class device_executor {
  private:
   [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
     if (status == cudaSuccess) return {};
-    static_cast<void>(cudaGetLastError());  // told here: not left for whoever asks next
+    static_cast<void>(cudaGetLastError());  // reported here: not left for the next call
     return failure{errc::device_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
   }
 

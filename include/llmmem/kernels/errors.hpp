@@ -28,9 +28,10 @@ namespace detail {
              "or "
              "index keys";
     case 1:
-      return "the kernel takes values of the keys' type; the layout has a value_element of its own";
+      return "the kernel takes values of the keys' type, but the layout has another value_element";
     case 2:
-      return "the kernel knows no rotary part in a type of its own; the layout has a rotary_dim of {found}";
+      return "the kernel reads a rotary part of the keys' type only, but the layout has a rotary_dim of "
+             "{found}";
     default:
       return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
              "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), and "
@@ -39,30 +40,26 @@ namespace detail {
 }
 
 inline constexpr std::array kernels_errors{
-    error_info{
-        .number = 87,
-        .name = "no_conversion",
-        .wanted = "the `dtype` that was to come out",
-        .found = "the `dtype` that comes",
-        .sentence =
-            "no kernel makes {wanted type} of {found type}; convert before, or keep what comes as it is",
-        .term = kernels_term},
+    error_info{.number = 87,
+               .name = "no_conversion",
+               .wanted = "the `dtype` that was to come out",
+               .found = "the `dtype` that comes",
+               .sentence = "no kernel converts {found type} to {wanted type}; convert it before the call, or "
+                           "store it as {found type}",
+               .term = kernels_term},
     error_info{.number = 88,
                .name = "misaligned",
                .index = "part of a kernel's map",
                .wanted = "the alignment it promises",
                .found = "row without it",
-               .sentence =
-                   "row {found} of part {index} is not aligned to {wanted} bytes, as its map says; have its "
-                   "alignment() say less"},
-    error_info{
-        .number = 89,
-        .name = "lanes_differ",
-        .index = "lane of a group",
-        .found = "item",
-        .sentence =
-            "lane {index} has come to another result for item {found} than lane 0; have combine() come "
-            "to the same in any order"},
+               .sentence = "row {found} of part {index} is not aligned to {wanted} bytes, which its map "
+                           "promises; let the map's alignment() return less"},
+    error_info{.number = 89,
+               .name = "lanes_differ",
+               .index = "lane of a group",
+               .found = "item",
+               .sentence = "lanes {index} and 0 have different results for item {found}; make combine() give "
+                           "the same result in any order"},
     error_info{.number = 91,
                .name = "no_device_code",
                .wanted = "the compute capability that the kernel needs, 80 for 8.0",

@@ -15,14 +15,15 @@ inline namespace v0 {
 
 /// What happens to the bits in a bitmap of dirty pages.
 enum class dirty_mark : std::uint8_t {
-  anew,  ///< overwritten: after the call the bitmap shows this comparison alone
-  added  ///< kept, and those of this comparison added: all changes since the caller cleared it
+  overwrite,  ///< overwritten: after the call the bitmap shows this comparison alone
+  added,      ///< kept, and those of this comparison added: all changes since the caller cleared it
+  anew [[deprecated("its name is overwrite")]] = overwrite
 };
 
 /// The page size of dirty bits.
 struct dirty_page_options {
   std::uint32_t page_bytes = 4096;  ///< of a bit: a power of two, 512 or more
-  dirty_mark mark = dirty_mark::anew;
+  dirty_mark mark = dirty_mark::overwrite;
 };
 
 /// 32-bit words that the dirty bits of so many bytes take: page p has bit p % 32 of word p / 32.
@@ -63,7 +64,7 @@ result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards
 /// dirty: in which any byte differs.
 ///
 /// @param dirty_bits  `dirty_words(bytes, options)` words or more; further ones are not touched. With
-///      `dirty_mark::anew` the caller need not clear them: a separate launch does, in a graph too.
+///      `dirty_mark::overwrite` the caller need not clear them: a separate launch does, in a graph too.
 /// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is no
 ///      power of two; `errc::too_short`: wanted = words needed, found = words given; `errc::null_handle` and
 ///      `errc::overlapping_ranges`, index 0 the old bytes, 1 the new ones, 2 the delta, 3 the bitmap. Then

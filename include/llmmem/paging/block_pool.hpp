@@ -28,7 +28,7 @@ inline namespace v0 {
 /// The construction parameters of a block pool.
 struct block_pool_options {
   std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`, plus the null block
-  std::uint64_t most_blocks = 0;    ///< the most blocks that `resize` may set; 0: no more than `blocks`
+  std::uint64_t most_blocks = 0;    ///< the most blocks that `resize` may set; 0: at most `blocks`
   std::string name = "block_pool";  ///< the name in error texts
   metadata_source metadata{};       ///< source of memory for its tables
 };
@@ -97,14 +97,14 @@ class block_pool {
   /// Allocates `out.size()` blocks with one reference each, or none.
   /// @param on_evict  called, `noexcept`, with each idle block whose contents are dropped, before it is
   ///   allocated.
-  /// @param beside  the block to which the first new block should be adjacent, for free lists that support
+  /// @param near  the block to which the first new block should be adjacent, for free lists that support
   ///   it.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {},
-                        block_id beside = null_block) noexcept;
+                        block_id near = null_block) noexcept;
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {},
-                        block_id beside = null_block) noexcept;
+                        block_id near = null_block) noexcept;
 
   /// Allocates one block.
   template <eviction_callback OnEvict = ignore_eviction>
@@ -239,7 +239,7 @@ class block_pool {
   void give(block_id block, block_handle& out) const noexcept { out = handle(block); }
 
   template <class Name, class OnEvict>
-  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id beside) noexcept;
+  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id near) noexcept;
   template <class More, class OnEvict>
   std::uint64_t evict_while(More&& more, OnEvict& on_evict) noexcept;
   // Brings the free list to `count` blocks by evicting the rest.
@@ -255,7 +255,7 @@ class block_pool {
   void add_reference(block_id block) noexcept;
   void drop_reference(block_id block) noexcept;
   void undo_drop(block_id block) noexcept;
-  block_id take_free(block_id beside) noexcept;
+  block_id take_free(block_id near) noexcept;
   void push_free(block_id block) noexcept;
 
   std::string name_;

@@ -20,7 +20,7 @@ inline namespace v0 {
 /// `(i + 1) * block_bytes`.
 ///
 /// Allocators work with ids and never touch this memory; engines with their own tensors do not need it. The
-/// engine defines what lies inside a block (layers, heads, keys and values): blocks are copied whole. So it
+/// engine defines what is inside a block (layers, heads, keys and values): blocks are copied whole. So it
 /// can hold a `kv_layout` only if a block is one piece, `fragments() == 1`: with `block_first` and
 /// `block_first_planes`. With other orders, including the default, copy blocks with `copy_few_kv_blocks`.
 ///

@@ -241,8 +241,8 @@ inline constexpr std::int64_t padding_slot = -1;
 
 /// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel
 /// stores their keys and values; `padding_slot` for a token whose block the sequence (of a group) no longer
-/// holds. Writes nothing if the sequence does not hold them all (`past_the_end`) or a group's tokens do not
-/// lie at multiples of their size (`no_slots`). O(out.size()).
+/// holds. Writes nothing if the sequence does not hold them all (`past_the_end`) or a group's tokens are not
+/// at multiples of their size (`no_slots`). O(out.size()).
 template <block_table_source Cache>
 [[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
                                               std::span<std::int64_t> out) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// An observer that measures in histograms how long cached blocks live, lie idle and wait for their next use.
+/// An observer that measures in histograms how long cached blocks live, are idle and wait for their next use.
 #pragma once
 
 #include <llmmem/config.hpp>

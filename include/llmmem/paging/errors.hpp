@@ -326,7 +326,7 @@ inline constexpr error_code old_epoch = detail::code_of<95>(detail::paging_error
 inline constexpr error_code cannot_remove = detail::code_of<96>(detail::paging_errors);
 /// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
 inline constexpr error_code epoch_differs = detail::code_of<97>(detail::paging_errors);
-/// A group whose tokens do not lie at multiples of their size: index = group of layers, wanted = bytes of a
+/// A group whose tokens are not at multiples of their size: index = group of layers, wanted = bytes of a
 /// token, 0 if a block does not divide into tokens, found = bytes of a page.
 inline constexpr error_code no_slots = detail::code_of<98>(detail::paging_errors);
 

@@ -56,7 +56,7 @@ struct event_log_options {
   /// other's `end()` and begins with a `cleared`.
   std::uint64_t first = 0;
   std::uint32_t group = 0;         ///< which of an engine's KV cache groups this is; recorded in every event
-  std::uint8_t medium = 0;         ///< where the blocks lie, in the engine's own numbering; recorded in every
+  std::uint8_t medium = 0;         ///< where the blocks are, in the engine's own numbering; recorded in every
                                    ///< event
   bool shares = false;             ///< whether `shared` is logged
   bool moves = false;              ///< whether `moved` is logged

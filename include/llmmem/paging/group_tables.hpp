@@ -61,7 +61,7 @@ class group_tables {
   [[nodiscard]] std::uint64_t slot_of(block_id block) const noexcept {
     return cache_->pool().offset(block) / token_bytes();
   }
-  /// Checks that every token of the group lies at a multiple of its size, so that slots can count tokens.
+  /// Checks that every token of the group is at a multiple of its size, so that slots can count tokens.
   [[nodiscard]] result<void> has_slots() const noexcept {
     const std::uint64_t bytes = token_bytes();
     if (bytes != 0 && cache_->layout().page_bytes % bytes == 0) return {};

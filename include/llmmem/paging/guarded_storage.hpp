@@ -36,7 +36,7 @@ inline namespace v0 {
 ///     ...
 ///     for (const std::string& each : memory.damaged()) report(each);
 ///
-/// @par Complexity   `guard_bytes` per block more than a `block_storage`; `poison` O(bytes), `damaged`
+/// @par Complexity   a `block_storage` and `guard_bytes` per block; `poison` O(bytes), `damaged`
 ///   O(blocks).
 /// @par Thread safety   that of the memory.
 /// @par Errors   the constructor throws what `block_storage` throws.

@@ -29,7 +29,6 @@ using head_order [[deprecated("its name is paging::head_order")]] = paging::head
 /// If a layout has more than K and V, "K or V" means a section: K with its scales and rotary part, then V
 /// with its scales, then the index keys with theirs, then each separate plane of scales
 /// (`scale_place::apart`).
-/// to lie apart (`scale_place::apart`).
 enum class block_order : std::uint8_t {
   layer_first,         ///< [layer][K or V][block]: one tensor per layer and plane (FlashInfer's separate K
                        ///< and V)
@@ -75,7 +74,7 @@ enum class scale_group : std::uint8_t {
   channel,  ///< one element of a head, across all tokens of the block
 };
 
-/// Where scales lie.
+/// Where scales are.
 enum class scale_place : std::uint8_t {
   in_block,       ///< behind the vectors of their plane, in the same block of the layer: [vectors][scales]
   behind_vector,  ///< directly behind the values that they scale: [values][scales] for each token and head

@@ -1,5 +1,5 @@
 /// @file
-/// Describes how keys and values lie in memory, for host, device and disk alike.
+/// Describes how keys and values are laid out in memory, for host, device and disk alike.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ struct plane_strides {
   std::uint64_t head = 0;
   std::uint64_t vector_bytes = 0;  ///< one head of one token: contiguous in any order
 
-  /// Returns where the vector of a head of a token lies.
+  /// Returns where the vector of a head of a token is.
   [[nodiscard]] LLMMEM_HD constexpr std::uint64_t offset(std::uint64_t in_layer, std::uint64_t in_block,
                                                          std::uint64_t at_token,
                                                          std::uint64_t of_head) const noexcept {
@@ -46,11 +46,11 @@ struct kv_vector_run {
 
 }  // namespace detail
 
-/// How the keys and values of a model lie in blocks, and what they are.
+/// How the keys and values of a model are laid out in blocks, and what they are.
 ///
 /// `content_fingerprint` is equal for layouts that hold the same values in any order: `copy_kv_block` may
 /// copy blocks between them. `fingerprint` is equal only if the order is equal too: then bytes may be copied
-/// as they are. Nothing else tells apart two layouts with the same shape and different orders, two models
+/// as they are. Nothing else distinguishes two layouts with the same shape and different orders, two models
 /// with the same shape, or two ranks with other heads or tokens; caches connected by such a mistake have
 /// silently served wrong KV.
 ///
@@ -58,7 +58,7 @@ struct kv_vector_run {
 ///     static_assert(layout.block_bytes() == 2 * 32 * 8 * 128 * 16 * 2);
 ///
 /// A layout is a list of planes: K, then V if there are values, then the others that `plane_role` names. All
-/// of them lie in the block and move with it. Functions that take a plane number require one below
+/// of them are in the block and move with it. Functions that take a plane number require one below
 /// `planes()`.
 ///
 /// @par Errors   `checked` throws; all else requires a layout that `checked` accepted.
@@ -159,7 +159,7 @@ struct kv_layout {
   /// Returns the layout itself if it is valid.
   /// @throws length_error for a dimension of 0, vectors that are not a whole number of bytes, runs that do
   ///   not divide a vector, and blocks past 2^63 - 1 bytes; argument_error for an undefined element type,
-  ///   order or form (from a damaged file or another version), for scales that cannot lie at the given place,
+  ///   order or form (from a damaged file or another version), for scales that cannot be at the given place,
   ///   and for a part that no rank holds.
   [[nodiscard]] constexpr const kv_layout& checked() const;
 

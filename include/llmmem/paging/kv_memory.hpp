@@ -19,7 +19,7 @@ inline namespace v0 {
 /// The memory is one allocation or, as in vLLM and SGLang, one per layer, or one per layer for each of K and
 /// V. With several allocations, a table says where each layer's plane begins; the layout's order gives the
 /// distances inside a plane. Each entry points to the plane's part of block 0: with `layer_first_paired` and
-/// `block_first`, an entry of V lies `unit_bytes(0)` behind that of K, and with `layer_first_joined`
+/// `block_first`, an entry of V is `unit_bytes(0)` behind that of K, and with `layer_first_joined`
 /// `vector_bytes(0)` behind it.
 struct kv_memory {
   std::byte* data = nullptr;  ///< of all planes; ignored if there is a table
@@ -55,7 +55,7 @@ struct kv_plane {
   return out;
 }
 
-/// Returns where a layer of a plane begins; its block b, token t, head h lie
+/// Returns where a layer of a plane begins; its block b, token t, head h are
 /// `plane.strides.offset(0, b, t, h)` bytes behind. Reads the table if there is one: call it once per row or
 /// part, not per access.
 [[nodiscard]] LLMMEM_HD inline std::byte* plane_base(const kv_plane& plane, std::uint64_t layer) noexcept {
@@ -68,7 +68,7 @@ namespace detail {
 /// Vectors of a block of a layer, in runs of bytes that are contiguous in both layouts.
 struct vector_runs {
   std::uint64_t tokens = 0;  ///< tokens whose runs begin at separate places
-  std::uint64_t heads = 0;   ///< heads, likewise, of each of these tokens
+  std::uint64_t heads = 0;   ///< heads whose runs do, of each of these tokens
   std::uint64_t bytes = 0;   ///< of a run
 };
 

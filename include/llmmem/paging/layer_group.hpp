@@ -234,14 +234,14 @@ class hit_scan {
   constexpr void see(std::size_t group, bool cached) noexcept {
     run_[group] = cached ? run_[group] + 1 : 0;
     const bool is_sink = seen_[group]++ < groups_[group].sink_blocks();
-    if (!cached && (is_sink || groups_[group].kind == layer_kind::full_attention)) hopeless_ = true;
+    if (!cached && (is_sink || groups_[group].kind == layer_kind::full_attention)) is_exhausted_ = true;
   }
 
   /// Whether every group has a hit of `length` tokens. A length that needs no block of any group (all of them
   /// begin a new chunk) is not a hit: nothing would be found. @pre all full blocks up to there were seen, and
   /// none behind.
   [[nodiscard]] constexpr bool serves(std::uint64_t length) const noexcept {
-    if (hopeless_) return false;
+    if (is_exhausted_) return false;
     std::uint64_t needed = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (!groups_[g].may_end_hit(length)) return false;
@@ -252,14 +252,17 @@ class hit_scan {
     return needed != 0;
   }
 
-  /// Whether no longer prefix can be a hit, whatever follows.
-  [[nodiscard]] constexpr bool hopeless() const noexcept { return hopeless_; }
+  /// Whether no longer prefix can be a hit, regardless of what follows.
+  [[nodiscard]] constexpr bool is_exhausted() const noexcept { return is_exhausted_; }
+  [[nodiscard, deprecated("call is_exhausted()")]] constexpr bool hopeless() const noexcept {
+    return is_exhausted();
+  }
 
  private:
   std::span<const layer_group> groups_;
   std::array<std::uint64_t, max_layer_groups> run_{};
   std::array<std::uint64_t, max_layer_groups> seen_{};
-  bool hopeless_ = false;
+  bool is_exhausted_ = false;
 };
 }  // namespace paging
 

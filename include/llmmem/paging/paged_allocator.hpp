@@ -300,7 +300,7 @@ class paged_allocator {
   /// @return also `errc::past_the_end` if the sequence holds fewer than `from` tokens.
   result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept;
 
-  /// Returns how many leading tokens of a sequence lie in blocks that hold the contents of their prefix: all,
+  /// Returns how many leading tokens of a sequence are in blocks that hold the contents of their prefix: all,
   /// up to the first invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
@@ -401,7 +401,7 @@ class paged_allocator {
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
   /// The most tokens that a sequence may have.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
-  /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks lie
+  /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks are
   /// above and are not counted: memory that may be resized has `most_physical_blocks()`, or keeps the memory
   /// above until no block is retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }

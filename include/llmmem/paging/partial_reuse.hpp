@@ -35,7 +35,7 @@ static_assert(partial_reuse_policy<full_blocks_only>);
 
 /// Shares the beginning of a block too. Among the cached blocks that follow the last matched one, it uses the
 /// one with the longest agreement in tokens. It compares at most 64 followers, newest first, so a prompt with
-/// thousands of continuations costs no more than one with few.
+/// thousands of continuations costs as much as one with few.
 ///
 /// @par Source   TensorRT-LLM's `enable_partial_reuse` and `copy_on_partial_reuse`.
 template <partial_source Source>

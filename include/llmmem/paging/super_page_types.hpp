@@ -28,7 +28,7 @@ struct super_page_options {
   metadata_source metadata{};                         ///< source of memory for its tables
 };
 
-/// Where blocks lie: kernels and copies compute addresses from it. A plain value.
+/// Where blocks are: kernels and copies compute addresses from it. A plain value.
 struct super_page_layout {
   std::uint64_t page_bytes = 0;
   std::uint32_t shift = 0;  ///< number of low bits of a block id that give its index in the page

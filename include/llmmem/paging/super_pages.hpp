@@ -42,7 +42,7 @@ concept eviction_factory = requires(F& make, slot_count slots, const metadata_so
 ///   - It takes a free block from the group's fullest page, by active blocks.
 ///   - While pages are scarce (fewer than one in 16 is free), a group that has idle blocks in pages with
 ///     active ones evicts those before it takes a page, because no other group can use them: its next victim
-///     if that lies in such a page, otherwise the oldest of its fullest page.
+///     if that is in such a page, otherwise the oldest of its fullest page.
 ///   - When a page is needed, the pool empties one page as a whole: the page that loses the smallest share of
 ///     kept contents and, among those, the one out of use for longest. It evicts no other block for that.
 ///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) The

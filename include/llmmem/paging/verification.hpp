@@ -52,7 +52,7 @@ concept block_verification =
     };
 
 /// The default: a hit counts only if the block's own tokens, its context and the *identity* of the block
-/// before it are equal. By induction from the root the whole prefix is then equal, whatever the hash does:
+/// before it are equal. By induction from the root the whole prefix is then equal, regardless of the hash:
 /// one tenant never gets another's KV, and a collision costs a hit.
 ///
 /// A child whose parent was evicted and computed again is the child of another identity, and so not a hit:

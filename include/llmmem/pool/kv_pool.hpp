@@ -122,13 +122,13 @@ class kv_pool {
     frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
       return all->buffer_for(from, frame);
     }
-    void arrived(seat_id from, const frame_header& frame) noexcept { all->arrived(from, frame); }
-    void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
-      all->told(from, frame, bytes);
+    void on_frame(seat_id from, const frame_header& frame) noexcept { all->on_frame(from, frame); }
+    void on_message(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
+      all->on_message(from, frame, bytes);
     }
-    void died(seat_id seat, comm::death) noexcept { all->died(seat); }
-    void came(seat_id seat) noexcept { all->tell_hello(seat); }
-    [[nodiscard]] bool goes_on() const noexcept { return true; }
+    void on_death(seat_id seat, comm::death) noexcept { all->on_death(seat); }
+    void on_joined(seat_id seat) noexcept { all->tell_hello(seat); }
+    [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
   };
 
   [[nodiscard]] kv_pool_options checked(const kv_pool_options& options) const;
@@ -150,9 +150,9 @@ class kv_pool {
   // Hearing
   void hear();
   [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept;
-  void arrived(seat_id from, const frame_header& frame) noexcept;
-  void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
-  void died(seat_id seat) noexcept;
+  void on_frame(seat_id from, const frame_header& frame) noexcept;
+  void on_message(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void on_death(seat_id seat) noexcept;
   void hear_hello(seat_id from, detail::pool_reader in) noexcept;
   void hear_publish(seat_id from, detail::pool_reader in) noexcept;
   void hear_ask(seat_id from, detail::pool_reader in) noexcept;

@@ -46,7 +46,7 @@ inline namespace v0 {
 ///
 /// - **Two phases, as with files.** A version is valid once all ranks commit it, or none: the caller makes
 ///   the agreement in between, with `communicator::agree`, since it decides more than that. Whenever a rank
-///   dies, either the previous version is whole, or the new one: a step is repeated at most once.
+///   dies, either the previous version is complete, or the new one: a step is repeated at most once.
 /// - **Before the first commit there is nothing to restore**: `recovered_state::is_there` is false, in every
 ///   epoch, and `why_not` says what to load.
 /// - **Memory**: the own parts once, and the scheme's needs (`redundancy_scheme::extra_bytes`), for each

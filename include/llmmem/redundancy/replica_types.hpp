@@ -51,7 +51,7 @@ namespace redundancy {
 enum class absence : std::uint8_t {
   none,        ///< there is something
   never_kept,  ///< no rank has committed anything so far: load the initial state of the run
-  forgotten,   ///< all were told to `forget`: load the checkpoint that they returned to
+  forgotten,   ///< all ranks called `forget`: load the checkpoint that they returned to
   gone,  ///< no remaining rank knows what was kept: load the newest checkpoint; without one, the training so
          ///< far is lost
 };

@@ -20,7 +20,7 @@ namespace redundancy {
 enum class went : std::uint8_t {
   well,
   badly,  ///< a rank may have died: the next epoch begins without it. An error that another epoch would not
-          ///< mend, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
+          ///< resolve, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
   stop,   ///< the run ends here, for example because state is lost: no agreement is made. Other ranks with
           ///< another outcome continue once this rank's endpoint is destroyed
 };
@@ -84,7 +84,7 @@ void tell_agreed(J& job, const comm::agreed& outcome) {
 ///     while (true) {
 ///       begin the epoch, if one has begun; take a step, unless the job is over
 ///       if this did not go well: revoke the epoch, so that no rank waits
-///       agree on whether it went well for all, who is out, and who comes
+///       agree on whether it went well for all, which ranks left, and which join
 ///       commit, or drop
 ///       end, if all are well and the job is over
 ///       begin the next epoch, if one is out, one comes, or it did not go well
@@ -100,7 +100,7 @@ void tell_agreed(J& job, const comm::agreed& outcome) {
 /// @par Errors          `errc::no_quorum` when the others have continued without this rank: end the process
 ///   and let a fresh one join. Other errors of the agreement: a living rank did not answer in time.
 ///   Exceptions of the job pass through, and the epoch is revoked: the others continue without this rank once
-///   it is gone.
+///   its endpoint is destroyed.
 /// @par Source          epochs of User Level Failure Mitigation: Bland et al., IJHPCA 2013; a commit for each
 ///   step, by all or by none: Gray, "Notes on data base operating systems", 1978.
 template <epoch_ranks T, epoch_job J>

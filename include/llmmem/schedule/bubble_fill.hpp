@@ -168,8 +168,8 @@ struct bubble_plan {
     const auto gaps = bubbles_of(timeline, device);
     if (options.search == bubble_search::exact && items.size() > max_exact_bubble_items) {
       throw length_error("bubble_fill: device " + std::to_string(device) + " has " +
-                         std::to_string(items.size()) + " items, exact search takes " +
-                         std::to_string(max_exact_bubble_items) + "; search greedily, or give it fewer");
+                         std::to_string(items.size()) + " items, but exact search takes at most " +
+                         std::to_string(max_exact_bubble_items) + "; use greedy search, or give it fewer");
     }
     const bool cut = options.cut == schedule::preemption::free;
     const auto pieces = options.search == bubble_search::exact

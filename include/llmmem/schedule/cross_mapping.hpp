@@ -79,7 +79,7 @@ using device_mapping [[deprecated("its name is schedule::device_mapping")]] = sc
           throw argument_error(std::string(who) + ": " + name + " of " + std::to_string(a) + " and " +
                                std::to_string(b) + " is " + std::to_string(matrix[a * n + b]) + ", of " +
                                std::to_string(b) + " and " + std::to_string(a) + " " +
-                               std::to_string(matrix[b * n + a]) + "; give both the same");
+                               std::to_string(matrix[b * n + a]) + "; make the matrix symmetric");
         }
       }
     }
@@ -91,7 +91,8 @@ using device_mapping [[deprecated("its name is schedule::device_mapping")]] = sc
     for (std::size_t b = a + 1; b < n; ++b) {
       const std::uint64_t more = overlap[a * n + b];
       if (more > max_bytes - all) {
-        throw length_error(std::string(who) + ": all overlaps together pass 2^63 - 1; take a coarser unit");
+        throw length_error(std::string(who) +
+                           ": the sum of the overlaps exceeds 2^63 - 1; use a coarser unit");
       }
       all += more;
     }

@@ -172,7 +172,8 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
       if (stage.bytes > devices.bytes) {
         throw length_error(std::string(who) + ": layers " + std::to_string(first) + " to " +
                            std::to_string(end - 1) + " need " + std::to_string(stage.bytes) +
-                           " bytes, a device has " + std::to_string(devices.bytes) + "; cut them");
+                           " bytes, but a device has " + std::to_string(devices.bytes) +
+                           "; split them into more stages");
       }
       plan.stages.push_back({.first_layer = first,
                              .end_layer = end,

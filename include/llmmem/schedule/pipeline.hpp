@@ -65,7 +65,7 @@ inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who)
   if (shape.stages() > most || shape.stages() * shape.micro_batches > most) {
     throw length_error(std::string(who) + ": " + std::to_string(shape.devices) + " devices x " +
                        std::to_string(shape.chunks) + " chunks x " + std::to_string(shape.micro_batches) +
-                       " micro-batches pass the limit of " + std::to_string(most) +
+                       " micro-batches exceed the limit of " + std::to_string(most) +
                        "; lower one of the three");
   }
   return shape.stages() * shape.micro_batches * 2;
@@ -77,7 +77,7 @@ inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
   checked_tasks(shape, who);
   if (shape.chunks != 1) {
     throw argument_error(std::string(who) + ": chunks is " + std::to_string(shape.chunks) +
-                         ", this order has one chunk a device; take interleaved_1f1b");
+                         ", but this order has one chunk on each device; use interleaved_1f1b");
   }
 }
 
@@ -173,7 +173,7 @@ template <class TaskAt>
     throw argument_error("interleaved_1f1b: micro_batches " + std::to_string(shape.micro_batches) +
                          " is not a multiple of devices " + std::to_string(shape.devices) + "; " +
                          std::to_string(shape.micro_batches / shape.devices * shape.devices + shape.devices) +
-                         " is the next that is");
+                         " is the next multiple");
   }
   pipeline_order order{.shape = shape, .tasks = {}};
   const std::uint64_t passes = std::uint64_t{shape.micro_batches} * shape.chunks;

@@ -139,10 +139,10 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
     if (next == order.tasks[device].size()) continue;
     const detail::task_inputs inputs(order.shape, order.tasks[device][next]);
     const pipeline_task& missing = done(inputs.first) ? inputs.second : inputs.first;
-    throw argument_error(std::string(who) + ": the order cannot go on: task " + std::to_string(next) +
+    throw argument_error(std::string(who) + ": the order deadlocks: task " + std::to_string(next) +
                          " of device " + std::to_string(device) + ", " +
                          detail::task_text(order.tasks[device][next]) + ", waits for " +
-                         detail::task_text(missing) + ", which never begins; put that earlier");
+                         detail::task_text(missing) + ", which never begins; list that earlier");
   }
   for (const std::uint64_t busy : timeline.busy_ns)
     timeline.bubble_ns.push_back(timeline.makespan_ns - busy);
@@ -208,7 +208,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
           places.of({.device = device, .micro_batch = task.micro_batch, .chunk = task.chunk});
       if (forward >= uses[device].size()) {
         throw argument_error(std::string(who) + ": " + detail::task_text(task) +
-                             " comes before its forward pass; put that earlier");
+                             " comes before its forward pass; list that pass earlier");
       }
       const std::uint64_t version = uses[device][forward].version;
       uses[device].push_back({.version = version, .live = stage.kept});

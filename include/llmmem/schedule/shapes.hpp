@@ -74,7 +74,7 @@ namespace shapes {
                                                    std::uint64_t compute_ns, std::uint64_t seed) {
   if (active > experts || experts == 0) {
     throw argument_error("skewed_experts: " + std::to_string(active) + " of " + std::to_string(experts) +
-                         " experts are to be active");
+                         " experts cannot be active; the number must be 0 to all, of at least 1 expert");
   }
   trace_recorder record;
   for (std::size_t i = 0; i < layers * experts; ++i)

@@ -97,7 +97,7 @@ class basic_host_space {
   }
   /// @}
 
-  /// Whether all of `range` lies inside one live range.
+  /// Whether all of `range` is inside one live range.
   [[nodiscard]] bool holds(range_type range) const noexcept { return ledger_.holds(range.data, range.bytes); }
 
   [[nodiscard]] space_stats stats() const noexcept { return ledger_.stats(); }

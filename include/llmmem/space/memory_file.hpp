@@ -122,7 +122,7 @@ class memory_file {
   return data;
 }
 
-/// Replaces whatever is mapped at `address` by addresses without memory. Null when the system refuses.
+/// Replaces any mapping at `address` by addresses without memory. Null when the system refuses.
 [[nodiscard]] inline std::byte* reserve_addresses_at(std::byte* address, std::uint64_t bytes) noexcept {
   void* const at = ::mmap(address, static_cast<std::size_t>(bytes), PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -35,7 +35,7 @@ inline namespace v0 {
 /// - `kept_bytes()`: counted like `footprint`; the space charges them to its budget.
 /// - `give_back_kept()`: tries again. Neither throws.
 ///
-/// A source that can tell in advance that a request is impossible may have `refusal(bytes, alignment)`:
+/// A source that knows in advance that a request is impossible may have `refusal(bytes, alignment)`:
 /// returns the `failure`, or nothing, as `std::optional`.
 template <class S>
 concept byte_source = std::movable<S> && requires(S& source, std::byte* data, std::uint64_t n) {

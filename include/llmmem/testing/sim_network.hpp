@@ -144,7 +144,7 @@ class sim_endpoint {
     std::deque<frame_on_wire> data{};
     std::uint64_t data_bytes = 0;
     std::uint64_t last_due[2] = {0, 0};  // of notices, of data: order is kept
-    bool is_held = false;                // the handler said `later`
+    bool is_held = false;                // the handler answered `ask_again`
   };
   struct notice {
     std::uint64_t due = 0;

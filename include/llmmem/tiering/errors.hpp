@@ -27,15 +27,16 @@ inline constexpr std::array tiering_errors{
                .wanted = "1 for a tensor",
                .sentence = "{chunk} has no contents; write all of it first",
                .term = tiering_term},
-    error_info{.number = 63,
-               .name = "timed_out",
-               .raises = error_kind::io,
-               .index = "the chunk's slot",
-               .wanted = "bytes that had to be brought in",
-               .found = "nanoseconds waited",
-               .sentence =
-                   "chunk {index} of {wanted} bytes was not there after {found} ns; it goes on being brought "
-                   "in: ask again"},
+    error_info{
+        .number = 63,
+        .name = "timed_out",
+        .raises = error_kind::io,
+        .index = "the chunk's slot",
+        .wanted = "bytes that had to be brought in",
+        .found = "nanoseconds waited",
+        .sentence =
+            "chunk {index} of {wanted} bytes did not arrive within {found} ns; its transfer continues: "
+            "ask again"},
     error_info{.number = 64,
                .name = "chunk_leased",
                .index = "the chunk's slot, or the tensor's number",
@@ -43,8 +44,9 @@ inline constexpr std::array tiering_errors{
                .found = "leases in the way",
                .sentence = "{chunk} is leased {found} times; end these leases first",
                .term = tiering_term},
-    error_info{
-        .number = 67, .name = "no_such_key", .sentence = "no chunk has that key; create it, and write it"},
+    error_info{.number = 67,
+               .name = "no_such_key",
+               .sentence = "no chunk has that key; create a chunk with it, and write that"},
     error_info{.number = 68,
                .name = "key_taken",
                .index = "slot of the chunk that has it",
@@ -53,18 +55,18 @@ inline constexpr std::array tiering_errors{
                .name = "no_such_tensor",
                .index = "the tensor's number",
                .found = "tensors there are",
-               .sentence = "tensor {index} asked for, there are {found} from 0 on"},
+               .sentence = "there is no tensor {index}; the number of tensors is {found}"},
     error_info{.number = 70,
                .name = "no_such_part",
                .index = "the tensor's number",
                .wanted = "part asked for",
                .found = "parts it has",
-               .sentence = "part {wanted} of tensor {index} asked for, it has {found} from 0 on"},
+               .sentence = "tensor {index} has no part {wanted}; its number of parts is {found}"},
     error_info{.number = 71,
                .name = "tensor_in_parts",
                .index = "the tensor's number",
                .found = "parts it has",
-               .sentence = "tensor {index} lies in {found} parts; take them one by one, or by for_each_part"},
+               .sentence = "tensor {index} has {found} parts; take them one by one, or by for_each_part"},
 };
 
 }  // namespace detail

@@ -97,7 +97,7 @@ struct tiered_tensors_stats {
 ///                      chunk.
 template <class Buffer>
 class tiered_tensors {
-  static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
+  static_assert(chunk_store<Buffer>, "tensors need a tiered_buffer, or a prefetch_schedule over one");
 
  public:
   using top_range = typename Buffer::top_range;
@@ -268,11 +268,11 @@ class tiered_tensors {
   };
   /// The only lease of a chunk that holds several tensors; all their leases use it.
   struct shared_chunk {
-    typename Buffer::write_lease anew;   // if no tensor in the chunk had contents
+    typename Buffer::write_lease fresh;  // if no tensor in the chunk had contents
     typename Buffer::update_lease kept;  // otherwise
     std::uint32_t leases = 0;
 
-    [[nodiscard]] top_range range() const noexcept { return anew ? anew.range() : kept.range(); }
+    [[nodiscard]] top_range range() const noexcept { return fresh ? fresh.range() : kept.range(); }
   };
 
   tiered_tensors(without_chunks, Buffer& buffer, chunk_mapping mapping, std::string name);

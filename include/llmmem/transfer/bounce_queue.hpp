@@ -45,8 +45,8 @@ struct bounce_stats {
   std::uint64_t used_bytes = 0;    ///< of slots with a piece in them
   std::uint64_t peak_bytes = 0;    ///< the maximum so far
   std::uint64_t lost_bytes = 0;    ///< of slots that are never reused, because a device may still write there
-  std::uint64_t bytes_down = 0;    ///< moved, whatever the outcome of their operation
-  std::uint64_t bytes_up = 0;      ///< likewise
+  std::uint64_t bytes_down = 0;    ///< moved, regardless of the outcome of their operation
+  std::uint64_t bytes_up = 0;      ///< as `bytes_down`
   std::uint64_t operations = 0;    ///< completed, successful or not
   std::uint64_t failures = 0;      ///< completed, and failed
   std::uint64_t metadata_bytes = 0;

@@ -82,8 +82,8 @@ struct file_queue_options {
 
 /// The counters of a file queue.
 struct file_queue_stats {
-  std::uint64_t bytes_read = 0;        ///< moved, whatever the outcome of their operation
-  std::uint64_t bytes_written = 0;     ///< likewise
+  std::uint64_t bytes_read = 0;        ///< moved, regardless of the outcome of their operation
+  std::uint64_t bytes_written = 0;     ///< as `bytes_read`
   std::uint64_t bytes_buffered = 0;    ///< of both, through the page cache
   std::uint64_t requests = 0;          ///< completed
   std::uint64_t short_transfers = 0;   ///< requests that moved less than requested, and were continued

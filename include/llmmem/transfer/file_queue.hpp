@@ -53,7 +53,7 @@ inline namespace v0 {
 /// - **EINTR, EAGAIN** and EBUSY are retried, after a growing pause; **EINVAL** of an aligned direct transfer
 ///   makes the file fall back to the page cache (`io_file::fallback`); another error fails only its
 ///   operation.
-/// - **No endless waits**: an engine that fails `max_attempts` times in a row fails all operations
+/// - **No endless waits**: an engine that fails `max_attempts` consecutive times fails all operations
 ///   (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its own
 ///   (`errc::completion_lost`), and when every slot is lost so, all later ones until an answer arrives. The
 ///   device may still write to the memory of a lost request: keep it until the queue is destroyed.
@@ -252,7 +252,7 @@ file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& why) {
-    throw system_error(options_.name + ": no thread: " + why.what());
+    throw system_error(options_.name + ": cannot start a thread: " + why.what());
   }
 }
 

@@ -40,7 +40,7 @@ struct io_tuner_options {
 /// them if that is faster by `gain`, and continues from there. If none is, it rests there, and measures again
 /// after `rest_windows`, because noise may have hidden one, then after twice as long, and so on: on a device
 /// that does not change, the share of time spent elsewhere approaches `4 * windows / most_rest`. While it
-/// rests, a window slower or faster than expected by a half, `windows` times in a row, makes it measure at
+/// rests, a window slower or faster than expected by a half, `windows` consecutive times, makes it measure at
 /// once.
 ///
 /// Settings are powers of two, so a climb from anywhere to a single peak takes at most `most_windows()`. On a
@@ -101,7 +101,7 @@ class io_tuner {
   std::array<double, neighbours> speeds_{};
   std::array<std::array<double, max_windows>, neighbours> samples_{};
   std::uint32_t round_ = 0;      // in a search: windows measured at each setting
-  std::uint32_t differing_ = 0;  // in a row, at rest
+  std::uint32_t differing_ = 0;  // consecutive, at rest
   std::uint32_t rest_left_ = 0;
   std::uint32_t rest_length_;
   std::uint32_t moves_ = 0;
@@ -115,7 +115,7 @@ inline io_tuner::io_tuner(const io_tuner_options& options)
       refuse("depths and block sizes must be powers of two");
     }
   }
-  if (!is_allowed(options.first)) refuse("it cannot begin outside its least and most");
+  if (!is_allowed(options.first)) refuse("the first setting must be between the least and the most");
   if (options.windows == 0 || options.windows > max_windows) refuse("windows must be 1 to 15");
   if (options.rest_windows == 0 || options.most_rest < options.rest_windows) {
     refuse("rest_windows must be at least 1, and at most most_rest");

@@ -110,7 +110,7 @@ class safetensors_file {
   void read(const safetensors_entry& entry, std::span<std::byte> into, std::uint64_t from = 0) const {
     if (from > entry.bytes() || into.size() > entry.bytes() - from) {
       throw argument_error(path_ + ": tensor " + entry.name + ": bytes " + std::to_string(from) + " to " +
-                           std::to_string(from + into.size()) + " asked for, it has " +
+                           std::to_string(from + into.size()) + " requested, but it has " +
                            std::to_string(entry.bytes()));
     }
     read_at(offset(entry) + from, into);
@@ -160,7 +160,8 @@ class safetensors_file {
       if (got == 0) {
         throw io_error(path_ + ": it has no byte " + std::to_string(offset) + ", and had " +
                        std::to_string(bytes_) +
-                       " bytes when it was opened: somebody cut it; replace files by rename, never in place");
+                       " bytes when it was opened: another process truncated it; replace files by rename, "
+                       "never in place");
       }
       offset += static_cast<std::uint64_t>(got);
       into = into.subspan(static_cast<std::size_t>(got));

@@ -20,7 +20,7 @@ inline constexpr std::uint32_t stripe_cycle = 32;
 /// The number of stripes of each cycle for each member; they add up to `stripe_cycle`.
 using stripe_shares = std::array<std::uint8_t, max_stripe_members>;
 
-/// Where the stripes of one range lie. Sixty-four bytes and the shares: everything needed to find them.
+/// Where the stripes of one range are. Sixty-four bytes and the shares: everything needed to find them.
 ///
 /// Each cycle of 32 stripes gives `shares[m]` of them to member `m`, spread as evenly as possible; within its
 /// member a stripe directly follows the previous one.
@@ -131,7 +131,7 @@ class stripe_weights {
     stripe_shares dealt{};
     std::uint32_t left = stripe_cycle;
     for (std::uint32_t m = 0; m < max_stripe_members; ++m) {
-      // Slightly more, so that a whole number stays whole despite rounding.
+      // Slightly more, so that a whole number keeps its value despite rounding.
       dealt[m] = static_cast<std::uint8_t>(wanted[m] + 1e-9);
       left -= dealt[m];
     }

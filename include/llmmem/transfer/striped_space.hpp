@@ -260,7 +260,7 @@ std::uint32_t striped_space<Engine>::checked(std::span<member_type* const> membe
     if (members[i] == nullptr) refuse("member " + std::to_string(i) + " is null");
     for (std::size_t j = 0; j < i; ++j) {
       if (members[i] == members[j])
-        refuse("members " + std::to_string(j) + " and " + std::to_string(i) + " are one");
+        refuse("members " + std::to_string(j) + " and " + std::to_string(i) + " are the same object");
     }
   }
   const std::uint64_t unit = options.stripe_bytes;

@@ -158,7 +158,7 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
       error == -ENOMEM ? "the memory that the process may lock is used up: raise the limit (ulimit -l, "
                          "RLIMIT_MEMLOCK), take fewer requests, or use posix_io"
       : error == -EMFILE || error == -ENFILE
-          ? "no file may be opened any more: raise the limit (ulimit -n), or use posix_io"
+          ? "the process has too many open files: raise the limit (ulimit -n), or use posix_io"
           : "a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io";
   throw system_error("uring_io: the kernel refused a ring of " + std::to_string(options.depth) +
                      " requests: " + std::generic_category().message(-error) + " (errno " +
@@ -174,8 +174,9 @@ inline uring_io::uring_io(const uring_options& options) : depth_(options.depth),
   if (wake_file_ < 0) {
     const int error = errno;
     ::io_uring_queue_exit(&ring_);
-    throw system_error("uring_io: no descriptor to be woken by: " + std::generic_category().message(error) +
-                       " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
+    throw system_error(
+        "uring_io: cannot open the descriptor that wakes it: " + std::generic_category().message(error) +
+        " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
   }
   open_table(options.files);
 }

@@ -25,7 +25,7 @@ inline constexpr std::array version_errors{
         .wanted = "version asked for",
         .found = "the oldest there is",
         .sentence =
-            "version {wanted} is gone, the oldest that is kept is {found} (0: none); pin it earlier, or "
+            "version {wanted} was dropped, the oldest that is kept is {found} (0: none); pin it earlier, or "
             "keep more versions"},
     error_info{
         .number = 75,

@@ -189,19 +189,20 @@ class split_blocks {
         found.push_back(std::string(name) + ": block " + std::to_string(slot) + " " + what);
       };
       if (b.bytes == 0) say("is empty");
-      if (!b.is_free && (b.requested == 0 || b.requested > b.bytes)) say("gave more than it has, or nothing");
+      if (!b.is_free && (b.requested == 0 || b.requested > b.bytes))
+        say("has no request, or one of more bytes than it has");
       if (b.is_free != free_.contains(slot)) say("is free in one place and live in another");
       if (b.is_free && free_.contains(slot) && !(free_.key(slot) == key(slot)))
-        say("is filed under a wrong key");
+        say("is listed under a wrong key");
       if (has_addresses_ && (b.is_free != addresses_.contains(slot) ||
                              (b.is_free && addresses_.key(slot) != address_of(slot)))) {
-        say("is filed under a wrong address");
+        say("is listed under a wrong address");
       }
       if (b.behind != none) {
         const block& behind = blocks_[b.behind];
-        if (!blocks_.is_live(b.behind) || behind.before != slot) say("is not known to the one behind it");
-        if (behind.data != b.data + b.bytes) say("does not end where the one behind it begins");
-        if (b.is_free && behind.is_free) say("was not joined with the one behind it");
+        if (!blocks_.is_live(b.behind) || behind.before != slot) say("is not linked from the block after it");
+        if (behind.data != b.data + b.bytes) say("does not end where the block after it begins");
+        if (b.is_free && behind.is_free) say("was not merged with the free block after it");
       }
       visit(b);
     }

@@ -56,7 +56,7 @@ class stitched_arena<Memory>::auditor {
       shared_[b.segment] += b.bytes;
       const std::byte* const chunk = arena_->address(b.segment);
       if (b.data < chunk || b.data + b.bytes > chunk + arena_->chunk_) {
-        blame("a small block lies outside its chunk " + std::to_string(b.segment));
+        blame("a small block is outside its chunk " + std::to_string(b.segment));
       }
     });
   }
@@ -73,7 +73,7 @@ class stitched_arena<Memory>::auditor {
     const bool present = arena_->runs_.state(at) != detail::chunk_state::absent;
     const result<physical_handle> there = arena_->memory_->mapped_at(arena_->home_, at * arena_->chunk_);
     if (there.has_value() != present || (present && *there != arena_->handles_[at])) {
-      blame(who + " is not at home");
+      blame(who + " is not mapped at its address");
     }
   }
 

@@ -15,7 +15,7 @@ std::uint64_t stitched_arena<Memory>::checked_chunk() const {
   const std::uint64_t chunk = options_.chunk_bytes == 0 ? round_up_to(unit, usual) : options_.chunk_bytes;
   if (chunk % unit != 0 || chunk % (2 * arena_alignment) != 0) {
     throw length_error(options_.arena.name + ": chunks of " + std::to_string(chunk) +
-                       " bytes are no multiple of the granularity, " + std::to_string(unit) +
+                       " bytes are not a multiple of the granularity, " + std::to_string(unit) +
                        " bytes, and of " + std::to_string(2 * arena_alignment));
   }
   return chunk;
@@ -27,7 +27,7 @@ std::uint64_t stitched_arena<Memory>::checked_chunks() const {
   if (chunks == 0 || chunks >= none) {
     throw length_error(options_.arena.name + ": a budget of " + std::to_string(memory_->capacity()) +
                        " bytes makes " + std::to_string(chunks) + " chunks of " + std::to_string(chunk_) +
-                       "; 1 to 4294967294 can be");
+                       "; their number must be 1 to 4294967294");
   }
   return chunks;
 }

@@ -57,7 +57,7 @@ struct checkpointer_core::job {
   bool is_drained = false;        // everything staged has been taken
   bool is_over = false;           // the staged data is no longer needed
   std::string why{};              // reason for abandoning it
-  std::uint64_t stall_began = 0;  // of the current stall; 0: nobody is waiting now
+  std::uint64_t stall_began = 0;  // of the current stall; 0: no caller is waiting now
   std::uint64_t stalled = 0;      // total of completed stalls
 };
 

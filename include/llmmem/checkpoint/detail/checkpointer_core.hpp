@@ -123,9 +123,9 @@ class checkpointer_core {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first
-  std::vector<filled_chunk> filled_;        // likewise; space for all slots, and the gaps and ends between
-                                            // them
-  std::vector<std::size_t> free_;           // slots
+  std::vector<filled_chunk> filled_;  // oldest first, too; space for all slots, and the gaps and ends between
+                                      // them
+  std::vector<std::size_t> free_;     // slots
   std::shared_ptr<const committed_part> committed_{};  // the reference of incremental saves
   bool ends_ = false;
   checkpointer_stats stats_;

@@ -255,7 +255,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
 // Giving up, and tidying
 // ---------------------------------------------------------------------------------------------------------
 
-/// Tells the others that the checkpoint will not be completed, and why: the first reason, which is returned
+/// Informs the others that the checkpoint will not be completed, and why: the first reason, which is returned
 /// if it came from another rank. @pre no commit is in progress
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why) {

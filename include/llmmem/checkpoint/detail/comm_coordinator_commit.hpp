@@ -172,13 +172,13 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
   }
 }
 
-/// This rank has waited too long. If it did not send its part, nobody can commit; otherwise only rank 0
+/// This rank has waited too long. If it did not send its part, no rank can commit; otherwise only rank 0
 /// knows.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::ask_to_stop(round& of, deadline& by) {
   const bool is_told = of.at == phase::told;
   const std::string why = std::string("rank 0 has not ") +
-                          (is_told ? "asked for the part of this rank" : "said what became of it") +
+                          (is_told ? "asked for the part of this rank" : "reported its outcome") +
                           detail::within_text(options_.commit_within_ns);
   if (is_told || of.has_asked) throw ranks_missing(where(of.draft) + why, {0});
   of.has_asked = true;
@@ -239,7 +239,7 @@ auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> s
     storage_->sync_folder("");
     return fate::committed;
   }
-  // It had its name from the beginning: it is a checkpoint once its manifest is whole; only rank 0 knows
+  // It had its name from the beginning: it is a checkpoint once its manifest is complete; only rank 0 knows
   // whether that will last.
   try {
     static_cast<void>(open_checkpoint(*storage_, draft.id, verification::sizes));

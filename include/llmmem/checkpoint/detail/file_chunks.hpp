@@ -1,5 +1,5 @@
 /// @file
-/// A file of a checkpoint for reading, whether it is whole or its chunks are in several stored files.
+/// A file of a checkpoint for reading, whether it is full or its chunks are in several stored files.
 #pragma once
 
 #include <llmmem/checkpoint/detail/hex.hpp>
@@ -42,7 +42,7 @@ class aligned_bytes {
  private:
   page_source source_{};
   std::size_t bytes_;
-  std::byte* data_;  // one byte more, because 0 bytes is not a valid request
+  std::byte* data_;  // one more byte, because 0 bytes is not a valid request
 };
 
 /// Returns the bytes of chunk `i` of a file. @pre it has that many chunks.
@@ -55,7 +55,7 @@ class aligned_bytes {
 /// An open file of a checkpoint. Any number of threads may read concurrently.
 class file_chunks {
  public:
-  /// Opens all files that it lies in, and checks their sizes.
+  /// Opens all files that hold its chunks, and checks their sizes.
   /// @param folder  of the checkpoint, or of its draft. @param manifest  must outlive this; so must its
   ///   `file`.
   /// @throws storage_error  @throws format_error  for a size other than the manifest's.
@@ -81,7 +81,7 @@ class file_chunks {
   /// For error texts.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return file_->bytes; }
-  /// The number of opened files that it lies in.
+  /// The number of opened files that hold its chunks.
   [[nodiscard]] std::size_t stored_files() const noexcept { return stored_.size(); }
 
   /// Reads without verification.

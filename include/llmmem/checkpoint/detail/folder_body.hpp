@@ -37,8 +37,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
                "folder now; nothing was committed");
 }
 
-/// Takes the lock again if its file is gone. Not in the middle of a save: other ranks may have found the lock
-/// free, and have concluded that the save failed.
+/// Takes the lock again if its file was removed. Not in the middle of a save: other ranks may have found the
+/// lock free, and have concluded that the save failed.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
   if (lock_->is_held()) return;
   std::optional<storage_ref::lock_type> again = storage_.try_lock(std::string(checkpoint_names::lock));
@@ -353,13 +353,13 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
     } catch (const storage_error& error) {
       const bool is_none = error.number() == ENOENT && !detail::leads_nowhere(storage_, folder_name(id));
       if (is_none) continue;  // not whole
-      // It may still be whole, and refer to any older one.
+      // It may still be complete, and refer to any older one.
       list.unread = error.what();
       return list;
     } catch (const error&) {  // damaged: it must not count, and stays for a person to examine
       continue;
     }
-    if (!is_whole(found)) {  // damaged likewise; the files that it refers to may still be useful
+    if (!is_whole(found)) {  // damaged, too; the files that it refers to may still be useful
       for (const stored_chunks& each : found.manifest.stored)
         needed.push_back(each.generation);
       continue;

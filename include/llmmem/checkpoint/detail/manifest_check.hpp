@@ -49,8 +49,8 @@ namespace detail {
   return crc32c_combine(sum, file.chunks.back(), file.bytes - (file.chunks.size() - 1) * chunk_bytes);
 }
 
-/// Returns the bytes of the stored files that a file lies in. The file cannot be longer, because each chunk
-/// has its own place. Without this check a manifest could make a file of any length from a short one.
+/// Returns the bytes of the stored files that hold a file's chunks. The file cannot be longer, because each
+/// chunk has its own place. Without this check a manifest could make a file of any length from a short one.
 [[nodiscard]] inline std::uint64_t stored_bytes(const checkpoint_manifest& manifest,
                                                 const checkpoint_file& file) {
   const auto key = [&](std::uint32_t i) {

@@ -100,7 +100,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::commit(const checkpoint_draft& draft,
   try {
     parts_.local.commit(draft, part);
   } catch (const durability_uncertain&) {
-    note();  // it is whole, and a copy of it may be all that remains
+    note();  // it is complete, and a copy of it may be all that remains
     throw;
   }
   note();

@@ -143,7 +143,7 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, c
         publish(name_of("outcome", of.number),
                 {"outcome", {*session_, of.number, options_.rank, static_cast<std::uint64_t>(how)}, why}));
   } catch (const std::exception& error) {
-    note_trouble(of, "the other ranks could not be told what became of it: ", error);
+    note_trouble(of, "the other ranks could not be informed of its outcome: ", error);
   }
 }
 

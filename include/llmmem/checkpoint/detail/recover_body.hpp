@@ -127,7 +127,7 @@ LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verif
       throw io_error(text);
     }
     bool again = false;
-    const source_entry* unread = nullptr;  // may be whole: nothing older is taken instead
+    const source_entry* unread = nullptr;  // may be complete: nothing older is taken instead
     std::string why_unread;
     const auto refuse = [&] {
       throw unreadable_checkpoint("recover: " +

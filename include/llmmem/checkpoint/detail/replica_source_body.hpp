@@ -113,7 +113,7 @@ void note_partial(const source_set& sources, const source_list& listed, const co
 enum class rank_has : std::uint64_t {
   nothing,  ///< everything that it has of it is damaged
   whole,
-  unread  ///< it may be whole, but could not be read
+  unread  ///< it may be complete, but could not be read
 };
 
 /// The first source from which a checkpoint can be loaded.
@@ -144,7 +144,7 @@ template <class Recovery>
 }
 
 /// Whether all ranks can load it, and it is the same for all; if not, `why`.
-/// @throws unreadable_checkpoint  on all ranks, when any of them could not read one that may be whole.
+/// @throws unreadable_checkpoint  on all ranks, when any of them could not read one that may be complete.
 template <transport T>
 [[nodiscard]] std::string why_not_all(number_gathering<T>& gather, const checkpoint_id& id,
                                       const first_source& first,

@@ -124,11 +124,11 @@ template <class Open>
   }
 }
 
-/// Returns the text for a checkpoint that may be whole. @param of  the storage, as shown to people.
+/// Returns the text for a checkpoint that may be complete. @param of  the storage, as shown to people.
 [[nodiscard]] inline std::string unread_text(const std::string& of, const std::string& folder,
                                              const std::string& why) {
   return of + ": " + folder + " cannot be read now, but is not proved damaged: " + why +
-         "; no older checkpoint was used instead. Mend that and search again; to continue from an older "
+         "; no older checkpoint was used instead. Resolve that and search again; to continue from an older "
          "one, move this one away, or search with unread_checkpoint::pass_over";
 }
 

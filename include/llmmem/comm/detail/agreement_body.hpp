@@ -71,7 +71,7 @@ void agreement::begin(std::uint64_t bits, const seat_set& joining, const Post& p
 }
 
 template <agree_post Post>
-void agreement::died(seat_id seat, comm::death how, const Post& post) noexcept {
+void agreement::on_death(seat_id seat, comm::death how, const Post& post) noexcept {
   note(seat, how);
   advance(post);
 }

@@ -79,7 +79,7 @@ void communicator<E>::poll() {
 // -------------------------------------------------------------------------------------------------
 
 template <endpoint E>
-void communicator<E>::died(seat_id seat, comm::death how) noexcept {
+void communicator<E>::on_death(seat_id seat, comm::death how) noexcept {
   gone_.insert(seat);
   if (how == comm::death::certain) certain_.insert(seat);
   fresh_.erase(seat);
@@ -87,11 +87,11 @@ void communicator<E>::died(seat_id seat, comm::death how) noexcept {
   anew_.erase(seat);
   inbox_.forget(seat);
   // The dead process may have had the seat before the member that this process has yet to meet.
-  if (was_member(seat)) part_.died(seat, death_of_member(seat, how), poster{this, epoch_});
+  if (was_member(seat)) part_.on_death(seat, death_of_member(seat, how), poster{this, epoch_});
 }
 
 template <endpoint E>
-void communicator<E>::came(seat_id seat) noexcept {
+void communicator<E>::on_joined(seat_id seat) noexcept {
   anew_.insert(seat);
   given_up_.erase(seat);
   gone_.erase(seat);
@@ -123,7 +123,7 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
   // It was admitted before it had identified itself.
   std::uint64_t& member = member_nonces_[to_index(from)];
   if (member == 0 && part_.members().contains(from) && !part_.failed().contains(from)) member = nonce;
-  // A late member is neither a new occupant of its seat nor fresh, whatever it reported on its way here.
+  // A late member is neither a new occupant of its seat nor fresh, regardless of what it reported on its way.
   if (is_member(from)) {
     anew_.erase(from);
     return;
@@ -203,9 +203,9 @@ seat_absence communicator<E>::why_missing(seat_id seat) const noexcept {
     if (nonces_[to_index(seat)] == 0) return seat_absence::no_answer;
     return welcomed_ ? seat_absence::ended : seat_absence::in_epoch;
   }
-  seat_absence known = seat_absence::unheard;
+  seat_absence known = seat_absence::no_contact;
   if constexpr (detail::tells_absence<E>) known = end_->why_missing(seat);
-  const bool is_nobody = known == seat_absence::unheard || known == seat_absence::nobody_listens;
+  const bool is_nobody = known == seat_absence::no_contact || known == seat_absence::no_listener;
   return is_nobody && gone_.contains(seat) ? seat_absence::ended : known;
 }
 
@@ -234,7 +234,7 @@ result<void> communicator<E>::join(deadline by) {
     const seat_set all = seat_set::first(rank_count{end_->seats()});
     founding_ = detail::founding_of(nonces_);
     begin_epoch(1, all, all, nonces_);
-    tell_welcome(part_.members());  // a process that has heard all others tells those that have not
+    tell_welcome(part_.members());  // a process that has heard all others informs those that have not
   }
   welcomed_.reset();
   return {};
@@ -282,19 +282,19 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   // seat by now.
   const seat_set stay = members - newcomers;
   for (const seat_id seat : part_before_.suspected() & stay)
-    part_.died(seat, comm::death::suspected, post);
+    part_.on_death(seat, comm::death::suspected, post);
   for (const seat_id seat : part_before_.certain() & stay)
-    part_.died(seat, comm::death::certain, post);
+    part_.on_death(seat, comm::death::certain, post);
   for (const seat_id seat : members) {
     if (!gone_.contains(seat) || !was_member(seat)) continue;
     const comm::death how = certain_.contains(seat) ? comm::death::certain : comm::death::suspected;
-    part_.died(seat, death_of_member(seat, how), post);
+    part_.on_death(seat, death_of_member(seat, how), post);
   }
   // The endpoint ignores a process that was given up, even if it has been admitted.
   for (const seat_id seat : came_as_named& given_up_)
-    part_.died(seat, comm::death::suspected, post);
+    part_.on_death(seat, comm::death::suspected, post);
   for (const seat_id seat : members) {
-    if (is_member(seat) && has_other_founders(seat)) part_.died(seat, comm::death::suspected, post);
+    if (is_member(seat) && has_other_founders(seat)) part_.on_death(seat, comm::death::suspected, post);
   }
   for (const early_word& each : early_words) {
     if (each.epoch == epoch && was_member(each.from)) part_.hear(each.from, each.message, post);
@@ -302,7 +302,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   if (std::exchange(is_next_revoked_, false)) revoke();
 }
 
-/// Tells processes that considered this one fresh, and are not in its first epoch, that it is not fresh.
+/// Informs processes that considered this one fresh, and are not in its first epoch, that it is not fresh.
 template <endpoint E>
 void communicator<E>::tell_begun(const seat_set& members) noexcept {
   for (std::uint32_t i = 0; i < end_->seats(); ++i) {
@@ -335,8 +335,8 @@ void communicator<E>::tell_agree(seat_id to, const agree_message& message, std::
 }
 
 template <endpoint E>
-void communicator<E>::told(seat_id from, const frame_header& frame,
-                           std::span<const std::byte> bytes) noexcept {
+void communicator<E>::on_message(seat_id from, const frame_header& frame,
+                                 std::span<const std::byte> bytes) noexcept {
   note_founding(from, frame.offset);
   switch (static_cast<told_kind>(frame.kind)) {
     case told_kind::hello:
@@ -362,7 +362,7 @@ template <endpoint E>
 void communicator<E>::note_founding(seat_id from, std::uint64_t founding) noexcept {
   if (founding != 0) foundings_[to_index(from)] = founding;
   if (epoch_ != 0 && is_member(from) && has_other_founders(from))
-    part_.died(from, comm::death::suspected, poster{this, epoch_});
+    part_.on_death(from, comm::death::suspected, poster{this, epoch_});
 }
 
 template <endpoint E>
@@ -405,7 +405,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
 }
 
-/// Tells a process that this one's members have continued without it, or were never with it.
+/// Informs a process that this one's members have continued without it, or were never with it.
 template <endpoint E>
 void communicator<E>::fence(seat_id process, std::uint64_t its_epoch) noexcept {
   tell(process, told_kind::fenced, std::max(epoch_, its_epoch + 1), {});

@@ -30,7 +30,7 @@ result<void> communicator<E>::may_talk(rank_id with) const noexcept {
 
 template <endpoint E>
 frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame) noexcept {
-  if (frame.epoch > epoch_) return {.what = frame_buffer::answer::later};
+  if (frame.epoch > epoch_) return {.what = frame_buffer::answer::ask_again};
   if (frame.epoch < epoch_ || is_revoked_ || !was_member(from) || failed().contains(from)) {
     ++stats_.stale_frames;
     return {};
@@ -39,16 +39,16 @@ frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame
 }
 
 template <endpoint E>
-void communicator<E>::arrived(seat_id from, const frame_header& frame) noexcept {
+void communicator<E>::on_frame(seat_id from, const frame_header& frame) noexcept {
   // Its epoch may have ended in between: then the buffer was withdrawn, and nothing is reported.
-  inbox_.arrived(from, frame);
+  inbox_.on_frame(from, frame);
   if (frame.offset + frame.bytes != frame.message) return;
   ++traffic_[to_index(from)].received_messages;
   traffic_[to_index(from)].received_bytes += frame.message;
 }
 
 template <endpoint E>
-bool communicator<E>::goes_on() const noexcept {
+bool communicator<E>::keeps_waiting() const noexcept {
   return !is_revoked_ && !is_fenced_ && !failed().contains(sending_to_);
 }
 
@@ -95,7 +95,7 @@ result<void> communicator<E>::send_to_self(std::span<const std::byte> bytes, std
       return refuse(errc::out_of_bytes, rank_, bytes.size(), inbox_.room());
     }
     if (now != 0) std::memcpy(into.bytes.data(), bytes.data() + sent, now);
-    arrived(self, frame);
+    on_frame(self, frame);
     sent += now;
   } while (sent < bytes.size());
   return {};

@@ -111,7 +111,7 @@ class control_channel {
     put(out, frame_sort::frame, header, bytes);
     return !out.is_overflowed;
   }
-  /// Tells the process that it is ignored from now on. There is space for this even after an overflow.
+  /// Informs the process that it is ignored from now on. There is space for this even after an overflow.
   void give_up(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];

@@ -170,7 +170,7 @@ class failure_detector {
   [[nodiscard]] bool is_silent(seat_id seat) const noexcept {
     return hard_silence_ns_ != 0 && silence_of(seat) >= hard_silence_ns_;
   }
-  /// Whether a silent process is to be killed rather than suspected.
+  /// Whether a silent process should be killed rather than suspected.
   [[nodiscard]] bool may_kill(seat_id seat) const noexcept {
     return silence_ == on_silence::kill_local && at(seat).process.is_open() && !at(seat).is_own;
   }

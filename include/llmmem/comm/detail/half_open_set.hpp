@@ -36,7 +36,7 @@ namespace detail {
 /// What the end of a handshake reveals about a seat without a connection.
 struct learned_absence {
   seat_id seat = no_seat;  ///< or `no_seat`, if the caller did not announce its seat
-  seat_absence why = seat_absence::unheard;
+  seat_absence why = seat_absence::no_contact;
 
   friend constexpr bool operator==(const learned_absence&, const learned_absence&) noexcept = default;
 };

@@ -218,7 +218,7 @@ inline std::optional<learned_absence> half_open_set::not_reached(seat_id seat, h
                                                                  int why) noexcept {
   if (purpose == hello_purpose::knock) return std::nullopt;
   const bool is_nobody = why == ECONNREFUSED || why == ENOENT;
-  return learned_absence{seat, is_nobody ? seat_absence::nobody_listens : seat_absence::unreachable};
+  return learned_absence{seat, is_nobody ? seat_absence::no_listener : seat_absence::unreachable};
 }
 
 inline std::optional<learned_absence> half_open_set::learn(std::uint32_t slot) noexcept {

@@ -152,7 +152,7 @@ class inbox {
     if (frame.bytes > frame.message || frame.offset > frame.message - frame.bytes) return torn();
     if (frame.offset == 0) {
       abandon(of, from);
-      if (!begin(of, from, frame)) return {.what = frame_buffer::answer::later};
+      if (!begin(of, from, frame)) return {.what = frame_buffer::answer::ask_again};
     } else if (of.into == target::none || frame.offset != of.next || frame.message != of.length ||
                frame.tag != of.tag) {
       return torn();
@@ -161,7 +161,7 @@ class inbox {
     return {.what = frame_buffer::answer::take, .bytes = place(of, frame)};
   }
 
-  void arrived(seat_id from, const frame_header& frame) noexcept {
+  void on_frame(seat_id from, const frame_header& frame) noexcept {
     sender& of = senders_[to_index(from)];
     if (of.into == target::none || of.into == target::dropped) return;
     if (frame.is_checked != 0) check(of, frame);

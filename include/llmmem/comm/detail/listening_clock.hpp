@@ -17,7 +17,7 @@ inline constexpr std::uint64_t timer_ns = 50'000'000;
 /// `begin` through every `look`: the time between two calls of an endpoint does not count, and neither does a
 /// pause of the whole process.
 ///
-/// @invariant  `listened()` grows by no more than the time that passes.
+/// @invariant  `listened()` grows by at most the time that passes.
 /// @par Thread safety   one thread at a time.
 class listening_clock {
  public:

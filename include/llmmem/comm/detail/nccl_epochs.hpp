@@ -125,7 +125,7 @@ result<void> nccl_epochs<Side, Api>::leave(deadline by) {
   return {};
 }
 
-/// Makes a communicator of the new epoch, or none: the previous one is gone in either case.
+/// Makes a communicator of the new epoch, or none: the previous one no longer exists in either case.
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::form(standing& how, deadline by) {
   result<void> made;

@@ -71,9 +71,10 @@ enum class lane_flush : std::uint8_t { done, waits, broken };
 /// conclusions.
 ///
 /// Epoll watches each open data lane that may be read, except the *hot* one: the caller polls a lane that was
-/// read many times in a row itself, because otherwise the sender would pay for epoll's work at each frame.
+/// read many consecutive times itself, because otherwise the sender would pay for epoll's work at each frame.
 ///
-/// @invariant  A lane whose handler answered `later` is held, and is not read before `ask` has found space.
+/// @invariant  A lane whose handler answered `ask_again` is held, and is not read before `ask` has found
+/// space.
 /// @par Complexity      a read or write: one system call. Only `reserve` allocates: about 24 KiB for each
 ///   seat, and address space of `frame_bytes`.
 /// @par Thread safety   one thread at a time.

@@ -70,7 +70,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   bool is_waiting = false;
   bool has_moved = false;
   for (;;) {
-    if (call.has_come && !call.goes_on()) break;
+    if (call.has_come && !call.keeps_waiting()) break;
     call.has_come = false;
     if (!peers_.is_up(to) || peers_.generation(to) != generation) return ended(peers_.why_failed(to), sent());
     if (peers_.flush(to)) {

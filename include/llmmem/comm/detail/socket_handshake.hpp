@@ -61,7 +61,7 @@ class socket_handshake {
   [[nodiscard]] const wire_hello& theirs() const noexcept { return theirs_; }
   [[nodiscard]] hello_answer answered() const noexcept { return answer_; }
   [[nodiscard]] refusal why() const noexcept { return why_; }
-  /// Whether a refused caller is told who this process is, so that it knows the reason: `says()`.
+  /// Whether this process names itself to a refused caller, which then knows the reason: `says()`.
   [[nodiscard]] bool has_farewell() const noexcept {
     return !is_caller_ && (why_ == refusal::other_version || why_ == refusal::other_seat);
   }
@@ -76,7 +76,7 @@ class socket_handshake {
                       : seals_of(secret, theirs_bytes_, mine_bytes_, false);
   }
 
-  /// Processes `count` received bytes. @pre no more than `wanted()`
+  /// Processes `count` received bytes. @pre at most `wanted()`
   turn took(std::size_t count, const hmac_sha256& secret) noexcept {
     got_ += count;
     if (got_ != wanted_) return turn::wait;

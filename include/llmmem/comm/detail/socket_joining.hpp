@@ -62,7 +62,7 @@ class socket_joining {
   void accept() noexcept { note(halves_.accept_some()); }
   /// Continues a half-open connection.
   void advance(const ready_event& event, handler_call& call);
-  /// Handles a candidate that has sent something, or is gone.
+  /// Handles a candidate that has sent something, or has ended.
   void look_at_candidate(seat_id seat, handler_call& call);
   /// @}
 
@@ -87,7 +87,7 @@ class socket_joining {
     std::array<std::uint32_t, 2> calls{no_slot, no_slot};  // in progress, one for each lane
     seat_candidate next;
     bool must_knock = false;
-    seat_absence absence = seat_absence::unheard;
+    seat_absence absence = seat_absence::no_contact;
   };
 
   [[nodiscard]] seat_record& at(seat_id seat) noexcept { return seats_[to_index(seat)]; }
@@ -116,7 +116,7 @@ class socket_joining {
   wire_hello mine_;
   std::uint64_t handshake_ns_;
   std::vector<seat_record> seats_;
-  seat_absence by_nobody_ = seat_absence::unheard;  // from callers that did not announce their seat
+  seat_absence by_nobody_ = seat_absence::no_contact;  // from callers that did not announce their seat
   std::uint64_t busy_ = 0;
   std::uint64_t unwanted_ = 0;
   std::uint64_t mismatched_ = 0;

@@ -20,11 +20,11 @@ inline void socket_joining::note(const std::optional<learned_absence>& learned) 
 }
 
 inline seat_absence socket_joining::why_missing(seat_id seat) const noexcept {
-  if (!peers_.has(seat)) return seat_absence::unheard;
+  if (!peers_.has(seat)) return seat_absence::no_contact;
   const seat_absence known = seats_[to_index(seat)].absence;
   // Higher seats call, and a caller whose hello cannot be read does not announce its seat.
   const bool may_have_called = to_index(seat) > to_index(mine_.from) && !peers_.is_up(seat);
-  return known == seat_absence::unheard && may_have_called ? by_nobody_ : known;
+  return known == seat_absence::no_contact && may_have_called ? by_nobody_ : known;
 }
 
 inline void socket_joining::expire() noexcept {
@@ -162,7 +162,7 @@ inline void socket_joining::settled(std::uint32_t slot, handler_call& call) {
                : answer == hello_answer::mismatched ? seat_absence::other_options
                : answer == hello_answer::busy       ? seat_absence::seat_taken
                : is_old                             ? seat_absence::ended
-                                                    : seat_absence::unheard;
+                                                    : seat_absence::no_contact;
   const bool is_another = of.next.is_any() && !of.next.is_of(incarnation);
   if (answer != hello_answer::welcome || is_old || is_another) return call_failed(seat);
   of.calls[static_cast<std::size_t>(purpose)] = no_slot;
@@ -215,7 +215,7 @@ inline void socket_joining::promote(seat_id seat, handler_call& call) {
   seat_record& of = at(seat);
   seat_candidate taken = std::exchange(of.next, {});
   if (taken.is_watched()) poller_.remove(taken.told_socket());
-  of.absence = seat_absence::unheard;
+  of.absence = seat_absence::no_contact;
   calls_.connected(seat);
   descriptor data = taken.take(socket_lane::data);
   descriptor told = taken.take(socket_lane::told);

@@ -30,7 +30,7 @@ struct frame_handler_ref {
   void (*on_told)(void*, seat_id, const frame_header&, std::span<const std::byte>) noexcept;
   void (*on_died)(void*, seat_id, comm::death) noexcept;
   void (*on_came)(void*, seat_id) noexcept;
-  bool (*on_goes_on)(void*) noexcept;
+  bool (*on_keeps_waiting)(void*) noexcept;
 };
 
 template <frame_handler H>
@@ -40,14 +40,14 @@ template <frame_handler H>
             return static_cast<H*>(h)->buffer_for(from, header);
           },
           [](void* h, seat_id from, const frame_header& header) noexcept {
-            static_cast<H*>(h)->arrived(from, header);
+            static_cast<H*>(h)->on_frame(from, header);
           },
           [](void* h, seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-            static_cast<H*>(h)->told(from, header, bytes);
+            static_cast<H*>(h)->on_message(from, header, bytes);
           },
-          [](void* h, seat_id seat, comm::death how) noexcept { static_cast<H*>(h)->died(seat, how); },
-          [](void* h, seat_id seat) noexcept { static_cast<H*>(h)->came(seat); },
-          [](void* h) noexcept { return static_cast<const H*>(h)->goes_on(); }};
+          [](void* h, seat_id seat, comm::death how) noexcept { static_cast<H*>(h)->on_death(seat, how); },
+          [](void* h, seat_id seat) noexcept { static_cast<H*>(h)->on_joined(seat); },
+          [](void* h) noexcept { return static_cast<const H*>(h)->keeps_waiting(); }};
 }
 
 /// The handler of one call of an endpoint, and whether anything was reported to it.
@@ -55,15 +55,15 @@ struct handler_call {
   frame_handler_ref handler{};
   bool has_come = false;
 
-  void came(seat_id seat) noexcept {
+  void on_joined(seat_id seat) noexcept {
     has_come = true;
     handler.on_came(handler.object, seat);
   }
-  void died(seat_id seat, comm::death how) noexcept {
+  void on_death(seat_id seat, comm::death how) noexcept {
     has_come = true;
     handler.on_died(handler.object, seat, how);
   }
-  [[nodiscard]] bool goes_on() const noexcept { return handler.on_goes_on(handler.object); }
+  [[nodiscard]] bool keeps_waiting() const noexcept { return handler.on_keeps_waiting(handler.object); }
 };
 
 /// What a lane has carried in one direction.
@@ -77,7 +77,7 @@ enum class read_state : std::uint8_t {
   more,       ///< everything is taken, more may be read
   later,      ///< a frame has no space yet: nothing more may be read
   malformed,  ///< no header where one must be: everything behind it is meaningless
-  forged,     ///< a frame with a wrong seal: likewise
+  forged,     ///< a frame with a wrong seal: so is this one and all behind it
 };
 
 /// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read
@@ -192,7 +192,7 @@ class data_reader {
       }
       if (phase_ == phase::later) {
         const frame_buffer given = handler.on_buffer_for(handler.object, from, header_);
-        if (given.what == frame_buffer::answer::later) return read_state::later;
+        if (given.what == frame_buffer::answer::ask_again) return read_state::later;
         done_ = 0;
         const bool is_taken = given.what == frame_buffer::answer::take && given.bytes.size() >= header_.bytes;
         phase_ = is_taken ? phase::taking : phase::dropping;

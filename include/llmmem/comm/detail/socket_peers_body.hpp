@@ -19,7 +19,7 @@ inline void socket_peers::connect(seat_id seat, descriptor data, descriptor told
                 seals[static_cast<std::size_t>(socket_lane::told)].out);
   const std::uint64_t key = event_key(socket_event::process, lanes_.generation(seat), to_index(seat));
   if (detector_.process(seat).is_open()) poller_.add(detector_.process(seat).get(), EPOLLIN, key);
-  call.came(seat);
+  call.on_joined(seat);
 }
 
 inline void socket_peers::give_up(seat_id seat) noexcept {
@@ -153,7 +153,7 @@ inline void socket_peers::malformed(seat_id of, socket_lane lane, lane_event wha
 inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept {
   if (lanes_.is_given_up(of) && !is_free(of)) {
     if (detector_.is_up(of)) stop_hearing(of);
-    if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
+    if (detector_.report_suspected(of)) call.on_death(of, comm::death::suspected);
   }
   if (!lanes_.is_leaving(of)) return;
   if (detector_.state(of) == seat_state::given_up) return conclude_certain(of, call);
@@ -184,7 +184,7 @@ inline void socket_peers::try_conclude(seat_id of, handler_call& call) noexcept 
 inline void socket_peers::conclude_certain(seat_id of, handler_call& call) noexcept {
   close(of);
   calls_.seat_freed(of);
-  if (detector_.report_certain(of)) call.died(of, comm::death::certain);
+  if (detector_.report_certain(of)) call.on_death(of, comm::death::certain);
 }
 
 inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
@@ -201,7 +201,7 @@ inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
 inline void socket_peers::conclude_suspected(seat_id of, handler_call& call) noexcept {
   stop_hearing(of);
   control_.give_up(of);
-  if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
+  if (detector_.report_suspected(of)) call.on_death(of, comm::death::suspected);
 }
 
 /// Stops receiving from and sending to that seat, and leaves the connection open.

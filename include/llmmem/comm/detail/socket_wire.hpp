@@ -108,8 +108,8 @@ constexpr void write_header(const wire_header& header,
 /// The purpose of a connection.
 enum class hello_purpose : std::uint16_t {
   data,   ///< the lane of data: from the higher seat to the lower
-  told,   ///< the control lane: likewise
-  knock,  ///< tells the higher seat that a process has come to the lower one, so that it calls
+  told,   ///< the control lane: from the higher seat, too
+  knock,  ///< informs the higher seat that a process has come to the lower one, so that it calls
 };
 
 /// The first message of either side.

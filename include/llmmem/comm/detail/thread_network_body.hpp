@@ -178,7 +178,7 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
     std::memcpy(into.bytes.data(), bytes, header.bytes);
   held.lock();
   in.is_being_read = false;
-  const bool is_taken = into.what != frame_buffer::answer::later;
+  const bool is_taken = into.what != frame_buffer::answer::ask_again;
   in.is_held = !is_taken;
   if (is_taken) {
     if (in.data.front().is_copy) in.copied -= header.bytes;
@@ -188,7 +188,7 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
   net_->places_[to_index(from)].tell_change();
   if (into.what == frame_buffer::answer::take) {
     held.unlock();
-    handler.arrived(from, header);
+    handler.on_frame(from, header);
     held.lock();
   }
   return is_taken;
@@ -216,12 +216,12 @@ bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
     if (!was_heard) return true;  // given up before
     heard = 0;
     held.unlock();
-    handler.died(what.seat, what.how);
+    handler.on_death(what.seat, what.how);
   } else {
     here().notices.pop_front();
     heard = what.of;
     held.unlock();
-    handler.came(what.seat);
+    handler.on_joined(what.seat);
   }
   held.lock();
   return true;
@@ -239,7 +239,7 @@ bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
       const thread_network::parcel one = std::move(in.told.front());
       in.told.pop_front();
       held.unlock();
-      handler.told(from, one.header, one.copy);
+      handler.on_message(from, one.header, one.copy);
       held.lock();
       return true;
     }
@@ -301,7 +301,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
       if (is_copied) return {};
     }
     const bool is_late = now_ns() >= by.ns;
-    if (is_late || !handler.goes_on()) {
+    if (is_late || !handler.keeps_waiting()) {
       if (number) retract(to, *number, held);
       if (number && out.taken > *number) return {};
       return refused(is_late ? errc::peer_timed_out : errc::cancelled);

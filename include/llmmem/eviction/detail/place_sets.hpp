@@ -134,7 +134,7 @@ class place_sets {
     const std::uint64_t slots = checked_capacity(capacity, who);
     if (slots > most_slots) {
       throw length_error(std::string(who) + ": capacity " + std::to_string(slots) + " exceeds " +
-                         std::to_string(most_slots) + ", the most that this policy orders");
+                         std::to_string(most_slots) + ", the most slots of this policy");
     }
     return slots;
   }

@@ -135,8 +135,8 @@ inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::
     name(move.from, who);
     name(move.to, who);
     if (pending.has(move.to)) {
-      refuse(who + " goes to block " + std::to_string(move.to) +
-             ", as another does; have one move for each place");
+      refuse(who + " writes block " + std::to_string(move.to) +
+             ", which another move writes; give each block at most one move");
     }
     pending.add(move);
   }
@@ -144,7 +144,8 @@ inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::
     const std::int64_t block = scratch[i];
     const bool is_block = block >= 0 && static_cast<std::uint64_t>(block) < blocks;
     if (is_block && is_named[static_cast<std::size_t>(block)]) {
-      refuse("scratch block " + std::to_string(block) + " is named elsewhere; give one that holds nothing");
+      refuse("scratch block " + std::to_string(block) +
+             " is named by a move; give a block that no move names");
     }
     name(block, "scratch entry " + std::to_string(i));
   }

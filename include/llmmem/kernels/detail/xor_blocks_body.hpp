@@ -75,7 +75,7 @@ template <delta_use Use, class Run>
 result<void> run_delta(const Run& run, const std::byte* old_bytes, const std::byte* new_bytes,
                        std::byte* delta, std::uint64_t bytes, std::span<std::uint32_t> dirty_bits,
                        const dirty_page_options& options) {
-  if (options.mark == dirty_mark::anew) {
+  if (options.mark == dirty_mark::overwrite) {
     const clear_words_work clear{dirty_bits.data(), dirty_words(bytes, options)};
     if (auto done = run.each(clear); !done) return done;
   }

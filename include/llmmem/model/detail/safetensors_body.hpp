@@ -130,7 +130,7 @@ inline void check_safetensors(const safetensors_header& header, const std::strin
 inline std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin, const std::string& what) {
   if (begin.size() < 8) {
     throw format_error(what + ": " + std::to_string(begin.size()) +
-                       " bytes, where 8 tell how long the header is");
+                       " bytes, too few for the 8 that hold the header's length");
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i)

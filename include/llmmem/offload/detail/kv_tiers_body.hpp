@@ -144,7 +144,7 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup_with(const kv_chain& 
   paging::hit_scan scan(groups);
   std::array<std::uint64_t, max_kv_tiers> from{};
   std::uint64_t from_elsewhere = 0;
-  for (std::uint64_t c = 1; c <= chunks && !scan.hopeless(); ++c) {
+  for (std::uint64_t c = 1; c <= chunks && !scan.is_exhausted(); ++c) {
     const std::uint64_t length = c * step;
     for (std::size_t g = 0; g < groups_; ++g) {
       const layer_group& group = groups[g];

@@ -17,7 +17,7 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
   paging::hit_scan scan(groups());
   hit best{.tokens = 0, .at = at};
   const std::uint64_t limit = tokens.size() < max_sequence_tokens_ ? tokens.size() : max_sequence_tokens_;
-  for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.hopeless(); end += chunk_tokens_) {
+  for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.is_exhausted(); end += chunk_tokens_) {
     const auto part = tokens.subspan(static_cast<std::size_t>(end - chunk_tokens_), chunk_tokens_);
     const auto next = chain_.find(at, part, context);
     if (!next) break;

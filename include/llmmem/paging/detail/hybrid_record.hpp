@@ -39,7 +39,7 @@ struct hybrid_record {
 /// What a growth takes of one group.
 struct hybrid_need {
   std::uint64_t more = 0;  // new entries of the table
-  bool copies = false;     // on write, into one block more
+  bool copies = false;     // on write, into one more block
   bool carries = false;    // copies a state into the first new block
   bool skips = false;      // all new entries but the last, which receives the state
   bool leaves = false;     // the present block, which holds a state from inside the block

@@ -8,8 +8,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The planes in the order in which they lie in a block of a layer, and where sections and runs begin: for
-/// each token and head, the vectors of a run's planes are adjacent.
+/// The planes in the order in which they are stored in a block of a layer, and where sections and runs begin:
+/// for each token and head, the vectors of a run's planes are adjacent.
 struct kv_layout::plane_list {
   enum class begins : std::uint8_t { nothing, run, section };
   struct entry {
@@ -25,7 +25,7 @@ struct kv_layout::plane_list {
   }
 };
 
-/// Where a plane lies in a block of a layer, in bytes.
+/// Where a plane is in a block of a layer, in bytes.
 struct kv_layout::placement {
   std::uint64_t before_section = 0;  // of the sections before its own
   std::uint64_t section = 0;
@@ -277,7 +277,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   const paging::plane_role role = role_of(p);
   const placement at = place_of(role);
   const std::uint64_t unit = at.section;
-  const std::uint64_t before = at.before_section;  // V lies behind K
+  const std::uint64_t before = at.before_section;  // V is behind K
   const std::uint64_t inside = at.before_run + at.in_record;
   switch (order) {
     case block_order::layer_first:
@@ -313,7 +313,7 @@ constexpr plane_strides kv_layout::inside_unit(plane_strides out, paging::plane_
   return out;
 }
 
-/// Adds the distances where layers lie between a block's vectors.
+/// Adds the distances where layers are between a block's vectors.
 constexpr plane_strides kv_layout::among_vectors(plane_strides out, paging::plane_role role,
                                                  std::uint64_t record) const noexcept {
   const bool is_last = order == block_order::layer_last;
@@ -448,7 +448,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   const auto add_scales = [&](plane_role role, bool is_there) {
     const paging::scale_form& scales = scales_of(role);
     const bool is_scaled = is_there && scales.group != paging::scale_group::none;
-    // Where no rotary part lies between, the two places are the same.
+    // Where no rotary part is between, the two places are the same.
     const bool is_behind =
         scales.place == paging::scale_place::behind_rotary && (role != plane_role::key || rotary_dim == 0);
     const paging::scale_place place = is_behind ? paging::scale_place::behind_vector : scales.place;

@@ -51,7 +51,7 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
       of.place == scale_place::behind_vector || of.place == scale_place::behind_rotary;
   if (of.group == scale_group::channel && is_with_vectors)
     throw argument_error(
-        text(".place: scales by channel apply to all tokens of a block, so they cannot lie behind a vector; "
+        text(".place: scales by channel apply to all tokens of a block, so they cannot be behind a vector; "
              "use in_block or apart"));
 }
 

@@ -304,8 +304,8 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
 
   // A copy's block follows the new ones, so that those are in order of allocation.
   const std::span<block_id> fresh(&table[sequence.blocks], required.blocks);
-  const block_id beside = last == nullptr ? null_block : *last;
-  if (const auto done = pool_.allocate(fresh, forget_evicted(), beside); !done) return done.error();
+  const block_id tail = last == nullptr ? null_block : *last;
+  if (const auto done = pool_.allocate(fresh, forget_evicted(), tail); !done) return done.error();
   if (required.copies) {
     out.copy = {.source = *last, .destination = table[total], .tokens = used};
     static_cast<void>(pool_.release(*last));  // cannot fail: this sequence held it

@@ -64,8 +64,8 @@ shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& op
 
 // References
 
-/// Takes a reference to a cached block, whatever it holds now: the caller then examines it, and can rely on
-/// the result.
+/// Takes a reference to a cached block, regardless of what it holds now: the caller then examines it, and can
+/// rely on the result.
 template <class Traits>
 bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   const auto word = states_[to_index(block)];

@@ -92,8 +92,8 @@ block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict)
     const auto victim = evictions_by_group_[group]->victim();
     const block_id block = victim ? block_of(*victim, own) : null_block;
     if (!opens || scarce) {
-      const bool beside = pages_[static_cast<std::size_t>(layout_.page_of(block))].active != 0;
-      evict(beside ? block : block_id{idle_.front(fullest(mixed_, own.mixed))}, on_evict);
+      const bool is_mixed = pages_[static_cast<std::size_t>(layout_.page_of(block))].active != 0;
+      evict(is_mixed ? block : block_id{idle_.front(fullest(mixed_, own.mixed))}, on_evict);
     } else if (victim) {
       const std::uint32_t older = page_older_than(since_[to_index(block)]);
       if (older != detail::no_index && pages_[older].group != group) {

@@ -59,7 +59,7 @@ frame_buffer kv_pool<Tiers, Endpoint>::buffer_for(seat_id from, const frame_head
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::arrived(seat_id from, const frame_header& frame) noexcept {
+void kv_pool<Tiers, Endpoint>::on_frame(seat_id from, const frame_header& frame) noexcept {
   part* const each = awaited(from, frame.epoch, frame.tag);
   if (each == nullptr) return;
   record& of = *find(frame.epoch);
@@ -91,8 +91,8 @@ void kv_pool<Tiers, Endpoint>::arrived(seat_id from, const frame_header& frame) 
 // Words
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::told(seat_id from, const frame_header& frame,
-                                    std::span<const std::byte> bytes) noexcept {
+void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& frame,
+                                          std::span<const std::byte> bytes) noexcept {
   using detail::pool_frame;
   if (to_index(from) >= peers_.size() || from == self()) return;
   const detail::pool_reader in(bytes);
@@ -269,7 +269,7 @@ void kv_pool<Tiers, Endpoint>::hear_gone(seat_id from, detail::pool_reader in) n
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::died(seat_id seat) noexcept {
+void kv_pool<Tiers, Endpoint>::on_death(seat_id seat) noexcept {
   if (to_index(seat) >= peers_.size() || seat == self()) return;
   forget_peer(seat, true);
   peers_[to_index(seat)] = {};

@@ -42,7 +42,7 @@ class destinations_ref {
   std::span<std::byte> (*ask_)(void* of, part_id part) = nullptr;
 };
 
-/// Carries out an `ownership_plan`, and shows where each part of this rank lies afterwards: at the
+/// Carries out an `ownership_plan`, and shows where each part of this rank is afterwards: at the
 /// destination named by the caller, in the restorer's memory, or where the rank already held it. Each part is
 /// verified by its checksum; a failed restoration shows nothing.
 ///
@@ -86,7 +86,7 @@ class part_restorer {
     return held.at(transfer.place, transfer.of, transfer.codeword)
         .subspan(transfer.place_offset, transfer.bytes);
   }
-  /// Whether the part already lies at its destination.
+  /// Whether the part is already at its destination.
   [[nodiscard]] bool stays(const part_transfer& transfer) const noexcept {
     return transfer.source == transfer.target && arrivals_[to_index(transfer.part)].destination().empty();
   }

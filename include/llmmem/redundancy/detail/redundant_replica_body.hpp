@@ -112,7 +112,7 @@ void redundant_replica<T, Place>::commit() noexcept {
 template <seated_transport T, seat_placement Place>
 void redundant_replica<T, Place>::forget() noexcept {
   held_.forget();
-  restorer_.clear();  // some of its parts lie in held memory
+  restorer_.clear();  // some of its parts are in held memory
 }
 
 template <seated_transport T, seat_placement Place>

@@ -105,7 +105,7 @@ inline result<void> replica_sender::spread(kept_version& made, const epoch_owner
   return map->scheme().is_coded() ? send_stripes(made, *map, by) : send_copies(made, *map, by);
 }
 
-/// Tells all ranks the checksums of all parts and, for coded states, of all stripes. Each rank's message ends
+/// Sends all ranks the checksums of all parts and, for coded states, of all stripes. Each rank's message ends
 /// with a checksum of itself.
 inline result<void> replica_sender::share_sums(kept_version& made, const std::optional<replica_map>& map,
                                                deadline by) {

@@ -225,7 +225,7 @@ class executor {
   [[nodiscard]] static std::uint64_t later(std::uint64_t time, std::uint64_t ns) {
     if (ns > (std::uint64_t{1} << 62) - std::min(time, std::uint64_t{1} << 62)) {
       throw length_error("schedule: " + std::to_string(time) + " + " + std::to_string(ns) +
-                         " ns pass 2^62 ns; check the bandwidths and sizes");
+                         " ns exceed 2^62 ns; check the bandwidths and sizes");
     }
     return time + ns;
   }

@@ -21,7 +21,7 @@ inline constexpr std::uint64_t max_link_bytes_per_second = std::uint64_t{1} << 5
 [[noreturn]] LLMMEM_COLD inline void throw_end_of_time(const char* who, std::uint64_t a, const char* sign,
                                                        std::uint64_t b) {
   throw length_error(std::string(who) + ": " + std::to_string(a) + sign + std::to_string(b) +
-                     " passes the end of time, 2^63 - 1 ns; lower the times");
+                     " exceeds the latest time, 2^63 - 1 ns; lower the times");
 }
 
 [[nodiscard]] constexpr std::uint64_t add_ns(std::uint64_t a, std::uint64_t b, const char* who) {

@@ -30,7 +30,7 @@ class task_places {
     const std::uint64_t count = checked_tasks(shape_, who);
     if (order.tasks.size() != shape_.devices) {
       throw argument_error(std::string(who) + ": the order lists tasks of " +
-                           std::to_string(order.tasks.size()) + " devices, its shape has " +
+                           std::to_string(order.tasks.size()) + " devices, but its shape has " +
                            std::to_string(shape_.devices));
     }
     places_.assign(static_cast<std::size_t>(count), nowhere);
@@ -62,10 +62,12 @@ class task_places {
     if (task.device != device || task.chunk >= shape_.chunks || task.micro_batch >= shape_.micro_batches ||
         task.pass > pipeline_pass::backward) {
       throw argument_error(std::string(who) + ": task " + std::to_string(place) + " of device " +
-                           std::to_string(device) + " is " + task_text(task) + ", which is not of its shape");
+                           std::to_string(device) + " is " + task_text(task) +
+                           ", which its shape does not have");
     }
     std::uint32_t& known = places_[number(task)];
-    if (known != nowhere) throw argument_error(std::string(who) + ": the order has twice " + task_text(task));
+    if (known != nowhere)
+      throw argument_error(std::string(who) + ": the order lists a task twice: " + task_text(task));
     known = static_cast<std::uint32_t>(place);
   }
 

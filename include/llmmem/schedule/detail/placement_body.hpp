@@ -131,7 +131,7 @@ struct placement_costs {
   objective[saved] = 1;
   const auto fastest = dense_simplex::maximize(objective, rows);
   if (!fastest)
-    throw length_error("solve_placement: the tiers have no room but for rounding; give them more");
+    throw length_error("solve_placement: the tiers have no space left for rounding up; raise their bytes");
 
   // Of those as fast, the one with most bytes near.
   auto& keep = row(-(*fastest)[saved] + 1e-9);
@@ -223,8 +223,8 @@ class chunk_search {
     if (all) try_near(schedule::chunk_counts::max_chunks);
     if (!best_) {
       throw length_error(std::string(who) +
-                         ": no whole chunks near the fractions keep the budgets; take smaller chunks, or "
-                         "give the tiers more");
+                         ": no numbers of whole chunks near the fractions fit the budgets; use smaller "
+                         "chunks, or raise the tiers' bytes");
     }
     while (!all && try_moves()) {
     }
@@ -373,8 +373,8 @@ inline namespace v0 {
       detail::sum_up_to(needed, {facts.device_bytes, facts.host_bytes, facts.nvme_bytes});
   if (room < needed) {
     throw length_error("solve_placement: " + std::to_string(needed) +
-                       " bytes of weights, KV and activations; all tiers together have " +
-                       std::to_string(room) + "; take a smaller block, or give them more");
+                       " bytes of weights, KV and activations are needed, but all tiers together have " +
+                       std::to_string(room) + "; use a smaller block, or raise the tiers' bytes");
   }
   const auto x = detail::solve(facts, costs);
   const auto fractions = [&](std::size_t kind, std::uint64_t bytes) {

@@ -109,7 +109,7 @@ class plan_reader {
     if (begins(word)) return;
     ++line_;
     const std::string_view rest = text_.substr(at_);
-    refuse(rest.empty() ? "the text ends where '" + std::string(word) + "' should stand"
+    refuse(rest.empty() ? "the text ends where '" + std::string(word) + "' is expected"
                         : "'" + std::string(word) + "' expected, found '" + shown(rest) + "'");
   }
   [[nodiscard]] std::string_view word() {
@@ -127,7 +127,7 @@ class plan_reader {
     const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (end.ec != std::errc{} || end.ptr != digits.data() + digits.size() ||
         (digits[0] == '0' && digits.size() > 1))
-      refuse(std::string(what) + " '" + shown(digits) + "' is no number of 64 bits");
+      refuse(std::string(what) + " '" + shown(digits) + "' is not a number of 64 bits");
     if (value > most)
       refuse(std::string(what) + " is " + std::to_string(value) + "; the most is " + std::to_string(most));
     return value;
@@ -154,7 +154,7 @@ class plan_reader {
   }
   void end() {
     if (at_ >= text_.size()) refuse("the text ends within the line");
-    if (text_[at_] != '\n') refuse("more than belongs there: '" + shown(text_.substr(at_)) + "'");
+    if (text_[at_] != '\n') refuse("the line should end before '" + shown(text_.substr(at_)) + "'");
     ++at_;
   }
   [[nodiscard]] std::size_t at() const noexcept { return at_; }
@@ -192,7 +192,7 @@ class plan_reader {
   step.at_event = static_cast<std::uint32_t>(read.number("event", plan.events));
   step.when = static_cast<plan_moment>(read.choice("moment", moment_names));
   step.operation = static_cast<plan_operation>(read.choice("operation", operation_names));
-  if (plan.chunks == 0) read.refuse("a step, though there are no chunks");
+  if (plan.chunks == 0) read.refuse("there is a step, but the plan has no chunks");
   step.chunk = chunk_id{static_cast<std::uint32_t>(read.number("chunk", plan.chunks - 1))};
   step.from = static_cast<std::uint8_t>(read.number("tier", last_tier));
   step.to = static_cast<std::uint8_t>(read.number("tier", last_tier));
@@ -306,7 +306,7 @@ inline schedule_plan read_plan(std::string_view text) {
     read.refuse(wrong.what());
   }
   while (read.begins("place")) {
-    if (plan.chunks == 0) read.refuse("a place, though there are no chunks");
+    if (plan.chunks == 0) read.refuse("there is a place, but the plan has no chunks");
     plan_placement each;
     each.chunk = chunk_id{static_cast<std::uint32_t>(read.number("chunk", plan.chunks - 1))};
     each.tier = static_cast<std::uint8_t>(read.number("tier", plan.machine.tiers() - 2));
@@ -332,10 +332,9 @@ inline schedule_plan read_plan(std::string_view text) {
   detail::read_iteration(read, plan.steady, plan);
   const std::uint32_t crc = detail::text_crc(text.substr(0, read.at()));
   read.begin("crc32c");
-  if (read.hex("checksum", 8) != crc)
-    read.refuse("the checksum does not fit: the text was changed or damaged");
+  if (read.hex("checksum", 8) != crc) read.refuse("the checksum differs: the text was changed or damaged");
   read.end();
-  if (!read.done()) read.refuse("more text behind the last line");
+  if (!read.done()) read.refuse("there is text after the last line");
   return plan;
 }
 

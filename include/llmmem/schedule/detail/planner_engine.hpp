@@ -141,7 +141,7 @@ class planner_engine : private evicting_engine {
     if (!try_bring(chunk, tier, limit)) {
       throw argument_error("planner: tier 0 to " + std::to_string(bounded_ - 1) + " have no room for chunk " +
                            std::to_string(to_index(chunk)) + " of " + std::to_string(trace_->size(chunk)) +
-                           " bytes beside what is leased");
+                           " bytes in addition to what is leased");
     }
   }
   void allocate(chunk_id chunk) {

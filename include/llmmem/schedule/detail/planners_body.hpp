@@ -30,17 +30,17 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   };
   if (trace.most_leased_bytes() > machine.budgets[0]) {
     refuse(0, machine.budgets[0],
-           "the trace leases " + std::to_string(trace.most_leased_bytes()) + " at once");
+           "the trace leases " + std::to_string(trace.most_leased_bytes()) + " bytes at once");
   }
   std::uint64_t largest = 0;
   for (const std::uint64_t size : trace.sizes())
     largest = std::max(largest, size);
   for (std::size_t tier = 1; tier < machine.budgets.size(); ++tier) {
     if (machine.budgets[tier] / 2 < largest) {
-      refuse(
-          tier, machine.budgets[tier],
-          "a tier in between needs two of the largest chunk, one to go up and one to go down, and that has " +
-              std::to_string(largest));
+      refuse(tier, machine.budgets[tier],
+             "a middle tier needs space for two chunks, one on its way up and one on its way down, and the "
+             "largest has " +
+                 std::to_string(largest));
     }
   }
 }

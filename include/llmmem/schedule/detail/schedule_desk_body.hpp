@@ -97,7 +97,7 @@ trace_recorder schedule_desk<Buffer>::recorder() {
 template <class Buffer>
 void schedule_desk<Buffer>::foresee(schedule_trace trace) {
   if (state_ == schedule_state::recording) {
-    refuse("a trace was foreseen while one is recorded; freeze() that first");
+    refuse("foresee() is not possible while a trace is recorded; freeze() that first");
   }
   chunks_.close_gaps();
   const auto sizes = trace.sizes();
@@ -106,8 +106,9 @@ void schedule_desk<Buffer>::foresee(schedule_trace trace) {
   for (std::size_t i = 0; same && i < sizes.size(); ++i)
     same = sizes[i] == rounded_bytes(chunks[i]);
   if (!same) {
-    refuse("a trace of " + std::to_string(sizes.size()) + " chunks was foreseen that are not the " +
-           std::to_string(chunks.size()) + " that were added; make it with recorder()");
+    refuse("a trace of " + std::to_string(sizes.size()) +
+           " chunks was given to foresee(), but its chunks are not the " + std::to_string(chunks.size()) +
+           " that were added; make it with recorder()");
   }
   response_.know_chunks(chunks.size());
   state_ = schedule_state::idle;

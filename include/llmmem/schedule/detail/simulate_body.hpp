@@ -34,7 +34,7 @@ class plan_follower {
     if (plan.trace_fingerprint != trace.fingerprint() || plan.chunks != trace.sizes().size() ||
         plan.events != trace.events().size()) {
       refuse("the plan was made for another trace, of " + std::to_string(plan.events) + " events and " +
-             std::to_string(plan.chunks) + " chunks; plan anew");
+             std::to_string(plan.chunks) + " chunks; make a plan for this trace");
     }
   }
 
@@ -57,9 +57,9 @@ class plan_follower {
     if (next_ != steps_->size())
       refuse_step(next_, "it is out of order; steps are sorted by event and moment");
     if (machine_.first_waiting() != unresolved)
-      refuse_step(machine_.first_waiting(), "it still waits for room when the iteration ends");
+      refuse_step(machine_.first_waiting(), "it still waits for memory when the iteration ends");
     if (!as_good(machine_.placements(), plan_->start))
-      throw argument_error(place() + "it does not leave behind what the plan's start says");
+      throw argument_error(place() + "its chunks end in other tiers than the plan's start says");
     return machine_.end_iteration();
   }
 
@@ -79,7 +79,7 @@ class plan_follower {
                          : step.operation == plan_operation::allocate   ? step.from == 0
                                                                         : true;
       if (!tiers || step.from >= machine_.tiers() || (moves && upper + 1 >= machine_.tiers()))
-        refuse_step(next_, "it cannot go between these tiers");
+        refuse_step(next_, "no transfer between these tiers is possible");
       if (step.bytes != trace_->size(step.chunk)) refuse_step(next_, "the chunk has another size");
       issued done{};
       switch (step.operation) {
@@ -111,7 +111,7 @@ class plan_follower {
   [[noreturn]] LLMMEM_COLD void refuse_event(std::uint32_t event, refusal why) const {
     if (why == refusal::over_budget)
       refuse_step(machine_.first_waiting(),
-                  "it waits for room for ever, and event " + std::to_string(event) + " for it");
+                  "it waits for memory for ever, and event " + std::to_string(event) + " for it");
     throw argument_error(place() + describe(trace_->events()[event], event) +
                          "no step has brought it to tier 0");
   }

@@ -65,7 +65,7 @@ inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
     traced_chunk& chunk = chunks[index];
     const bool held = chunk.leased_by != traced_chunk::none;
     if (event.call == trace_call::release) {
-      if (!held) refuse(i, "nothing has acquired it");
+      if (!held) refuse(i, "no event has acquired it; acquire it first");
       chunk.leased_by = traced_chunk::none;
       leased -= sizes[index];
       continue;
@@ -116,7 +116,7 @@ inline schedule_trace trace_recorder::freeze() const {
   std::uint64_t compute = 0;
   const auto computing = [&](std::uint64_t ns) {
     if (ns > schedule_trace::most_compute_ns || compute + ns > schedule_trace::most_compute_ns)
-      throw length_error("trace: its computing passes 2^60 ns, the most an iteration may have");
+      throw length_error("trace: its compute time exceeds 2^60 ns, the most of an iteration");
     compute += ns;
   };
   for (const trace_event& event : events_) {
@@ -134,7 +134,7 @@ inline schedule_trace trace_recorder::freeze() const {
 }
 
 inline schedule_trace schedule_trace::repeated(std::size_t times) const {
-  if (times == 0) throw argument_error("trace: repeated 0 times");
+  if (times == 0) throw argument_error("trace: repeated 0 times; the least is 1");
   if (times > most_events || events_.size() * times > most_events) {
     throw length_error("trace: " + std::to_string(events_.size()) + " events " + std::to_string(times) +
                        " times; the most is 2^30");

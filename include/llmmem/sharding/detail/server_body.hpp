@@ -93,7 +93,7 @@ inline server_change key_servers::lose(std::span<const rank_id> lost) {
     }
     if (after.living_ == 1) {
       throw argument_error("key_servers::lose: server " + std::to_string(to_index(server)) +
-                           " is the last one alive; start anew from a checkpoint");
+                           " is the last one alive; restart from a checkpoint");
     }
     after.alive_[to_index(server)] = 0;
     --after.living_;

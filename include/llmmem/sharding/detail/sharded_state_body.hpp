@@ -81,7 +81,7 @@ sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
             mine.elements()) {
       throw argument_error(options_.name + ": what rank " + std::to_string(to_index(rank())) +
                            " owns of tensor '" + facts_[t].name +
-                           "' does not lie together in its piece; split the tensor in two");
+                           "' is not contiguous in its piece; split the tensor in two");
     }
     all.bytes = detail::next_multiple(all.bytes, width, options_.name.c_str());
     all.offsets.push_back(all.bytes);

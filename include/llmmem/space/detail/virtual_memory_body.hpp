@@ -187,7 +187,7 @@ std::vector<std::string> basic_virtual_memory<Mapper>::audit() const {
     mapped += m.bytes;
     if (!ranges_.is_live(m.range) || begins < address(ranges_[m.range].data) ||
         end > address(ranges_[m.range].data) + ranges_[m.range].bytes) {
-      say(who + " lies outside its range " + std::to_string(m.range));
+      say(who + " is outside its range " + std::to_string(m.range));
     }
     if (!handles_.is_live(m.handle) || handles_[m.handle].bytes != m.bytes) {
       say(who + " does not map all of handle " + std::to_string(m.handle));

@@ -308,7 +308,7 @@ inline void sim_network::begin_call(sim_endpoint& process) {
 }
 
 inline std::string sim_network::who_waits() const {
-  std::string text = "sim_network: at " + std::to_string(now_) + " ns nobody can go on, seed " +
+  std::string text = "sim_network: at " + std::to_string(now_) + " ns no process can continue, seed " +
                      std::to_string(options_.seed) + ":";
   for (const auto& each : processes_) {
     text += " seat " + std::to_string(to_index(each->self())) + "." + std::to_string(each->incarnation());
@@ -469,7 +469,7 @@ inline void sim_endpoint::work(std::uint64_t ns) {
   net_->give_way(*this, held);
 }
 
-/// Offers what was `later` again.
+/// Offers again what the handler answered by `ask_again`.
 inline void sim_endpoint::ask_again() noexcept {
   for (std::uint32_t from = 0; from < net_->processes_.size(); ++from)
     net_->wire_between(from, number_).is_held = false;
@@ -522,7 +522,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       std::uint32_t& speaks = speaks_[to_index(seat)];
       if (what.what == notice::kind::came) {
         there = speaks = what.process;
-        handler.came(seat);
+        handler.on_joined(seat);
         return true;
       }
       const bool was_suspected = there == detail::no_process && speaks == what.process;
@@ -530,7 +530,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       if (there != what.process && !(was_suspected && is_certain)) continue;  // no process asks for it now
       there = detail::no_process;
       if (is_certain) speaks = detail::no_process;
-      handler.died(seat, is_certain ? comm::death::certain : comm::death::suspected);
+      handler.on_death(seat, is_certain ? comm::death::certain : comm::death::suspected);
       return true;
     }
     const auto from = static_cast<std::uint32_t>(next.at);
@@ -540,11 +540,11 @@ bool sim_endpoint::deliver_one(Handler& handler) {
     if (next.lane == detail::lane_told) {
       const frame_on_wire frame = std::move(queue.front());
       queue.pop_front();
-      handler.told(seat, frame.header, frame.bytes);
+      handler.on_message(seat, frame.header, frame.bytes);
       return true;
     }
     const frame_buffer into = handler.buffer_for(seat, queue.front().header);
-    if (into.what == frame_buffer::answer::later) {
+    if (into.what == frame_buffer::answer::ask_again) {
       w.is_held = true;
       continue;
     }
@@ -557,7 +557,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
                                " bytes to a frame of " + std::to_string(frame.bytes.size()));
       }
       if (!frame.bytes.empty()) std::memcpy(into.bytes.data(), frame.bytes.data(), frame.bytes.size());
-      handler.arrived(seat, frame.header);
+      handler.on_frame(seat, frame.header);
     }
     return true;
   }
@@ -582,7 +582,7 @@ result<void> sim_endpoint::send(seat_id to, const frame_header& frame, std::span
       return {};
     }
     if (net_->now_ >= by.ns) return refused(errc::peer_timed_out);
-    if (!handler.goes_on()) return refused(errc::cancelled);
+    if (!handler.keeps_waiting()) return refused(errc::cancelled);
     if (deliver_one(handler)) continue;
     sim_network::lock held(net_->mutex_);
     phase_ = phase::waits;

@@ -401,7 +401,7 @@ inline void simulated_storage::flip(const std::string& path, std::uint64_t bit) 
     if (bit / 8 < file.size) {
       file.data[bit / 8] ^= std::byte{1} << (bit % 8);
     } else if (!where.empty()) {
-      throw argument_error(where + ": bit " + std::to_string(bit) + " is to be turned in a file of " +
+      throw argument_error(where + ": bit " + std::to_string(bit) + " cannot be flipped in a file of " +
                            std::to_string(file.size) + " bytes");
     }
   });
@@ -410,8 +410,8 @@ inline void simulated_storage::flip(const std::string& path, std::uint64_t bit) 
 inline void simulated_storage::truncate(const std::string& path, std::uint64_t bytes) {
   detail::damage(*disk_, path, "truncate to " + std::to_string(bytes), [&](auto& file, const auto& where) {
     if (!where.empty() && bytes >= file.size) {
-      throw argument_error(where + ": is to be cut to " + std::to_string(bytes) + " bytes and has " +
-                           std::to_string(file.size));
+      throw argument_error(where + ": cannot be truncated to " + std::to_string(bytes) +
+                           " bytes, because it has " + std::to_string(file.size));
     }
     if (bytes < file.size) file.size = bytes;
     file.data.resize(file.size);
@@ -421,7 +421,7 @@ inline void simulated_storage::truncate(const std::string& path, std::uint64_t b
 inline void simulated_storage::grow(const std::string& path, std::uint64_t bytes) {
   detail::damage(*disk_, path, "grow to " + std::to_string(bytes), [&](auto& file, const auto& where) {
     if (!where.empty() && bytes <= file.size) {
-      throw argument_error(where + ": is to grow to " + std::to_string(bytes) + " bytes and has " +
+      throw argument_error(where + ": cannot grow to " + std::to_string(bytes) + " bytes, because it has " +
                            std::to_string(file.size));
     }
     if (bytes > file.size) file.size = bytes;

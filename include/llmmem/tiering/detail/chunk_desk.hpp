@@ -156,7 +156,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   const std::size_t found = newest(chunks_[slot]);
   if (found == tiers && tiering::reads(mode)) return chunks_.at_chunk(errc::no_contents, slot);
   if (parts) {
-    const parting how = tiering::reads(mode) ? parting::copied : parting::anew;
+    const parting how = tiering::reads(mode) ? parting::copied : parting::fresh;
     if (const result<void> parted = part(chunk.slot, bytes, how, wait); !parted) return parted.error();
     slot = chunks_.slot_of(chunk.slot);
   } else if (found != 0 && found < last) {
@@ -239,7 +239,7 @@ result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_
     if (why.code() != errc::timed_out) return why.error();
     return chunks_.at_chunk(errc::timed_out, shared, bytes, why.error().found);
   };
-  if (how == parting::anew) {
+  if (how == parting::fresh) {
     if (const result<void> room = mover_.await_top_place(top.place(), bytes, no_index, wait, began); !room)
       return refusal(room);
   }

@@ -170,10 +170,10 @@ inline bool chunk_index::check_header() {
   if (had < record_bytes || !decode(first, 0, 0, header)) return false;
   if (header.offset != detail::chunk_index_version) {
     throw io_error(what + "it is of version " + std::to_string(header.offset) + ", this is version " +
-                   std::to_string(detail::chunk_index_version) + "; remove it to begin anew");
+                   std::to_string(detail::chunk_index_version) + "; remove it to start empty");
   }
   if (header.key != options_.file_id) {
-    throw io_error(what + "it belongs to another file; bring its own back, or remove it to begin anew");
+    throw io_error(what + "it belongs to another file; bring its own back, or remove it to start empty");
   }
   salt_ = header.bytes;
   return true;

@@ -75,7 +75,7 @@ class chunk_mapper {
       parts += (each.bytes - 1) / options_.split_bytes + 1;
       if (parts >= none || i + 1 >= none) {
         throw length_error("map_to_chunks: " + which() + " makes it " + std::to_string(parts) +
-                           " parts, at most 2^32 - 2 can be told apart; raise split_bytes");
+                           " parts, but a tensor may have at most 2^32 - 2; raise split_bytes");
       }
     }
     made_.parts_.reserve(static_cast<std::size_t>(parts));

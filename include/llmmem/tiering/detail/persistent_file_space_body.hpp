@@ -29,14 +29,14 @@ void persistent_file_space<Engine>::open_header() {
   }
   if (detail::get_number(at + 12, 4) != version) {
     throw io_error(what + "it is of version " + std::to_string(detail::get_number(at + 12, 4)) +
-                   ", this is version " + std::to_string(version) + "; remove it to begin anew");
+                   ", this is version " + std::to_string(version) + "; remove it to start empty");
   }
   const std::uint64_t layout = detail::get_number(at + 16, 8);
   if (layout != options_.layout) {
     if (options_.on_other_layout == tiering::other_layout::refuse) {
-      throw io_error(what + "its chunks are of layout " + std::to_string(layout) + ", wanted is " +
+      throw io_error(what + "its chunks are of layout " + std::to_string(layout) + ", expected is " +
                      std::to_string(options_.layout) +
-                     "; take another path, or other_layout::start_over to give them up");
+                     "; take another path, or other_layout::start_over to drop them");
     }
     recovery_.started_over = true;
     return begin_anew();
@@ -51,7 +51,7 @@ template <io_engine Engine>
 void persistent_file_space<Engine>::begin_anew() {
   const std::string index = index_path();
   if (::unlink(index.c_str()) != 0 && errno != ENOENT) {
-    throw io_error(index + ": cannot be removed to begin anew: " + std::generic_category().message(errno) +
+    throw io_error(index + ": cannot be removed to start empty: " + std::generic_category().message(errno) +
                    " (errno " + std::to_string(errno) + ")");
   }
   std::array<std::byte, 16> id{};
@@ -106,15 +106,15 @@ inline std::string tier_recovery::message() const {
             " records that had been durable could not be read, " + std::to_string(index.torn) +
             " bytes there are none";
   } else {
-    say(index.torn, " bytes at the end of the index were no whole record");
+    say(index.torn, " bytes at the end of the index were no complete record");
   }
   say(index.damaged, " records of the index were damaged");
-  say(index.overtaken, " chunks were given up, as a damaged record may have been of them");
-  say(index.surplus, " chunks were given up: more than max_chunks of the space");
-  say(other_form, " chunks were given up: written with another codec, or too large for this buffer");
-  say(misplaced, " chunks were given up: past the budget, or in the way of others");
-  say(unplaced, " chunks were given up: more than max_chunks of the buffer");
-  say(damaged, " chunks were given up: their bytes were damaged");
+  say(index.overtaken, " chunks were dropped, because a damaged record may have been theirs");
+  say(index.surplus, " chunks were dropped: more than max_chunks of the space");
+  say(other_form, " chunks were dropped: written with another codec, or too large for this buffer");
+  say(misplaced, " chunks were dropped: past the budget, or overlapping others");
+  say(unplaced, " chunks were dropped: more than max_chunks of the buffer");
+  say(damaged, " chunks were dropped: their bytes were damaged");
   return text;
 }
 

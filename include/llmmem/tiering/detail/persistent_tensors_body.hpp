@@ -18,10 +18,11 @@ inline std::string persistent_recovery::message() const {
   if (other_file) text += "; their table was of another file, all were given up";
   if (!missing.empty()) {
     text += "; " + std::to_string(missing.size()) + " are missing, the first of them \"" + first_missing +
-            "\": make them anew";
+            "\": compute them again";
   }
   if (empty != 0) text += "; " + std::to_string(empty) + " were never persisted";
-  if (removed != 0) text += "; " + std::to_string(removed) + " chunks were given up that nobody persisted";
+  if (removed != 0)
+    text += "; " + std::to_string(removed) + " chunks were dropped because no call had persisted them";
   return text;
 }
 
@@ -34,7 +35,7 @@ std::string persistent_tensors<Buffer>::checked(std::string set) {
   }
   if (fits) return set;
   throw argument_error("persistent_tensors: \"" + set +
-                       "\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' first");
+                       "\" cannot name a set: use 1 to 64 letters, digits, '_', '-' and '.', no '.' first");
 }
 
 template <class Buffer>
@@ -48,7 +49,8 @@ persistent_tensors<Buffer>::persistent_tensors(Buffer& buffer, const std::string
       names_(std::move(called)) {
   if (names_.size() != this->mapping_.tensors()) {
     throw argument_error(set_ + ": " + std::to_string(names_.size()) + " names for " +
-                         std::to_string(this->mapping_.tensors()) + " tensors; give each of them one");
+                         std::to_string(this->mapping_.tensors()) +
+                         " tensors; give one name for each tensor");
   }
   table_ = tensor_table::of(file_id, names_, this->mapping_);
   try {
@@ -79,7 +81,7 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
   if (!differs.empty()) {
     if (on_other == tiering::other_layout::refuse) {
       throw argument_error(set_ + ": other tensors are kept in " + path_ + ": " + differs +
-                           "; take another name for these, or other_layout::start_over to give those up");
+                           "; take another name for these, or other_layout::start_over to drop those");
     }
     recovery_.started_over = true;
     holds = false;
@@ -115,8 +117,8 @@ std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& ke
       const std::uint64_t was = this->buffer_->bytes(*found).value();
       const std::uint64_t is = this->mapping_.chunks()[number];
       if (was == is) continue;
-      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) +
-             ", lies in a chunk of " + std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
+      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) + ", is in a chunk of " +
+             std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
              ": the mapping's options differ";
     }
   }
@@ -240,9 +242,9 @@ result<std::uint64_t> persistent_tensors<Buffer>::check_kept() {
     auto& held = this->chunks_[i];
     if (!this->buffer_->bytes(held.handle)) {
       // The buffer's own check has removed it.
-      const result<chunk_handle> anew = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
-      if (!anew) return anew.error();
-      held.handle = *anew;
+      const result<chunk_handle> fresh = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
+      if (!fresh) return fresh.error();
+      held.handle = *fresh;
     }
     if (held.filled != 0 && !this->buffer_->tier_of(held.handle)) damaged[i] = any = true;
     if (!rests(i)) continue;

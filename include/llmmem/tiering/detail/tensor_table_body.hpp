@@ -166,13 +166,13 @@ inline std::string first_difference(const tensor_table& kept, const tensor_table
         return "chunk " + std::to_string(to_index(at.chunk)) + " from byte " + std::to_string(at.offset) +
                " on";
       };
-      return called + "lies in " + place(is) + ", kept in " + place(was) + ": the mapping's options differ";
+      return called + "is in " + place(is) + ", kept in " + place(was) + ": the mapping's options differ";
     }
   }
   if (kept.tensors() == now.tensors()) return {};
   const bool more = now.tensors() > kept.tensors();
   return std::to_string(now.tensors()) + " tensors, kept were " + std::to_string(kept.tensors()) + ": " +
-         in_quotes(more ? now.names[both] : kept.names[both]) + (more ? " is new" : " is gone");
+         in_quotes(more ? now.names[both] : kept.names[both]) + (more ? " is new" : " is missing");
 }
 
 inline tiering::table_state read_tensor_table(const std::string& path, tensor_table& into) {
@@ -191,7 +191,7 @@ inline tiering::table_state read_tensor_table(const std::string& path, tensor_ta
   if (const std::uint64_t version = detail::get_number(bytes.data() + 12, 4);
       version != detail::tensor_table_version) {
     throw io_error(what + "it is of version " + std::to_string(version) + ", this is version " +
-                   std::to_string(detail::tensor_table_version) + "; remove it to begin anew");
+                   std::to_string(detail::tensor_table_version) + "; remove it to start empty");
   }
   return detail::decode(bytes, into) ? tiering::table_state::read : tiering::table_state::damaged;
 }

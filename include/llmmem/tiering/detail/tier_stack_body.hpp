@@ -25,7 +25,7 @@ namespace detail {
 inline void check_largest_lease(const std::string& name, std::uint64_t capacity, std::uint64_t largest) {
   if (largest <= capacity) return;
   throw out_of_memory(name + ": tier 0 holds " + std::to_string(capacity) +
-                      " bytes, the largest set of leases " + std::to_string(largest) +
+                      " bytes, but the largest set of leases needs " + std::to_string(largest) +
                       "; give it at least as many");
 }
 
@@ -198,7 +198,7 @@ void tier_stack<Observer, Tiers...>::audit(std::vector<std::string>& found) cons
         say(here + " has a place and no copy");
       if (i != last && held.is_valid() && tier.eviction.is_candidate(slot_id{slot}) != (held.pins == 0)) {
         say(here +
-            (held.pins == 0 ? " cannot leave, though nobody uses it" : " may leave while it is in use"));
+            (held.pins == 0 ? " cannot leave, though it has no pin" : " may leave while it is in use"));
       }
     }
     const place_stats stats = tier.places.stats();

@@ -64,7 +64,7 @@ enum class passage : std::uint8_t { up, down };
 /// What a chunk that parts from its clones begins with.
 enum class parting : std::uint8_t {
   empty,  ///< a place in the last tier
-  anew,   ///< also one in tier 0, for what will be written
+  fresh,  ///< also one in tier 0, for what will be written
   copied  ///< also what was shared, in that place
 };
 

@@ -219,7 +219,7 @@ result<void> tiered_tensors<Buffer>::join(std::uint32_t part, access_mode mode, 
   if (s.leases == 0 && mode == access_mode::write && neighbours == 0) {
     auto taken = buffer_->write(c.handle, wait);
     if (!taken) return taken.error();
-    s.anew = std::move(*taken);
+    s.fresh = std::move(*taken);
     ++chunk_leases_;
   } else if (s.leases == 0) {
     auto taken = buffer_->update(c.handle, offset, count, wait);
@@ -242,7 +242,7 @@ void tiered_tensors<Buffer>::end_lease(std::uint32_t part, access_mode mode) noe
   if (shared == none) return;
   shared_chunk& s = shared_[shared];
   if (--s.leases != 0) return;
-  s.anew.end();
+  s.fresh.end();
   s.kept.end();
 }
 
@@ -347,8 +347,8 @@ std::vector<std::string> tiered_tensors<Buffer>::audit() const {
       say("is shared by " + std::to_string(s.leases) + " leases, its tensors have " +
           std::to_string(leases[i]));
     }
-    const bool held = static_cast<bool>(s.anew) || static_cast<bool>(s.kept);
-    if (held != (s.leases != 0)) say(held ? "is held for nobody" : "is not held for its leases");
+    const bool held = static_cast<bool>(s.fresh) || static_cast<bool>(s.kept);
+    if (held != (s.leases != 0)) say(held ? "is held without a lease" : "is not held for its leases");
   }
   return found;
 }

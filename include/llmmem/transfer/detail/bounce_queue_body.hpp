@@ -26,7 +26,7 @@ bounce_options bounce_queue<Upper, Lower, Staging>::checked(bounce_options optio
       options.slot_bytes % options.alignment != 0) {
     throw argument_error(options.name + ": slots of " + std::to_string(options.slot_bytes) +
                          " bytes at an alignment of " + std::to_string(options.alignment) +
-                         "; it must be a power of two, of which the slots are multiples");
+                         "; the alignment must be a power of two that divides the slots' bytes");
   }
   if (options.max_operations == 0)
     throw argument_error(options.name + ": max_operations is 0; it must be at least 1");

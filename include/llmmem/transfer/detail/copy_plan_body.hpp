@@ -172,7 +172,7 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     text.remove_prefix(std::min(text.size(), end + 1));
     const auto refuse = [&](const char* wanted) {
       throw format_error("copy_plan: line " + std::to_string(number) + ": '" + std::string(line) +
-                         "' is not " + wanted + "; measure the plan anew");
+                         "' is not " + wanted + "; measure the plan again");
     };
     if (++number == 1) {
       if (line != detail::copy_plan_title) refuse("'llmmem copy plan 1'");
@@ -193,19 +193,19 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     read.way = static_cast<std::size_t>(way - detail::copy_way_names.begin());
     read.direction = static_cast<std::size_t>(direction - detail::copy_direction_names.begin());
     constexpr std::size_t most_lines = copy_ways * copy_directions * most_points;
-    if (lines.size() == most_lines) refuse("among those that a plan has at most");
+    if (lines.size() == most_lines) refuse("one of the lines that a plan can have");
     lines.push_back(read);
     grid.bytes.push_back(read.bytes);
     grid.counts.push_back(read.count);
   }
-  if (number == 0) throw format_error("copy_plan: no text; measure the plan anew");
+  if (number == 0) throw format_error("copy_plan: no text; measure the plan again");
   if (lines.empty()) return {};
   for (auto* const list : {&grid.bytes, &grid.counts}) {
     std::ranges::sort(*list);
     list->erase(std::ranges::unique(*list).begin(), list->end());
   }
   if (grid.bytes.size() > most_points / grid.counts.size())
-    throw format_error("copy_plan: the text has more than 4096 points; measure the plan anew");
+    throw format_error("copy_plan: the text has more than 4096 points; measure the plan again");
   copy_plan made(std::move(grid));
   for (const line_of_text& each : lines) {
     const auto at = [](const std::vector<std::uint64_t>& list, std::uint64_t value) {

@@ -461,7 +461,7 @@ inline void transfer_core::land(std::uint32_t index, std::int32_t outcome) noexc
     }
     failure why = failed(p, error);
     if (outcome == 0 && reads) {
-      // Pieces return in any order: this one may lie far behind the end.
+      // Pieces return in any order: this one may be far behind the end.
       const result<std::uint64_t> size = what.file->size();
       const std::uint64_t end = what.offset + p.begin;
       why = {errc::file_ends, 0, what.offset + what.bytes, size ? smaller(*size, end) : end,

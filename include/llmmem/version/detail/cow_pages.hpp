@@ -109,7 +109,7 @@ class cow_copies {
       if (live[i].version >= epoch || (i != 0 && live[i].version <= live[i - 1].version)) {
         blame(who + " is out of order");
       }
-      if (live[i].pins == 0) blame(who + " is held by nobody");
+      if (live[i].pins == 0) blame(who + " is held by no reader");
       for (std::uint32_t copy = live[i].first; copy != no_copy; copy = records_[copy].next_owned) {
         if (owner[copy] != 0) {
           blame("copy " + std::to_string(copy) + " is owned twice");

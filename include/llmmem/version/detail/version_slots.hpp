@@ -123,7 +123,7 @@ class version_slots {
       live += each.version != 0 ? 1U : 0U;
       if (each.version > last_) blame(i, "has a number that was never given");
       if (each.version == 0 && each.pins != 0) blame(i, "is pinned and holds nothing");
-      if (each.version != 0 && each.pins == 0 && !is_kept(each.version)) blame(i, "is kept for nobody");
+      if (each.version != 0 && each.pins == 0 && !is_kept(each.version)) blame(i, "is kept without a pin");
       for (std::size_t j = 0; j < i; ++j) {
         if (each.version != 0 && slots_[j].version == each.version) blame(i, "holds what another slot does");
       }
