@@ -13,10 +13,11 @@ inline namespace v0 {
 
 /// The table that is full, which determines the option that enlarges it: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
-  some,         ///< the only table of the object that the text names
-  chunks,       ///< of a tiered buffer, including clones: `tiered_options::max_chunks`
-  pieces,       ///< of a tier, including its gaps: `tier_place::max_pieces`
-  keyed_chunks  ///< of a persistent tier: `persistent_file_options::max_chunks`
+  only_table,    ///< the only table of the object that the text names
+  chunks,        ///< of a tiered buffer, including clones: `tiered_options::max_chunks`
+  pieces,        ///< of a tier, including its gaps: `tier_place::max_pieces`
+  keyed_chunks,  ///< of a persistent tier: `persistent_file_options::max_chunks`
+  some [[deprecated("its name is only_table")]] = only_table
 };
 
 namespace detail {
@@ -41,7 +42,7 @@ namespace detail {
 /// Names the full table and the option that enlarges it.
 [[nodiscard]] LLMMEM_COLD constexpr const char* table_sentence(full_table which) noexcept {
   switch (which) {
-    case full_table::some:
+    case full_table::only_table:
       break;
     case full_table::chunks:
       return "the table of chunks is full: {wanted} entries needed, {found} free; raise "

@@ -335,7 +335,7 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
   const auto text = [](full_table which) {
     return failure{errc::table_full, static_cast<std::uint32_t>(which), 2, 0, "kv"}.message();
   };
-  CHECK(text(full_table::some) ==
+  CHECK(text(full_table::only_table) ==
         "kv: a table of fixed size is full: 2 entries needed, 0 free; raise its max_ option");
   CHECK(text(full_table::chunks) ==
         "kv: the table of chunks is full: 2 entries needed, 0 free; raise tiered_options::max_chunks");

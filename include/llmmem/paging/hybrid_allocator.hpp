@@ -407,7 +407,7 @@ class hybrid_allocator {
   result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
   [[nodiscard]] bool is_snapshot(std::uint32_t slot, std::size_t group, std::uint64_t block) const noexcept;
   [[nodiscard]] bool can_cut(std::uint32_t slot, std::size_t group, std::uint64_t tokens) const noexcept;
-  [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;
+  [[nodiscard]] std::size_t blocking_group(std::uint32_t slot, std::uint64_t tokens) const noexcept;
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
   template <detail::loss Why = detail::loss::dropped>
   void drop_contents(block_id block) noexcept;

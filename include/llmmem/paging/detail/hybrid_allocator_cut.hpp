@@ -24,7 +24,8 @@ bool hybrid_allocator<Traits>::can_cut(std::uint32_t slot, std::size_t group,
 
 /// Returns the first group that cannot be cut to `tokens`, or `group_count_`.
 template <class Traits>
-std::size_t hybrid_allocator<Traits>::hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept {
+std::size_t hybrid_allocator<Traits>::blocking_group(std::uint32_t slot,
+                                                     std::uint64_t tokens) const noexcept {
   std::size_t g = 0;
   while (g < group_count_ && can_cut(slot, g, tokens))
     ++g;
@@ -38,9 +39,9 @@ result<paging::cut_points> hybrid_allocator<Traits>::nearest_cuts(sequence_id se
   const std::uint64_t held = records_[sequence.slot].tokens;
   if (tokens > held) return refusal(errc::past_the_end, sequence.slot, tokens, held);
   paging::cut_points found{.below = tokens, .above = tokens};
-  while (hindrance(sequence.slot, found.below) != group_count_)
+  while (blocking_group(sequence.slot, found.below) != group_count_)
     --found.below;
-  while (hindrance(sequence.slot, found.above) != group_count_)
+  while (blocking_group(sequence.slot, found.above) != group_count_)
     ++found.above;
   return found;
 }
@@ -51,7 +52,7 @@ result<void> hybrid_allocator<Traits>::truncate(sequence_id sequence, std::uint6
   const std::uint32_t slot = sequence.slot;
   const record& cut = records_[slot];
   if (tokens > cut.tokens) return refusal(errc::past_the_end, slot, tokens, cut.tokens);
-  if (const std::size_t g = hindrance(slot, tokens); g != group_count_) {
+  if (const std::size_t g = blocking_group(slot, tokens); g != group_count_) {
     const auto nearest = nearest_cuts(sequence, tokens);
     return refusal(errc::not_kept, static_cast<std::uint32_t>(g), tokens, nearest->above);
   }
