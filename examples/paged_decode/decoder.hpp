@@ -15,7 +15,7 @@
 namespace paged_decode {
 
 /// Which form a cache keeps keys and values in.
-enum class kv_form : std::uint8_t { f32, bf16, fp8, int8, int4_by_token };
+enum class kv_form : std::uint8_t { f32, bf16, fp8, int8, int4_by_token, int8_by_channel, int4_by_channel };
 
 /// What a sequence grows by in a step: a chunk of its prompt, a token, or a token and drafts behind it.
 template <class Sequence>

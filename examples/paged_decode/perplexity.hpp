@@ -19,6 +19,7 @@
 
 #include "common/program.hpp"
 #include "common/text.hpp"
+#include "paged_decode/closing_cache.hpp"
 #include "paged_decode/decoder.hpp"
 #include "paged_decode/host_place.hpp"
 #include "paged_decode/paged_cache.hpp"
@@ -85,7 +86,8 @@ namespace detail {
 struct form_run {
   form_quality found{};
   std::unique_ptr<paged_cache<host_place>> cache{};
-  double surprise = 0;  // sum of -ln p
+  std::unique_ptr<closing_cache> closing{};  // instead, of a form whose blocks are closed
+  double surprise = 0;                       // sum of -ln p
   std::vector<double> divergences{};
 };
 
@@ -96,10 +98,10 @@ using text_window = std::span<const std::uint8_t>;
 /// through the cache.
 /// @param windows  each of 2 tokens or more; longer ones first.
 /// @param told     called with a window's number, the position and the logits behind it.
-template <class Told>
-void decode_windows(const trained_model& of, paged_cache<host_place>& cache,
-                    std::span<const text_window> windows, Told&& told) {
-  using sequence = paged_cache<host_place>::sequence;
+template <kv_cache Cache, class Told>
+void decode_windows(const trained_model& of, Cache& cache, std::span<const text_window> windows,
+                    const Told& told) {
+  using sequence = typename Cache::sequence;
   std::vector<sequence> sequences;
   std::vector<llmmem::token_id> tokens(windows.size());
   for (const text_window& each : windows) {
@@ -161,6 +163,15 @@ void decode_windows(const trained_model& of, paged_cache<host_place>& cache,
                     .cache = std::make_unique<paged_cache<host_place>>(of.config(), cache, place)});
     runs.back().found.bytes_per_token = runs.back().cache->bytes_per_token();
   }
+  for (const kv_form form : closing_forms) {
+    if (of.config().head_dim % 8 != 0) {
+      out.left_out.push_back(form);
+      continue;
+    }
+    cache.form = form;
+    runs.push_back({.found = {.form = form}, .closing = std::make_unique<closing_cache>(of.config(), cache)});
+    runs.back().found.bytes_per_token = runs.back().closing->bytes_per_token();
+  }
   std::vector<std::vector<double>> right;  // [window x context + position] of floats
   for (std::size_t first = 0; first < windows.size(); first += at_once) {
     const auto some =
@@ -170,22 +181,26 @@ void decode_windows(const trained_model& of, paged_cache<host_place>& cache,
       // By window, and those in order: sums do not depend on how many windows are decoded at once.
       std::vector<double> surprises(some.size());
       std::vector<double> divergences(some.size());
-      detail::decode_windows(
-          of, *run.cache, some, [&](std::size_t window, std::size_t position, std::span<const float> logits) {
-            std::vector<double> logs = log_probabilities(logits);
-            surprises[window] -= logs[some[window][position + 1]];
-            std::vector<double>& exact = right[window * context + position];
-            if (run.found.form == kv_form::f32) {
-              exact = std::move(logs);
-              return;
-            }
-            double divergence = 0;
-            for (std::size_t i = 0; i < logs.size(); ++i)
-              divergence += train_gpt::exact_exp(exact[i]) * (exact[i] - logs[i]);
-            run.divergences.push_back(divergence);
-            divergences[window] += divergence;
-            run.found.changed += detail::likeliest_of(exact) == detail::likeliest_of(logs) ? 0U : 1U;
-          });
+      const auto told = [&](std::size_t window, std::size_t position, std::span<const float> logits) {
+        std::vector<double> logs = log_probabilities(logits);
+        surprises[window] -= logs[some[window][position + 1]];
+        std::vector<double>& exact = right[window * context + position];
+        if (run.found.form == kv_form::f32) {
+          exact = std::move(logs);
+          return;
+        }
+        double divergence = 0;
+        for (std::size_t i = 0; i < logs.size(); ++i)
+          divergence += train_gpt::exact_exp(exact[i]) * (exact[i] - logs[i]);
+        run.divergences.push_back(divergence);
+        divergences[window] += divergence;
+        run.found.changed += detail::likeliest_of(exact) == detail::likeliest_of(logs) ? 0U : 1U;
+      };
+      if (run.closing) {
+        detail::decode_windows(of, *run.closing, some, told);
+      } else {
+        detail::decode_windows(of, *run.cache, some, told);
+      }
       for (std::size_t window = 0; window < some.size(); ++window) {
         run.surprise += surprises[window];
         run.found.divergence += divergences[window];

@@ -19,19 +19,24 @@
 
 namespace paged_decode {
 
+/// Of `paged_cache`.
 inline constexpr std::array<kv_form, 5> all_forms{kv_form::f32, kv_form::bf16, kv_form::fp8, kv_form::int8,
                                                   kv_form::int4_by_token};
 
+/// Keys by channel over a block's tokens, values by token and head: of `closing_cache`.
+inline constexpr std::array<kv_form, 2> closing_forms{kv_form::int8_by_channel, kv_form::int4_by_channel};
+
 [[nodiscard]] constexpr std::string_view name_of(kv_form form) noexcept {
-  constexpr std::array<std::string_view, all_forms.size()> names{"f32", "bf16", "fp8", "int8",
-                                                                 "int4_by_token"};
+  constexpr std::array<std::string_view, all_forms.size() + closing_forms.size()> names{
+      "f32", "bf16", "fp8", "int8", "int4_by_token", "int8_by_channel", "int4_by_channel"};
   return names[static_cast<std::size_t>(form)];
 }
 
 [[nodiscard]] constexpr llmmem::dtype element_of_form(kv_form form) noexcept {
-  constexpr std::array elements{llmmem::dtype::f32, llmmem::dtype::bf16, llmmem::dtype::fp8_e4m3,
-                                llmmem::dtype::int8, llmmem::dtype::int4};
-  static_assert(elements.size() == all_forms.size());
+  using llmmem::dtype;
+  constexpr std::array elements{dtype::f32,  dtype::bf16, dtype::fp8_e4m3, dtype::int8,
+                                dtype::int4, dtype::int8, dtype::int4};
+  static_assert(elements.size() == all_forms.size() + closing_forms.size());
   return elements[static_cast<std::size_t>(form)];
 }
 

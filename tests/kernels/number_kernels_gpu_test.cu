@@ -111,6 +111,8 @@ void check_blocks(std::uint64_t seed, cudaStream_t stream) {
   codes.value_element = random() % 2 == 0 ? dtype::int4 : dtype::int8;
   codes.key_scales = any_scales();
   codes.value_scales = any_scales();
+  codes.value_scales.element =
+      codes.key_scales.element;  // floats behind an odd number of bf16 are not aligned
   const std::vector<std::byte> in = any_values(values.element, values.total_bytes(blocks), random);
   std::vector<std::byte> coded(codes.total_bytes(blocks), poison);
   std::vector<std::byte> back(in.size(), poison);

@@ -68,10 +68,10 @@ TEST_CASE("what train_gpt saved is served, and told by its perplexity in every f
   REQUIRE(ran.status == exit_status::success);
   const auto found = nlohmann::json::parse(ran.out);
   CHECK(found["tokens"] == 999);
-  REQUIRE(found["forms"].size() == all_forms.size());
-  for (std::size_t i = 0; i < all_forms.size(); ++i) {
+  REQUIRE(found["forms"].size() == all_forms.size() + closing_forms.size());
+  for (std::size_t i = 0; i < all_forms.size() + closing_forms.size(); ++i) {
     const auto& each = found["forms"][i];
-    CHECK(each["form"] == name_of(all_forms[i]));
+    CHECK(each["form"] == name_of(kv_form(i)));
     CHECK(each["perplexity"] > 1.5);
     CHECK(each["perplexity"] < 30);  // of 256 bytes: the text was learned
   }

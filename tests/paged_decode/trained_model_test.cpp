@@ -122,7 +122,7 @@ TEST_CASE("perplexity is e to train_gpt's loss, and forms diverge from floats as
   const trained_model model(shape, of.weights);
   const perplexity_finding one = measure_perplexity(model, "text", text, {.block_tokens = 8}, 4);
   CHECK(one.predicted == shape.context);
-  REQUIRE(one.forms.size() == all_forms.size());
+  REQUIRE(one.forms.size() == all_forms.size() + closing_forms.size());
   CHECK(one.forms.front().perplexity == doctest::Approx(std::exp(loss)).epsilon(1e-5));
 
   const std::string more = llmmem_tests::tiny_text(700);
@@ -145,15 +145,24 @@ TEST_CASE("perplexity is e to train_gpt's loss, and forms diverge from floats as
   CHECK(quality(kv_form::int8).divergence < quality(kv_form::fp8).divergence);
   CHECK(quality(kv_form::fp8).divergence < quality(kv_form::int4_by_token).divergence);
   CHECK(quality(kv_form::int4_by_token).divergence < 0.1);
+  // Blocks of 8: a scale of 2 bytes for each channel of K, and for each vector of V.
+  CHECK(quality(kv_form::int4_by_channel).bytes_per_token == 2 * ((2 * 64 / 2) + 64 * 2 / 8 + 2 * 2));
+  CHECK(quality(kv_form::int8_by_channel).bytes_per_token == 2 * ((2 * 64) + 64 * 2 / 8 + 2 * 2));
+  CHECK(quality(kv_form::int8_by_channel).divergence > 0);
+  CHECK(quality(kv_form::int8_by_channel).divergence < quality(kv_form::int4_by_channel).divergence);
+  CHECK(quality(kv_form::int4_by_channel).divergence < quality(kv_form::int4_by_token).divergence);
   for (const form_quality& each : found.forms)
     CHECK(each.divergence_999 >= each.divergence);
 
-  // How many windows are decoded at once, and in what blocks, changes no bit.
+  // How many windows are decoded at once changes no bit; nor what blocks, unless scales are theirs.
   const perplexity_finding other = measure_perplexity(model, "text", long_text, {.block_tokens = 3}, 1);
-  for (std::size_t i = 0; i < found.forms.size(); ++i) {
+  for (std::size_t i = 0; i < all_forms.size(); ++i) {
     CHECK(other.forms[i].perplexity == found.forms[i].perplexity);
     CHECK(other.forms[i].divergence == found.forms[i].divergence);
   }
+  const perplexity_finding alone = measure_perplexity(model, "text", long_text, {.block_tokens = 8}, 1);
+  for (std::size_t i = 0; i < found.forms.size(); ++i)
+    CHECK(alone.forms[i].perplexity == found.forms[i].perplexity);
 }
 
 TEST_CASE("forms whose groups do not fit the heads are left out, and said to be") {
@@ -164,7 +173,7 @@ TEST_CASE("forms whose groups do not fit the heads are left out, and said to be"
   const trained_model model(narrow, std::move(layers));
   const perplexity_finding found = measure_perplexity(model, "text", std::vector<std::uint8_t>(20), {}, 2);
   CHECK(found.left_out == std::vector{kv_form::int8, kv_form::int4_by_token});
-  REQUIRE(found.forms.size() == 3);
+  REQUIRE(found.forms.size() == 3 + closing_forms.size());  // groups of by-channel forms fit any heads
   CHECK(found.forms[0].perplexity == doctest::Approx(256).epsilon(1e-6));  // all weights 0: any byte
   CHECK(to_report({}, found).find("left out: heads have 16 elements") != std::string::npos);
 }

@@ -158,8 +158,11 @@ class recode_work {
   static LLMMEM_HD void store_scale(std::byte* to, float scale) noexcept {
     store_packet<scale_bytes>(to, {{nearest_of<Scale>(scale)}});
   }
+  /// A NaN with the bits that a device gives a product with one: then a host's are the same.
   [[nodiscard]] static LLMMEM_HD float load_scale(const std::byte* from) noexcept {
-    return float_of<Scale>(static_cast<element_bits<Scale>>(load_packet<scale_bytes>(from).words[0]));
+    const float scale =
+        float_of<Scale>(static_cast<element_bits<Scale>>(load_packet<scale_bytes>(from).words[0]));
+    return size_of(scale) > 0x7F80'0000U ? float_of_bits(0x7FFF'FFFFU) : scale;
   }
 
   LLMMEM_HD void store_codes(std::byte* to, const floats& values, const floats& inverses) const noexcept {
