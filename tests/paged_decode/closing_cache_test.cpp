@@ -24,6 +24,7 @@ namespace {
 }  // namespace
 
 TEST_CASE("tokens one by one, in chunks and at once give the same bits over blocks that close, forks too") {
+  std::uint64_t taken_back = 0;
   for (const auto seed : llmmem_tests::seeds(8)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -65,10 +66,11 @@ TEST_CASE("tokens one by one, in chunks and at once give the same bits over bloc
     drafting.drafts = 4;
     drafting.answer_tokens = 20;
     const service_result drafted = serve(made, drafting, how);
-    CHECK(drafted.drafted > drafted.accepted);
+    taken_back += drafted.drafted - drafted.accepted;
     for (const transcript& each : drafted.transcripts) {
       for (const float logit : each.logits)
         REQUIRE(logit == logit);
     }
   }
+  CHECK(taken_back > 20);
 }

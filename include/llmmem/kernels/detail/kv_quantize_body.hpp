@@ -337,7 +337,7 @@ result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory&
   const kv_memory& values = is_quantize ? from : to;
   const kv_memory& codes = is_quantize ? to : from;
   if (auto known = check_recoding(values.layout, codes.layout, is_quantize, who); !known) return known;
-  // Both hold the same but for the form: compare them as if they had the same one.
+  // Both hold the same except for the form: compare them as if they had the same one.
   kv_memory alike = to;
   alike.layout.element = from.layout.element;
   alike.layout.value_element = from.layout.value_element;
