@@ -78,6 +78,15 @@ inline void run_tiers(const command_line& asked, std::FILE* out) {
     throw llmmem::error("the cache with tiers came to other bits than the one with room for all");
 }
 
+/// A trained model on a text.
+inline void run_perplexity(const command_line& asked, std::FILE* out) {
+  const perplexity_plan& plan = *asked.quality;
+  const trained_model made = load_trained_model(plan.weights);
+  const std::vector<std::uint8_t> text = detail::read_tokens(plan.text, plan.most_tokens);
+  const perplexity_finding found = measure_perplexity(made, plan.text, text, asked.what.cache, plan.windows);
+  example::write(out, asked.json ? to_json(found) : to_report(plan, found), "standard output");
+}
+
 /// @param arguments  without the program's name.
 /// @return failure where the paged cache came to other bits.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
@@ -85,6 +94,7 @@ inline void run_tiers(const command_line& asked, std::FILE* out) {
   return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,
                       notes, parse_command_line, [&](const command_line& asked) {
                         if (asked.tiers) return run_tiers(asked, out);
+                        if (asked.quality) return run_perplexity(asked, out);
                         const finding found = compare(asked.what);
                         const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);
                         example::write(out, text, "standard output");

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/perplexity.hpp"
 #include "paged_decode/stored_form.hpp"
 #include "paged_decode/tiers_run.hpp"
 
@@ -28,7 +30,8 @@ using example::usage_error;
 
 struct command_line {
   experiment what{};
-  std::optional<tiers_experiment> tiers{};  ///< conversations instead of requests
+  std::optional<tiers_experiment> tiers{};   ///< conversations instead of requests
+  std::optional<perplexity_plan> quality{};  ///< a trained model on a text instead of requests
   bool json = false;
 };
 
@@ -38,7 +41,8 @@ namespace detail {
   for (const kv_form form : all_forms) {
     if (name == name_of(form)) return form;
   }
-  throw usage_error(example::given("--kv", name) + ": no such form; there are f32, bf16, fp8, int8");
+  throw usage_error(example::given("--kv", name) +
+                    ": no such form; there are f32, bf16, fp8, int8, int4_by_token");
 }
 
 /// What the kernels of attention and of int8 ask of a head.
@@ -54,9 +58,31 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     throw wrong("--head-dim", shape.head_dim,
                 with_int8
                     ? fmt::format("must be a multiple of {}, a group of int8 (--no-errors and another --kv "
-                                  "than int8 take multiples of 8)",
+                                  "than int8 and int4_by_token take multiples of 8)",
                                   unit)
                     : fmt::format("must be a multiple of {}", unit));
+}
+
+/// A trained model brings its shape, and a text its tokens: options about either would be of no effect.
+/// @param given  the names of all options that were given.
+[[nodiscard]] inline perplexity_plan quality_of(const std::optional<std::string>& weights,
+                                                const std::optional<std::string>& text,
+                                                const std::optional<std::string>& tokens,
+                                                const std::vector<std::string>& given) {
+  constexpr std::array<std::string_view, 7> fitting{"--weights", "--text",    "--tokens", "--block-tokens",
+                                                    "--hnd",     "--permute", "--json"};
+  if (!weights) throw usage_error("--text and --tokens are about a trained model; give --weights DIR");
+  if (!text) throw usage_error("--weights needs a text to tell perplexity on; give --text FILE");
+  for (const std::string& each : given) {
+    if (std::find(fitting.begin(), fitting.end(), each) == fitting.end()) {
+      throw usage_error(each +
+                        " is of no effect with --weights, which measures the trained model with all "
+                        "forms; leave it out");
+    }
+  }
+  perplexity_plan out{.weights = *weights, .text = *text};
+  if (tokens) out.most_tokens = example::usage_count("--tokens", *tokens, 2, std::uint64_t{1} << 30U);
+  return out;
 }
 
 }  // namespace detail
@@ -72,7 +98,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   command_line asked;
   bool without_errors = false;
   bool is_hnd = false;
-  std::optional<std::string> form, seed, permutation, tiers, tier_folder, device_blocks;
+  std::optional<std::string> form, seed, permutation, tiers, tier_folder, device_blocks, weights, text,
+      text_tokens;
   conversation_plan talks;
   struct number {
     const char* option;
@@ -102,7 +129,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       {"--message", "tokens that a turn begins with", 1, 4096, &talks.message_tokens},
       {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
   };
-  app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8 (default: bf16)")
+  app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
       ->type_name("FORM");
   for (number& each : numbers)
     app.add_option(each.option, each.text, fmt::format("{} (default: {})", each.about, *each.into))
@@ -123,7 +150,26 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   app.add_option("--tier-dir", tier_folder,
                  "folder of the file tier (default: the system's for temporary files)")
       ->type_name("DIR");
+  app.add_option(
+         "--weights", weights,
+         "folder of train_gpt's checkpoints: tell that model's perplexity on --text with every form of "
+         "keys and values")
+      ->type_name("DIR");
+  app.add_option("--text", text,
+                 "with --weights: a text that the model was not trained on; each byte is a token")
+      ->type_name("FILE");
+  app.add_option("--tokens", text_tokens,
+                 fmt::format("with --weights: of the text, from its beginning (default: {})",
+                             perplexity_plan{}.most_tokens))
+      ->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output");
+  const auto given_options = [&] {
+    std::vector<std::string> names;
+    for (const CLI::Option* const each : app.get_options()) {
+      if (each->count() != 0) names.push_back(each->get_name());
+    }
+    return names;
+  };
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (form) asked.what.cache.form = detail::form_of(*form);
   for (const number& each : numbers) {
@@ -137,6 +183,10 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
   if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
+  if (weights || text || text_tokens) {
+    asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
+    return {asked, std::nullopt};
+  }
   if (tiers) {
     asked.tiers.emplace();
     asked.tiers->plan = talks;
@@ -154,7 +204,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
                       " is about the tiers; give --tiers host=N,file=N");
   }
-  detail::check_shape(shape, asked.what.with_errors || asked.what.cache.form == kv_form::int8);
+  detail::check_shape(shape, asked.what.with_errors || is_grouped(asked.what.cache.form));
   return {asked, std::nullopt};
 }
 

@@ -88,7 +88,7 @@ class contiguous_cache {
     for (std::uint32_t p = 0; p < 2; ++p) {
       const std::span<const float> from = p == 0 ? in.keys[row] : in.values[row];
       std::vector<float> rounded(from.begin(), from.end());
-      round_to(form_, rounded);
+      round_to(form_, rounded, config_.head_dim);
       const std::size_t plane = (std::size_t{layer} * 2 + p) * layout_.block_tokens;
       const std::size_t place = (plane + position) * config_.kv_elements();
       std::ranges::copy(rounded,

@@ -15,7 +15,7 @@
 namespace paged_decode {
 
 /// Which form a cache keeps keys and values in.
-enum class kv_form : std::uint8_t { f32, bf16, fp8, int8 };
+enum class kv_form : std::uint8_t { f32, bf16, fp8, int8, int4_by_token, int8_by_channel, int4_by_channel };
 
 /// What a sequence grows by in a step: a chunk of its prompt, a token, or a token and drafts behind it.
 template <class Sequence>
@@ -40,9 +40,22 @@ concept kv_cache = requires(C& cache, typename C::sequence sequence, std::span<c
   cache.release(sequence);
 };
 
+/// All of a decode step but the attention: `model`, of made-up weights, and `trained_model`.
+template <class M>
+concept decoder_model =
+    requires(const M& of, std::span<const llmmem::token_id> tokens, std::span<const std::uint64_t> positions,
+             std::uint32_t layer, rows_of_floats& x, const rows_of_floats& attended) {
+      { of.config() } -> std::same_as<const model_config&>;
+      { of.embed(tokens, positions) } -> std::same_as<rows_of_floats>;
+      { of.project(layer, x, positions) } -> std::same_as<projected>;
+      of.finish_layer(layer, x, attended);
+      { of.logits(x) } -> std::same_as<rows_of_floats>;
+    };
+static_assert(decoder_model<model>);
+
 /// Runs a batch. @return the logits behind each token, in the batch's order.
-template <kv_cache Cache>
-[[nodiscard]] rows_of_floats decode(const model& of, Cache& cache,
+template <decoder_model Model, kv_cache Cache>
+[[nodiscard]] rows_of_floats decode(const Model& of, Cache& cache,
                                     std::span<const grown<typename Cache::sequence>> batch) {
   std::vector<llmmem::token_id> tokens;
   std::vector<std::uint64_t> positions;
@@ -54,7 +67,7 @@ template <kv_cache Cache>
     }
   }
   cache.grow(batch);
-  rows_of_floats x = of.embed(tokens);
+  rows_of_floats x = of.embed(tokens, positions);
   for (std::uint32_t layer = 0; layer < of.config().layers; ++layer)
     of.finish_layer(layer, x, cache.attend(layer, of.project(layer, x, positions)));
   return of.logits(x);

@@ -1,5 +1,6 @@
 /// @file
-/// The memory behind a paged cache's blocks: in elements that attention reads, or in groups of int8.
+/// The memory behind a paged cache's blocks: in elements that attention reads, or in groups of
+/// int8 or int4.
 #pragma once
 
 #include <llmmem/kernels/kv_append.hpp>
@@ -104,14 +105,19 @@ class element_store {
   llmmem::kv_scales scales_{};
 };
 
-/// In int8 with a scale for each group of a vector, in two caches under one table: codes, and scales.
-/// Attention reads no int8: each step gathers its sequences' tokens and makes floats of them, which is the
-/// price of half of bf16's memory without a kernel that does it on the way.
+/// In int8 or int4 with a scale for each group of a vector, in two caches under one table: codes, and scales.
+/// Attention reads neither: each step gathers its sequences' tokens and makes floats of them, which is the
+/// price of half of bf16's memory, or a quarter, without a kernel that does it on the way.
 template <class Place>
-class int8_store {
+class group_store {
  public:
-  int8_store(Place& place, const llmmem::kv_layout& layout, std::uint64_t blocks)
-      : place_(&place), codes_(place, layout, blocks), scales_(place, scales_of(layout), blocks) {}
+  /// @param layout  of the codes.
+  /// @param group   elements that share a scale.
+  group_store(Place& place, const llmmem::kv_layout& layout, std::uint64_t blocks, std::uint32_t group)
+      : place_(&place),
+        group_(group),
+        codes_(place, layout, blocks),
+        scales_(place, scales_of(layout, group), blocks) {}
 
   void append(const step_tables& step, const float* keys, const float* values, std::uint32_t layer) {
     const llmmem::kv_layout& layout = codes_.layout();
@@ -119,12 +125,11 @@ class int8_store {
     for (std::uint32_t p = 0; p < 2; ++p)
       in[p] = quantize(p == 0 ? keys : values, step.rows, staged_[p]);
     const llmmem::slot_front slots(step.slots, layout.block_tokens, codes_.view().blocks);
-    const std::uint64_t code = layout.head_dim;
+    const std::uint64_t code = layout.vector_bytes(0);
     const std::uint64_t scale = scales_.layout().vector_bytes(0);
     const std::uint64_t heads = layout.heads;
     llmmem::append_kv(place_->run(), slots, {in[0].codes, code * heads, code},
-                      {in[1].codes, code * heads, code}, codes_.view(), layer,
-                      {.element = llmmem::dtype::int8})
+                      {in[1].codes, code * heads, code}, codes_.view(), layer, {.element = layout.element})
         .value();
     llmmem::append_kv(place_->run(), slots, {in[0].scales, scale * heads, scale},
                       {in[1].scales, scale * heads, scale}, scales_.view(), layer,
@@ -137,7 +142,7 @@ class int8_store {
   [[nodiscard]] attended_cache attended(const step_tables& step, std::uint32_t layer) {
     const llmmem::kv_layout& layout = codes_.layout();
     const std::uint64_t heads = layout.heads;
-    const std::uint64_t code = layout.head_dim;
+    const std::uint64_t code = layout.vector_bytes(0);
     const std::uint64_t scale = scales_.layout().vector_bytes(0);
     quantized of[2];
     for (std::uint32_t p = 0; p < 2; ++p)
@@ -145,8 +150,7 @@ class int8_store {
     const llmmem::gather_rows rows{.cu_seq_lens = step.tokens.indptr, .rows = step.all_tokens};
     const llmmem::table_front front(step.blocks, rows, codes_.view().blocks);
     llmmem::gather_kv(place_->run(), front, {of[0].codes, code * heads, code},
-                      {of[1].codes, code * heads, code}, codes_.view(), layer,
-                      {.element = llmmem::dtype::int8})
+                      {of[1].codes, code * heads, code}, codes_.view(), layer, {.element = layout.element})
         .value();
     llmmem::gather_kv(place_->run(), front, {of[0].scales, scale * heads, scale},
                       {of[1].scales, scale * heads, scale}, scales_.view(), layer,
@@ -182,37 +186,42 @@ class int8_store {
     typename Place::memory scales{};
   };
 
-  [[nodiscard]] static llmmem::kv_layout scales_of(llmmem::kv_layout layout) {
-    layout.head_dim /= int8_group;
+  [[nodiscard]] static llmmem::kv_layout scales_of(llmmem::kv_layout layout, std::uint32_t group) {
+    layout.head_dim /= group;
     layout.element = llmmem::dtype::f32;
     return layout;
   }
   [[nodiscard]] llmmem::group_shape groups_of(std::size_t tokens) const {
-    return {.rows = std::uint64_t{tokens} * codes_.layout().heads * (codes_.layout().head_dim / int8_group),
-            .elements = int8_group};
+    return {.rows = std::uint64_t{tokens} * codes_.layout().heads * (codes_.layout().head_dim / group_),
+            .elements = group_};
+  }
+  /// Of a group.
+  [[nodiscard]] std::uint64_t code_bytes() const noexcept {
+    return group_ * llmmem::bits_of(codes_.layout().element) / 8;
   }
   [[nodiscard]] quantized room(std::size_t tokens, staged& in) {
     const std::uint64_t groups = groups_of(tokens).rows;
-    return {place_->make_room(in.codes, groups * int8_group),
+    return {place_->make_room(in.codes, groups * code_bytes()),
             place_->make_room(in.scales, groups * sizeof(float))};
   }
   [[nodiscard]] quantized quantize(const float* values, std::size_t tokens, staged& in) {
     const quantized out = room(tokens, in);
     const auto* const bytes = reinterpret_cast<const std::byte*>(values);
     llmmem::quantize_groups(place_->run(), groups_of(tokens),
-                            {bytes, llmmem::dtype::f32, int8_group * sizeof(float)},
-                            {out.codes, llmmem::dtype::int8, int8_group}, {out.scales, sizeof(float)})
+                            {bytes, llmmem::dtype::f32, group_ * sizeof(float)},
+                            {out.codes, codes_.layout().element, code_bytes()}, {out.scales, sizeof(float)})
         .value();
     return out;
   }
   void dequantize(const quantized& of, std::size_t tokens, std::byte* to) {
-    llmmem::dequantize_groups(place_->run(), groups_of(tokens), {of.codes, llmmem::dtype::int8, int8_group},
-                              {of.scales, sizeof(float)},
-                              {to, llmmem::dtype::f32, int8_group * sizeof(float)})
+    llmmem::dequantize_groups(place_->run(), groups_of(tokens),
+                              {of.codes, codes_.layout().element, code_bytes()}, {of.scales, sizeof(float)},
+                              {to, llmmem::dtype::f32, group_ * sizeof(float)})
         .value();
   }
 
   Place* place_;
+  std::uint32_t group_;
   cache_memory<Place> codes_;
   cache_memory<Place> scales_;
   staged staged_[2]{};

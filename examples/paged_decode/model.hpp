@@ -187,7 +187,8 @@ class model {
 
   [[nodiscard]] const model_config& config() const noexcept { return config_; }
 
-  [[nodiscard]] rows_of_floats embed(std::span<const llmmem::token_id> tokens) const {
+  [[nodiscard]] rows_of_floats embed(std::span<const llmmem::token_id> tokens,
+                                     std::span<const std::uint64_t> /*positions*/) const {
     rows_of_floats out(tokens.size(), config_.hidden);
     for (std::size_t row = 0; row < tokens.size(); ++row)
       std::ranges::copy(embedding_[static_cast<std::size_t>(tokens[row])], out[row].begin());

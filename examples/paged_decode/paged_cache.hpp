@@ -129,6 +129,16 @@ class paged_cache {
   }
   void release(sequence of) { allocator_.release(of).value(); }
 
+  /// Of keys and values in all layers, with all that belongs to them.
+  [[nodiscard]] std::uint64_t bytes_per_token() const {
+    std::uint64_t bytes = 0;
+    with_store([&](const auto& store) {
+      for (const llmmem::kv_memory& each : store.memories())
+        bytes += each.layout.block_bytes();
+    });
+    return bytes / how_.block_tokens;
+  }
+
   [[nodiscard]] const paged_counts& counts() const noexcept { return counts_; }
   [[nodiscard]] const decode_allocator& allocator() const noexcept { return allocator_; }
   [[nodiscard]] decode_allocator& allocator() noexcept { return allocator_; }
@@ -139,7 +149,7 @@ class paged_cache {
   }
 
  private:
-  using any_store = std::variant<element_store<Place>, int8_store<Place>>;
+  using any_store = std::variant<element_store<Place>, group_store<Place>>;
 
   [[nodiscard]] any_store store_of(Place& place) const {
     const llmmem::kv_layout layout{.layers = config_.layers,
@@ -149,7 +159,10 @@ class paged_cache {
                                    .element = element_of_form(how_.form),
                                    .heads_in_block = how_.heads_in_block,
                                    .order = how_.order};
-    if (how_.form == kv_form::int8) return int8_store<Place>(place, layout, allocator_.physical_blocks());
+    if (is_grouped(how_.form)) {
+      return group_store<Place>(place, layout, allocator_.physical_blocks(),
+                                group_elements(how_.form, config_.head_dim));
+    }
     return element_store<Place>(place, layout, allocator_.physical_blocks());
   }
 

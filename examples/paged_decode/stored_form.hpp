@@ -19,26 +19,46 @@
 
 namespace paged_decode {
 
-inline constexpr std::array<kv_form, 4> all_forms{kv_form::f32, kv_form::bf16, kv_form::fp8, kv_form::int8};
+/// Of `paged_cache`.
+inline constexpr std::array<kv_form, 5> all_forms{kv_form::f32, kv_form::bf16, kv_form::fp8, kv_form::int8,
+                                                  kv_form::int4_by_token};
+
+/// Keys by channel over a block's tokens, values by token and head: of `closing_cache`.
+inline constexpr std::array<kv_form, 2> closing_forms{kv_form::int8_by_channel, kv_form::int4_by_channel};
 
 [[nodiscard]] constexpr std::string_view name_of(kv_form form) noexcept {
-  constexpr std::array<std::string_view, 4> names{"f32", "bf16", "fp8", "int8"};
+  constexpr std::array<std::string_view, all_forms.size() + closing_forms.size()> names{
+      "f32", "bf16", "fp8", "int8", "int4_by_token", "int8_by_channel", "int4_by_channel"};
   return names[static_cast<std::size_t>(form)];
 }
 
 [[nodiscard]] constexpr llmmem::dtype element_of_form(kv_form form) noexcept {
-  constexpr std::array elements{llmmem::dtype::f32, llmmem::dtype::bf16, llmmem::dtype::fp8_e4m3,
-                                llmmem::dtype::int8};
+  using llmmem::dtype;
+  constexpr std::array elements{dtype::f32,  dtype::bf16, dtype::fp8_e4m3, dtype::int8,
+                                dtype::int4, dtype::int8, dtype::int4};
+  static_assert(elements.size() == all_forms.size() + closing_forms.size());
   return elements[static_cast<std::size_t>(form)];
 }
 
 /// Of keys and values in fp8. A power of two: it moves the range (to 28 here), and rounds nothing.
 inline constexpr float fp8_scale = 0.0625F;
-/// Elements that share a scale in int8.
+/// Elements that share a scale in int8, and the unit of all forms in groups.
 inline constexpr std::uint32_t int8_group = 32;
 
+/// Whether a form has codes and a scale for each group of a vector.
+[[nodiscard]] constexpr bool is_grouped(kv_form form) noexcept {
+  return form == kv_form::int8 || form == kv_form::int4_by_token;
+}
+/// Elements that share a scale: of int4 by token all of a head's, where the kernels have groups so long.
+/// @pre the form is grouped, and `head_dim` a multiple of `int8_group`
+[[nodiscard]] constexpr std::uint32_t group_elements(kv_form form, std::uint32_t head_dim) noexcept {
+  const bool is_whole = form == kv_form::int4_by_token && (head_dim == 64 || head_dim == 128);
+  return is_whole ? head_dim : int8_group;
+}
+
 /// The vectors' numbers as a cache of this form gives them back.
-inline void round_to(kv_form form, std::span<float> numbers) {
+/// @param head_dim  elements of each vector.
+inline void round_to(kv_form form, std::span<float> numbers, std::uint32_t head_dim) {
   using llmmem::dtype;
   if (form == kv_form::bf16) {
     for (float& each : numbers)
@@ -48,18 +68,21 @@ inline void round_to(kv_form form, std::span<float> numbers) {
       const auto code = llmmem::nearest_of<dtype::fp8_e4m3>(each / fp8_scale);
       each = llmmem::float_of<dtype::fp8_e4m3>(code) * fp8_scale;
     }
-  } else if (form == kv_form::int8) {
-    const std::size_t groups = numbers.size() / int8_group;
-    const llmmem::group_shape shape{.rows = groups, .elements = int8_group};
-    std::vector<std::byte> codes(numbers.size());
+  } else if (is_grouped(form)) {
+    const dtype code = element_of_form(form);
+    const std::uint32_t elements = group_elements(form, head_dim);
+    const std::size_t groups = numbers.size() / elements;
+    const llmmem::group_shape shape{.rows = groups, .elements = elements};
+    const std::uint64_t code_stride = elements * llmmem::bits_of(code) / 8;
+    std::vector<std::byte> codes(groups * code_stride);
     std::vector<float> scales(groups);
     const auto values = std::as_writable_bytes(numbers);
-    const std::uint64_t value_stride = int8_group * sizeof(float);
+    const std::uint64_t value_stride = elements * sizeof(float);
     std::byte* const scale_bytes = std::as_writable_bytes(std::span(scales)).data();
     llmmem::quantize_groups(llmmem::host_executor{}, shape, {values.data(), dtype::f32, value_stride},
-                            {codes.data(), dtype::int8, int8_group}, {scale_bytes, sizeof(float)})
+                            {codes.data(), code, code_stride}, {scale_bytes, sizeof(float)})
         .value();
-    llmmem::dequantize_groups(llmmem::host_executor{}, shape, {codes.data(), dtype::int8, int8_group},
+    llmmem::dequantize_groups(llmmem::host_executor{}, shape, {codes.data(), code, code_stride},
                               {scale_bytes, sizeof(float)}, {values.data(), dtype::f32, value_stride})
         .value();
   }

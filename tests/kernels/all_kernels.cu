@@ -9,6 +9,7 @@
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/kv_quantize.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
@@ -43,6 +44,8 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
   if (auto done = gather_kv(run, padded_rows, out, out, cache, 0); !done) return done;
   if (auto done = copy_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = copy_few_kv_blocks(run, cache, cache, pairs); !done) return done;
+  if (auto done = quantize_kv_blocks(run, cache, cache, pairs); !done) return done;
+  if (auto done = dequantize_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = copy_batch(run, tasks, 1); !done) return done;
   return copy_few(run, tasks);
 }

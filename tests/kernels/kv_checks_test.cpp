@@ -115,12 +115,14 @@ TEST_SUITE("kv_checks") {
     };
     kv_layout scaled = layout;
     scaled.key_scales.group = scale_group::vector;
-    CHECK(calls(scaled) == both("the kernel takes 2 planes, keys and values alone; the layout has 3, with "
-                                "scales or index keys"));
+    CHECK(calls(scaled) ==
+          both("the kernel takes 2 planes, keys and values alone; the layout has 3, with "
+               "scales or index keys (dequantize_kv_blocks makes floats of blocks with scales)"));
     scaled = layout;
     scaled.value_scales = {.group = scale_group::channel, .has_global = true};
-    CHECK(calls(scaled) == both("the kernel takes 2 planes, keys and values alone; the layout has 4, with "
-                                "scales or index keys"));
+    CHECK(calls(scaled) ==
+          both("the kernel takes 2 planes, keys and values alone; the layout has 4, with "
+               "scales or index keys (dequantize_kv_blocks makes floats of blocks with scales)"));
     kv_layout mixed = layout;
     mixed.value_element = dtype::fp8_e4m3;
     CHECK(calls(mixed) ==

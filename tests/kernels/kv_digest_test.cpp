@@ -164,7 +164,7 @@ TEST_SUITE("kv_digest") {
     indexed.index_dim = 8;
     CHECK(told(digest_kv_blocks(run, {bytes.data(), 2, indexed}, numbers, sums)) ==
           "digest_kv_blocks: the kernel takes 2 planes, keys and values alone; the layout has 3, with scales "
-          "or index keys");
+          "or index keys (dequantize_kv_blocks makes floats of blocks with scales)");
     CHECK(told(digest_kv_blocks(run, {nullptr, 2, layout}, {}, sums)) == "");
     CHECK(sums == std::vector<std::uint64_t>(2, 7));
   }

@@ -6,6 +6,7 @@
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/kv_quantize.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 
@@ -87,6 +88,62 @@ void check_groups(std::uint64_t seed, cudaStream_t stream) {
   require(codes_there.host() == codes, "codes differ from the host's", seed);
   require(scales_there.host() == scales, "scales differ from the host's", seed);
   require(back_there.host() == back, "values differ from the host's", seed);
+}
+
+/// Blocks of a cache into codes and back, of any form and order.
+void check_blocks(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  constexpr std::uint64_t blocks = 4;
+  kv_layout values{.layers = static_cast<std::uint32_t>(1 + random() % 3),
+                   .heads = static_cast<std::uint32_t>(1 + random() % 3),
+                   .head_dim = static_cast<std::uint32_t>(8 * (1 + random() % 6)),
+                   .block_tokens = static_cast<std::uint32_t>(1 + random() % 20),
+                   .element = random() % 2 == 0 ? dtype::bf16 : dtype::f32,
+                   .order = block_order(random() % block_order_count)};
+  kv_layout codes = values;
+  codes.order = block_order(random() % block_order_count);
+  const auto any_scales = [&] {
+    return paging::scale_form{
+        .group = random() % 2 == 0 ? paging::scale_group::channel : paging::scale_group::vector,
+        .element = random() % 2 == 0 ? dtype::bf16 : dtype::f32};
+  };
+  codes.element = random() % 2 == 0 ? dtype::int4 : dtype::int8;
+  codes.value_element = random() % 2 == 0 ? dtype::int4 : dtype::int8;
+  codes.key_scales = any_scales();
+  codes.value_scales = any_scales();
+  codes.value_scales.element =
+      codes.key_scales.element;  // floats behind an odd number of bf16 are not aligned
+  const std::vector<std::byte> in = any_values(values.element, values.total_bytes(blocks), random);
+  std::vector<std::byte> coded(codes.total_bytes(blocks), poison);
+  std::vector<std::byte> back(in.size(), poison);
+  const std::vector<block_pair> pairs{{2, 1}, {-1, 0}, {0, 3}, {9, 2}};
+  const std::vector<block_pair> again{{1, 2}, {3, 0}};
+  std::vector<std::uint32_t> flag(1);
+  const device_array<std::byte> in_there(in);
+  const device_array<std::byte> coded_there(coded);
+  const device_array<std::byte> back_there(back);
+  const device_array<block_pair> pairs_there(pairs);
+  const device_array<block_pair> again_there(again);
+  const device_array<std::uint32_t> flag_there(flag);
+  const auto both_ways = [&](const auto& run, const std::byte* from, std::byte* to, std::byte* restored,
+                             const block_pair* first, const block_pair* second, std::uint32_t* beyond) {
+    const kv_memory floats{const_cast<std::byte*>(from), blocks, values};
+    return quantize_kv_blocks(run, {to, blocks, codes}, floats, {first, pairs.size()},
+                              {.out_of_range = beyond})
+               .has_value() &&
+           dequantize_kv_blocks(run, {restored, blocks, values}, {to, blocks, codes}, {second, again.size()})
+               .has_value();
+  };
+  run_on_device(stream, seed, [&](const device_executor& run) {
+    return both_ways(run, in_there.data(), coded_there.data(), back_there.data(), pairs_there.data(),
+                     again_there.data(), flag_there.data());
+  });
+  require(both_ways(host_executor{}, in.data(), coded.data(), back.data(), pairs.data(), again.data(),
+                    flag.data()),
+          "blocks on the host", seed);
+  require(coded_there.host() == coded, "codes of blocks differ from the host's", seed);
+  require(back_there.host() == back, "values of blocks differ from the host's", seed);
+  require(flag_there.host() == flag && flag[0] == 1, "a block that is none is not flagged", seed);
 }
 
 void check_planes(std::uint64_t seed, cudaStream_t stream) {
@@ -225,6 +282,7 @@ void check_metadata(std::uint64_t seed, cudaStream_t stream) {
 int main() {
   check_worlds(400, [](std::uint64_t seed, cudaStream_t stream) {
     check_groups(seed, stream);
+    check_blocks(seed, stream);
     check_planes(seed, stream);
     check_patterns(seed, stream);
     check_metadata(seed, stream);

@@ -464,7 +464,7 @@ TEST_SUITE("paged_attention") {
           of.cache.layout.value_scales.group = llmmem::paging::scale_group::vector;
         }).message() ==
         "paged_attention: cache.layout: the kernel takes 2 planes, keys and values alone; the layout has 3, "
-        "with scales or index keys");
+        "with scales or index keys (dequantize_kv_blocks makes floats of blocks with scales)");
     CHECK(told([](call& of) { of.options.query_heads = 3; }).message() ==
           "paged_attention: query_heads is no multiple of the cache's heads: two lengths must be equal, but "
           "are 3 and 2");

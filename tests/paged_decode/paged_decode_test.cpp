@@ -55,7 +55,7 @@ outcome run(const std::vector<std::string>& arguments) {
                .drafts = between(random, 0, 5),
                .seed = random.next()};
   what.cache = {
-      .form = all_forms[random.below(std::uint32_t{4})],
+      .form = all_forms[random.below(static_cast<std::uint32_t>(all_forms.size()))],
       .block_tokens = between(random, 1, 17),
       .heads_in_block = random.once_in(2) ? llmmem::paging::head_order::hnd : llmmem::paging::head_order::nhd,
       .order = llmmem::block_order(random.below(llmmem::block_order_count)),

@@ -25,13 +25,16 @@ namespace detail {
   switch (why.index) {
     case 0:
       return "the kernel takes {wanted} planes, keys and values alone; the layout has {found}, with scales "
-             "or "
-             "index keys";
+             "or index keys (dequantize_kv_blocks makes floats of blocks with scales)";
     case 1:
       return "the kernel takes values of the keys' type, but the layout has another value_element";
     case 2:
       return "the kernel reads a rotary part of the keys' type only, but the layout has a rotary_dim of "
              "{found}";
+    case 4:
+      return "the kernel takes scales by vector or by channel (scale_group 1 or 3), one number of f32 or "
+             "bf16 "
+             "for each and none for the block; the layout has other scales, of scale_group {found}";
     default:
       return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
              "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), and "
@@ -66,12 +69,13 @@ inline constexpr std::array kernels_errors{
                .found = "the one that it was compiled for",
                .sentence = "the kernel needs compute capability {wanted} and was compiled for {found}; set "
                            "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more"},
-    error_info{.number = 92,
-               .name = "unsupported_layout",
-               .index = "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size",
-               .wanted = "what the kernel takes",
-               .found = "what the layout says",
-               .sentence_for = unsupported_layout_sentence},
+    error_info{
+        .number = 92,
+        .name = "unsupported_layout",
+        .index = "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 scales",
+        .wanted = "what the kernel takes",
+        .found = "what the layout says",
+        .sentence_for = unsupported_layout_sentence},
 };
 
 }  // namespace detail
@@ -89,7 +93,8 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 /// 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
-/// 2 `rotary_dim`, 3 `part.cp_size`; wanted = what the kernel supports, found = what the layout says.
+/// 2 `rotary_dim`, 3 `part.cp_size`, 4 its scales; wanted = what the kernel supports, found = what the layout
+/// says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc

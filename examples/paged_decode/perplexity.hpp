@@ -1,0 +1,264 @@
+/// @file
+/// What each form of keys and values costs a model that learned: its perplexity on text that it did not see.
+#pragma once
+
+#include <llmmem/error.hpp>
+#include <llmmem/paging/ids.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/program.hpp"
+#include "common/text.hpp"
+#include "paged_decode/closing_cache.hpp"
+#include "paged_decode/decoder.hpp"
+#include "paged_decode/host_place.hpp"
+#include "paged_decode/paged_cache.hpp"
+#include "paged_decode/stored_form.hpp"
+#include "paged_decode/trained_model.hpp"
+#include "train_gpt/exact_math.hpp"
+
+namespace paged_decode {
+
+/// What is to be measured.
+struct perplexity_plan {
+  std::string weights{};             ///< a folder of train_gpt's checkpoints
+  std::string text{};                ///< a file
+  std::uint64_t most_tokens = 8192;  ///< of the text, from its beginning
+  std::uint32_t windows = 32;        ///< that are decoded at once
+};
+
+/// What one form came to.
+struct form_quality {
+  kv_form form = kv_form::f32;
+  std::uint64_t bytes_per_token = 0;  ///< of keys and values in all layers, scales included
+  double perplexity = 0;              ///< e to the mean of -ln(probability of the token that came)
+  double divergence = 0;              ///< mean over tokens of KL(floats || form), in nats
+  double divergence_999 = 0;          ///< the same of the token that 99.9% of all are below
+  std::uint64_t changed = 0;          ///< tokens where another one than with floats was the likeliest
+};
+
+struct perplexity_finding {
+  train_gpt::gpt_shape shape{};
+  std::uint64_t predicted = 0;        ///< tokens
+  std::vector<form_quality> forms{};  ///< f32, the reference, first
+  std::vector<kv_form> left_out{};    ///< whose groups do not fit the model's heads
+};
+
+/// ln of each token's probability.
+[[nodiscard]] inline std::vector<double> log_probabilities(std::span<const float> logits) {
+  const double most = static_cast<double>(*std::ranges::max_element(logits));
+  std::vector<double> out(logits.size());
+  double sum = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    out[i] = static_cast<double>(logits[i]) - most;
+    sum += train_gpt::exact_exp(out[i]);
+  }
+  const double ln_sum = train_gpt::exact_log(sum);
+  for (double& each : out)
+    each -= ln_sum;
+  return out;
+}
+
+namespace detail {
+
+/// All bytes of a file, up to so many; each is a token, as in train_gpt.
+/// @throws llmmem::system_error  when it cannot be read.
+[[nodiscard]] inline std::vector<std::uint8_t> read_tokens(const std::string& path, std::uint64_t most) {
+  const example::file_handle file = example::open(path, "rb");
+  std::vector<std::uint8_t> out(static_cast<std::size_t>(most));
+  const std::size_t got = std::fread(out.data(), 1, out.size(), file.get());
+  if (std::ferror(file.get()) != 0) throw example::file_error(path, "read");
+  out.resize(got);
+  return out;
+}
+
+/// One form's cache, and the sums of what came of it.
+struct form_run {
+  form_quality found{};
+  std::unique_ptr<paged_cache<host_place>> cache{};
+  std::unique_ptr<closing_cache> closing{};  // instead, of a form whose blocks are closed
+  double surprise = 0;                       // sum of -ln p
+  std::vector<double> divergences{};
+};
+
+/// A window of a text: its tokens, behind each of which the next is predicted.
+using text_window = std::span<const std::uint8_t>;
+
+/// Decodes windows side by side, a token each a step, as an engine does: what a token attends to has gone
+/// through the cache.
+/// @param windows  each of 2 tokens or more; longer ones first.
+/// @param told     called with a window's number, the position and the logits behind it.
+template <kv_cache Cache, class Told>
+void decode_windows(const trained_model& of, Cache& cache, std::span<const text_window> windows,
+                    const Told& told) {
+  using sequence = typename Cache::sequence;
+  std::vector<sequence> sequences;
+  std::vector<llmmem::token_id> tokens(windows.size());
+  for (const text_window& each : windows) {
+    const llmmem::token_id first = each.front();
+    sequences.push_back(cache.create(std::span(&first, 1)));
+  }
+  std::vector<grown<sequence>> batch;
+  for (std::size_t position = 0; position + 1 < windows.front().size(); ++position) {
+    batch.clear();
+    for (std::size_t w = 0; w < windows.size() && position + 1 < windows[w].size(); ++w) {
+      tokens[w] = windows[w][position];
+      batch.push_back({sequences[w], std::span(&tokens[w], 1)});
+    }
+    const rows_of_floats logits = decode(of, cache, std::span<const grown<sequence>>(batch));
+    for (std::size_t w = 0; w < batch.size(); ++w)
+      told(w, position, logits[w]);
+  }
+  for (const sequence each : sequences)
+    cache.release(each);
+}
+
+[[nodiscard]] inline std::size_t likeliest_of(std::span<const double> of) noexcept {
+  return static_cast<std::size_t>(std::ranges::max_element(of) - of.begin());
+}
+
+}  // namespace detail
+
+/// Decodes a text with a cache of each form, and compares what the model makes of it. The text is cut into
+/// windows of the model's context, since its positions end there; every token but the text's first is
+/// predicted once.
+/// @throws llmmem::argument_error  for a text of fewer than 2 tokens.
+[[nodiscard]] inline perplexity_finding measure_perplexity(const trained_model& of, const std::string& name,
+                                                           std::span<const std::uint8_t> text,
+                                                           const paged_config& how, std::uint32_t at_once) {
+  if (text.size() < 2) {
+    throw llmmem::argument_error(fmt::format(
+        "{}: it has {}, and perplexity needs 2: one to begin with, and one to predict; give a longer --text, "
+        "or more --tokens",
+        example::printable(name, 512), text.empty() ? "no token" : "1 token"));
+  }
+  perplexity_finding out{.shape = of.shape(), .predicted = text.size() - 1};
+  const std::size_t context = of.shape().context;
+  std::vector<detail::text_window> windows;
+  for (std::size_t first = 0; first + 1 < text.size(); first += context)
+    windows.push_back(text.subspan(first, std::min(context + 1, text.size() - first)));
+
+  host_place place;
+  paged_config cache = how;
+  cache.most_tokens = (context + share_tokens - 1) / share_tokens * share_tokens;
+  cache.blocks = at_once * ((context + cache.block_tokens - 1) / cache.block_tokens);
+  std::vector<detail::form_run> runs;
+  for (const kv_form form : all_forms) {
+    if (is_grouped(form) && of.config().head_dim % int8_group != 0) {
+      out.left_out.push_back(form);
+      continue;
+    }
+    cache.form = form;
+    runs.push_back({.found = {.form = form},
+                    .cache = std::make_unique<paged_cache<host_place>>(of.config(), cache, place)});
+    runs.back().found.bytes_per_token = runs.back().cache->bytes_per_token();
+  }
+  for (const kv_form form : closing_forms) {
+    if (of.config().head_dim % 8 != 0) {
+      out.left_out.push_back(form);
+      continue;
+    }
+    cache.form = form;
+    runs.push_back({.found = {.form = form}, .closing = std::make_unique<closing_cache>(of.config(), cache)});
+    runs.back().found.bytes_per_token = runs.back().closing->bytes_per_token();
+  }
+  std::vector<std::vector<double>> right;  // [window x context + position] of floats
+  for (std::size_t first = 0; first < windows.size(); first += at_once) {
+    const auto some =
+        std::span(windows).subspan(first, std::min<std::size_t>(at_once, windows.size() - first));
+    right.assign(some.size() * context, {});
+    for (detail::form_run& run : runs) {
+      // By window, and those in order: sums do not depend on how many windows are decoded at once.
+      std::vector<double> surprises(some.size());
+      std::vector<double> divergences(some.size());
+      const auto told = [&](std::size_t window, std::size_t position, std::span<const float> logits) {
+        std::vector<double> logs = log_probabilities(logits);
+        surprises[window] -= logs[some[window][position + 1]];
+        std::vector<double>& exact = right[window * context + position];
+        if (run.found.form == kv_form::f32) {
+          exact = std::move(logs);
+          return;
+        }
+        double divergence = 0;
+        for (std::size_t i = 0; i < logs.size(); ++i)
+          divergence += train_gpt::exact_exp(exact[i]) * (exact[i] - logs[i]);
+        run.divergences.push_back(divergence);
+        divergences[window] += divergence;
+        run.found.changed += detail::likeliest_of(exact) == detail::likeliest_of(logs) ? 0U : 1U;
+      };
+      if (run.closing) {
+        detail::decode_windows(of, *run.closing, some, told);
+      } else {
+        detail::decode_windows(of, *run.cache, some, told);
+      }
+      for (std::size_t window = 0; window < some.size(); ++window) {
+        run.surprise += surprises[window];
+        run.found.divergence += divergences[window];
+      }
+    }
+  }
+  for (detail::form_run& run : runs) {
+    const auto count = static_cast<double>(out.predicted);
+    run.found.perplexity = train_gpt::exact_exp(run.surprise / count);
+    run.found.divergence /= count;
+    if (!run.divergences.empty()) {
+      const std::size_t at = run.divergences.size() - 1 - run.divergences.size() / 1000;
+      std::ranges::nth_element(run.divergences, run.divergences.begin() + static_cast<std::ptrdiff_t>(at));
+      run.found.divergence_999 = run.divergences[at];
+    }
+    out.forms.push_back(run.found);
+  }
+  return out;
+}
+
+[[nodiscard]] inline std::string to_json(const perplexity_finding& found) {
+  std::string forms;
+  for (const form_quality& each : found.forms) {
+    forms +=
+        fmt::format(R"({}{{"form": "{}", "bytes_per_token": {}, "perplexity": {:.6f}, "kl_mean": {:.4g}, )"
+                    R"("kl_999": {:.4g}, "changed": {}}})",
+                    forms.empty() ? "" : ", ", name_of(each.form), each.bytes_per_token, each.perplexity,
+                    each.divergence, each.divergence_999, each.changed);
+  }
+  std::string left_out;
+  for (const kv_form each : found.left_out)
+    left_out += fmt::format(R"({}"{}")", left_out.empty() ? "" : ", ", name_of(each));
+  return fmt::format(R"({{"forms": [{}], "left_out": [{}], "tokens": {}}})"
+                     "\n",
+                     forms, left_out, found.predicted);
+}
+
+[[nodiscard]] inline std::string to_report(const perplexity_plan& plan, const perplexity_finding& found) {
+  const train_gpt::gpt_shape& shape = found.shape;
+  std::string text = fmt::format(
+      "{} blocks of width {} with {} heads of {}, context {}; {} tokens of {}, decoded one by one\n"
+      "  form             bytes a token  perplexity  KL to f32, mean  of 99.9%  likeliest is another\n",
+      shape.blocks, shape.width, shape.heads, shape.head_width(), shape.context,
+      example::grouped(found.predicted), example::printable(plan.text, 512));
+  for (const form_quality& each : found.forms) {
+    text += fmt::format("  {:<15}  {:>13}  {:>10.4f}", name_of(each.form),
+                        example::grouped(each.bytes_per_token), each.perplexity);
+    if (each.form != kv_form::f32) {
+      text += fmt::format("  {:>15.2e}  {:>8.1e}  {:>20}", each.divergence, each.divergence_999,
+                          example::grouped(each.changed));
+    }
+    text += "\n";
+  }
+  for (const kv_form each : found.left_out) {
+    text += fmt::format("  {:<15}  left out: heads have {} elements, and its groups a multiple of {}\n",
+                        name_of(each), shape.head_width(), int8_group);
+  }
+  return text;
+}
+
+}  // namespace paged_decode

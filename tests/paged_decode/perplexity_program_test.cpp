@@ -1,0 +1,110 @@
+// One chain: train_gpt trains and saves, and paged_decode tells what each form of keys and values costs that
+// model.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "paged_decode/application.hpp"
+#include "support/child_process.hpp"
+#include "support/program_run.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/tiny_gpt.hpp"
+
+using namespace paged_decode;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
+
+namespace {
+
+outcome run(const std::vector<std::string>& arguments) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
+}
+
+void put(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+}  // namespace
+
+TEST_CASE("what train_gpt saved is served, and told by its perplexity in every form") {
+  const llmmem_tests::temporary_folder folder;
+  const std::string in = folder.path().string() + "/";
+  const std::string text = llmmem_tests::tiny_text(9000);
+  put(in + "train.txt", text.substr(0, 8000));
+  put(in + "held.txt", text.substr(8000));
+  put(in + "empty.txt", "");
+  put(in + "one.txt", "a");
+  llmmem_tests::child_process child(LLMMEM_EXAMPLES_DIR "/train_gpt",
+                                    {"--text",
+                                     in + "train.txt",
+                                     "--layers",
+                                     "2",
+                                     "--width",
+                                     "64",
+                                     "--heads",
+                                     "2",
+                                     "--context",
+                                     "24",
+                                     "--batch",
+                                     "4",
+                                     "--steps",
+                                     "60",
+                                     "--threads",
+                                     "1",
+                                     "--checkpoint-dir",
+                                     in + "weights",
+                                     "--checkpoint-every",
+                                     "60"},
+                                    in + "out", in + "notes");
+  REQUIRE(child.wait().status == 0);
+
+  const outcome ran = run({"--weights", in + "weights", "--text", in + "held.txt", "--json"});
+  CAPTURE(ran.notes);
+  REQUIRE(ran.status == exit_status::success);
+  const auto found = nlohmann::json::parse(ran.out);
+  CHECK(found["tokens"] == 999);
+  REQUIRE(found["forms"].size() == all_forms.size() + closing_forms.size());
+  for (std::size_t i = 0; i < all_forms.size() + closing_forms.size(); ++i) {
+    const auto& each = found["forms"][i];
+    CHECK(each["form"] == name_of(kv_form(i)));
+    CHECK(each["perplexity"] > 1.5);
+    CHECK(each["perplexity"] < 30);  // of 256 bytes: the text was learned
+  }
+  CHECK(found["forms"][0]["kl_mean"] == 0.0);
+  CHECK(found["forms"][1]["bytes_per_token"] == 2 * 2 * 64 * 2);
+
+  const outcome table = run({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "100"});
+  CHECK(table.status == exit_status::success);
+  CHECK(table.out.find("2 blocks of width 64 with 2 heads of 32, context 24; 99 tokens of") == 0);
+  CHECK(table.out.find("\n  int4_by_token ") != std::string::npos);
+
+  const auto refused = [&](const std::vector<std::string>& arguments, exit_status how,
+                           const std::string& why) {
+    const outcome came = run(arguments);
+    CAPTURE(came.notes);
+    CHECK(came.status == how);
+    CHECK(came.out.empty());
+    CHECK(came.notes.find(why) != std::string::npos);
+  };
+  using enum exit_status;
+  refused({"--weights", in + "weights", "--text", in + "empty.txt"}, failure,
+          "empty.txt: it has no token, and perplexity needs 2");
+  refused({"--weights", in + "weights", "--text", in + "one.txt"}, failure,
+          "one.txt: it has 1 token, and perplexity needs 2");
+  refused({"--weights", in + "weights", "--text", in + "none.txt"}, failure, "none.txt: cannot open it");
+  refused({"--weights", in + "none", "--text", in + "held.txt"}, failure,
+          "none: No such file or directory; train_gpt --checkpoint-dir makes one");
+  refused({"--weights", in.substr(0, in.size() - 1), "--text", in + "held.txt"}, failure,
+          "no checkpoint; train_gpt --checkpoint-dir saves one");
+  refused({"--weights", in + "weights"}, wrong_usage, "--weights needs a text to tell perplexity on");
+  refused({"--text", in + "held.txt"}, wrong_usage, "give --weights DIR");
+  refused({"--weights", in + "weights", "--text", in + "held.txt", "--layers", "3"}, wrong_usage,
+          "--layers is of no effect with --weights");
+  refused({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "1"}, wrong_usage,
+          "--tokens \"1\": must be a whole number from 2 to");
+}

@@ -1,0 +1,221 @@
+// The decoder of a model that train_gpt trained, held to train_gpt's own forward pass.
+#include <llmmem/kernels/host_executor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "paged_decode/perplexity.hpp"
+#include "paged_decode/trained_model.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/tiny_gpt.hpp"
+
+using namespace paged_decode;
+
+namespace {
+
+constexpr train_gpt::gpt_shape shape{.blocks = 2, .width = 64, .heads = 2, .context = 40, .batch = 3};
+
+/// A model after some steps of training, its weights and a batch.
+struct trained {
+  trained() : training(shape) {
+    for (std::uint64_t step = 0; step < 30; ++step)
+      static_cast<void>(training.trainer.step(training.text.batch(shape, 1, step), step));
+    batch = training.text.batch(shape, 2, 0);
+    for (std::size_t i = 0; i < shape.layers(); ++i) {
+      const auto of = weights_of(shape.layer(i));
+      weights.emplace_back(of.begin(), of.end());
+    }
+  }
+
+  [[nodiscard]] std::span<const float> weights_of(train_gpt::layer_id layer) {
+    return training.state.acquire(layer, train_gpt::state_kind::weights, train_gpt::lease_mode::read);
+  }
+
+  /// train_gpt's forward pass. @return the head's record
+  [[nodiscard]] std::vector<float> forward() {
+    auto& model = training.model;
+    model.embed(batch.tokens, weights_of(shape.embedding()));
+    std::vector<float> record;
+    for (std::size_t i = 1; i < shape.layers(); ++i) {
+      const train_gpt::layer_id layer = shape.layer(i);
+      record.assign(model.activations(layer).elements, 0);
+      model.save_input(record);
+      model.fill(layer, weights_of(layer), record);
+      if (layer != shape.head()) model.advance(layer, weights_of(layer), record);
+    }
+    return record;
+  }
+
+  llmmem_tests::tiny_training<float> training;
+  train_gpt::token_batch batch{};
+  std::vector<std::vector<float>> weights{};
+};
+
+[[nodiscard]] paged_config cache_of(std::uint32_t block_tokens) {
+  return {.form = kv_form::f32, .blocks = 200, .block_tokens = block_tokens, .most_tokens = 64};
+}
+
+}  // namespace
+
+TEST_CASE("the decoder's logits are those of train_gpt's forward pass, and the first token's to the bit") {
+  trained of;
+  const std::vector<float> record = of.forward();
+  const train_gpt::layer_view<const float> head(record, of.training.model.activations(shape.head()));
+  const train_gpt::layer_view<const float> weights(of.weights_of(shape.head()),
+                                                   of.training.model.parameters(shape.head()));
+  rows_of_floats right(shape.tokens(), train_gpt::vocabulary);
+  std::vector<float> scratch(train_gpt::product_scratch_elements);
+  train_gpt::multiply_add<float>(train_gpt::as_matrix(right.all(), right.columns()),
+                                 head[train_gpt::head_activation::norm],
+                                 weights[train_gpt::head_tensor::weight], scratch);
+  const double most_logit = static_cast<double>(*std::ranges::max_element(right.all()));
+  REQUIRE(most_logit > 1);
+
+  const trained_model model(shape, of.weights);
+  host_place place;
+  for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, shape.context}) {
+    CAPTURE(chunk);
+    paged_cache<host_place> cache(model.config(), cache_of(8), place);
+    for (std::size_t sequence = 0; sequence < shape.batch; ++sequence) {
+      const std::vector<llmmem::token_id> tokens(
+          of.batch.tokens.begin() + static_cast<std::ptrdiff_t>(sequence * shape.context),
+          of.batch.tokens.begin() + static_cast<std::ptrdiff_t>((sequence + 1) * shape.context));
+      const auto where = cache.create(std::span(tokens).first(1));
+      for (std::size_t at = 0; at < tokens.size(); at += chunk) {
+        const auto part = std::span(tokens).subspan(at, std::min(chunk, tokens.size() - at));
+        const grown<llmmem::sequence_id> batch{where, part};
+        const rows_of_floats logits = decode(model, cache, std::span(&batch, 1));
+        for (std::size_t row = 0; row < part.size(); ++row) {
+          const std::span<const float> wanted = right[sequence * shape.context + at + row];
+          for (std::size_t i = 0; i < wanted.size(); ++i) {
+            // Attention sums in another order, of at most 40 terms: each layer adds some roundings.
+            const double apart =
+                std::abs(static_cast<double>(logits[row][i]) - static_cast<double>(wanted[i]));
+            REQUIRE(apart <= 1e-5 * most_logit);
+            if (at + row == 0) REQUIRE(logits[row][i] == wanted[i]);  // one token: nothing to sum
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("perplexity is e to train_gpt's loss, and forms diverge from floats as their bits say") {
+  trained of;
+  // One window: its tokens, and behind them the last target.
+  std::vector<std::uint8_t> text(of.batch.tokens.begin(),
+                                 of.batch.tokens.begin() + static_cast<std::ptrdiff_t>(shape.context));
+  text.push_back(of.batch.targets[shape.context - 1]);
+  for (std::size_t sequence = 1; sequence < shape.batch; ++sequence) {  // the same window in every place
+    for (auto* const each : {&of.batch.tokens, &of.batch.targets})
+      std::copy_n(each->begin(), shape.context,
+                  each->begin() + static_cast<std::ptrdiff_t>(sequence * shape.context));
+  }
+  const double loss = of.training.model.loss(of.batch.targets, of.forward());
+  const trained_model model(shape, of.weights);
+  const perplexity_finding one = measure_perplexity(model, "text", text, {.block_tokens = 8}, 4);
+  CHECK(one.predicted == shape.context);
+  REQUIRE(one.forms.size() == all_forms.size() + closing_forms.size());
+  CHECK(one.forms.front().perplexity == doctest::Approx(std::exp(loss)).epsilon(1e-5));
+
+  const std::string more = llmmem_tests::tiny_text(700);
+  const std::vector<std::uint8_t> long_text(more.begin(), more.end());
+  const perplexity_finding found = measure_perplexity(model, "text", long_text, {.block_tokens = 8}, 5);
+  CHECK(found.predicted == 699);
+  const auto quality = [&](kv_form form) -> const form_quality& {
+    return *std::ranges::find(found.forms, form, &form_quality::form);
+  };
+  const form_quality& exact = quality(kv_form::f32);
+  CHECK(exact.divergence == 0);
+  CHECK(exact.perplexity < 100);  // it learned
+  CHECK(exact.bytes_per_token == 2 * 2 * 64 * 4);
+  CHECK(quality(kv_form::bf16).bytes_per_token == 2 * 2 * 64 * 2);
+  CHECK(quality(kv_form::fp8).bytes_per_token == 2 * 2 * 64);
+  CHECK(quality(kv_form::int8).bytes_per_token == 2 * 2 * 2 * (32 + 4));
+  CHECK(quality(kv_form::int4_by_token).bytes_per_token == 2 * 2 * 2 * (16 + 4));
+  CHECK(quality(kv_form::bf16).divergence > 0);
+  CHECK(quality(kv_form::bf16).divergence < quality(kv_form::int8).divergence);
+  CHECK(quality(kv_form::int8).divergence < quality(kv_form::fp8).divergence);
+  CHECK(quality(kv_form::fp8).divergence < quality(kv_form::int4_by_token).divergence);
+  CHECK(quality(kv_form::int4_by_token).divergence < 0.1);
+  // Blocks of 8: a scale of 2 bytes for each channel of K, and for each vector of V.
+  CHECK(quality(kv_form::int4_by_channel).bytes_per_token == 2 * ((2 * 64 / 2) + 64 * 2 / 8 + 2 * 2));
+  CHECK(quality(kv_form::int8_by_channel).bytes_per_token == 2 * ((2 * 64) + 64 * 2 / 8 + 2 * 2));
+  CHECK(quality(kv_form::int8_by_channel).divergence > 0);
+  CHECK(quality(kv_form::int8_by_channel).divergence < quality(kv_form::int4_by_channel).divergence);
+  CHECK(quality(kv_form::int4_by_channel).divergence < quality(kv_form::int4_by_token).divergence);
+  for (const form_quality& each : found.forms)
+    CHECK(each.divergence_999 >= each.divergence);
+
+  // How many windows are decoded at once changes no bit; nor what blocks, unless scales are theirs.
+  const perplexity_finding other = measure_perplexity(model, "text", long_text, {.block_tokens = 3}, 1);
+  for (std::size_t i = 0; i < all_forms.size(); ++i) {
+    CHECK(other.forms[i].perplexity == found.forms[i].perplexity);
+    CHECK(other.forms[i].divergence == found.forms[i].divergence);
+  }
+  const perplexity_finding alone = measure_perplexity(model, "text", long_text, {.block_tokens = 8}, 1);
+  for (std::size_t i = 0; i < found.forms.size(); ++i)
+    CHECK(alone.forms[i].perplexity == found.forms[i].perplexity);
+}
+
+TEST_CASE("forms whose groups do not fit the heads are left out, and said to be") {
+  constexpr train_gpt::gpt_shape narrow{.blocks = 1, .width = 32, .heads = 2, .context = 8, .batch = 1};
+  std::vector<std::vector<float>> layers;
+  for (std::size_t i = 0; i < narrow.layers(); ++i)
+    layers.emplace_back(train_gpt::parameter_layout(narrow, narrow.layer(i)).elements);
+  const trained_model model(narrow, std::move(layers));
+  const perplexity_finding found = measure_perplexity(model, "text", std::vector<std::uint8_t>(20), {}, 2);
+  CHECK(found.left_out == std::vector{kv_form::int8, kv_form::int4_by_token});
+  REQUIRE(found.forms.size() == 3 + closing_forms.size());  // groups of by-channel forms fit any heads
+  CHECK(found.forms[0].perplexity == doctest::Approx(256).epsilon(1e-6));  // all weights 0: any byte
+  CHECK(to_report({}, found).find("left out: heads have 16 elements") != std::string::npos);
+}
+
+TEST_CASE("a text without two tokens has no perplexity") {
+  constexpr train_gpt::gpt_shape narrow{.blocks = 1, .width = 32, .heads = 2, .context = 8, .batch = 1};
+  std::vector<std::vector<float>> layers;
+  for (std::size_t i = 0; i < narrow.layers(); ++i)
+    layers.emplace_back(train_gpt::parameter_layout(narrow, narrow.layer(i)).elements);
+  const trained_model model(narrow, std::move(layers));
+  for (const std::size_t tokens : {0U, 1U}) {
+    const std::vector<std::uint8_t> text(tokens);
+    CHECK_THROWS_WITH_AS(static_cast<void>(measure_perplexity(model, "a.txt", text, {}, 2)),
+                         (std::string("a.txt: it has ") + (tokens == 0 ? "no token" : "1 token") +
+                          ", and perplexity needs 2: one to begin with, and one to predict; give a longer "
+                          "--text, or more --tokens")
+                             .c_str(),
+                         llmmem::argument_error);
+  }
+}
+
+TEST_CASE("a checkpoint of another model is refused with what it lacks") {
+  const llmmem_tests::temporary_folder folder;
+  llmmem::posix_storage<> storage(folder.path().string());
+  const auto refused = [&](std::vector<llmmem::checkpoint_tensor> tensors, const std::string& why) {
+    llmmem::found_checkpoint found;
+    found.folder = "step-1";
+    found.manifest.tensors = std::move(tensors);
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(detail::shape_of(storage, "w", found)),
+        ("w/step-1: " + why + "; --weights takes a folder that train_gpt wrote with --checkpoint-dir")
+            .c_str(),
+        llmmem::format_error);
+  };
+  const auto tensor = [](const char* name, std::vector<std::uint64_t> sizes) {
+    return llmmem::checkpoint_tensor{.name = name, .shape = std::move(sizes)};
+  };
+  refused({}, "it has no tensor wte.weight");
+  refused({tensor("wte.weight", {256})}, "tensor wte.weight has 1 dimensions, and 2 are needed");
+  refused({tensor("wte.weight", {50257, 8})},
+          "tensor wte.weight is of 50257 tokens, and a model of bytes has 256");
+  refused({tensor("wte.weight", {256, 8})}, "it has no tensor wpe.weight");
+  refused({tensor("wte.weight", {256, 8}), tensor("wpe.weight", {4, 8})},
+          "it has no tensor h.0.attn.c_attn.weight");
+}
