@@ -7,7 +7,9 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -32,7 +34,7 @@ void check_steps(std::uint64_t seed, cudaStream_t stream) {
   std::array<std::byte*, 6> bases{};
   for (std::size_t i = 0; i < there.size(); ++i) {
     if (here.of[i].empty()) continue;
-    there[i] = device_array<std::byte>(std::vector<std::byte>(here.of[i].size(), poison));
+    there[i] = device_array<std::byte>(std::vector<std::byte>(here.of[i].size(), std::byte{0xA5}));
     bases[i] = there[i].data();
   }
   const device_array<float> start_there(start);
@@ -57,9 +59,7 @@ void check_steps(std::uint64_t seed, cudaStream_t stream) {
     // In two pieces, the second of which may begin where no wide access is possible.
     const std::uint64_t unit = cut_multiple(form);
     const std::uint64_t cut = random() % (count / unit + 1) * unit;
-    for (const std::uint64_t first : {std::uint64_t{0}, cut}) {
-      const std::uint64_t size = first == 0 ? cut : count - cut;
-      if (size == 0 || (first == 0 && cut == 0)) continue;
+    for (const auto& [first, size] : {std::array{std::uint64_t{0}, cut}, std::array{cut, count - cut}}) {
       const auto step_of = [&](const auto& run, const std::array<std::byte*, 6>& at, const std::byte* g) {
         return optimizer_step(run, form, optimizer_arrays::piece(form, at, first, size),
                               {g + first * (is_half ? 2 : 4), is_half ? dtype::bf16 : dtype::f32, size}, by);

@@ -21,10 +21,12 @@ template <unsigned N, class T>
 LLMMEM_HD inline void load_elements(T (&out)[N], const std::byte* from, std::uint64_t count,
                                     [[maybe_unused]] bool is_whole) noexcept {
 #if defined(__CUDA_ARCH__)
-  if (is_whole) {
-    const auto in = load_packet<sizeof(out)>(from);
-    memcpy(&out, &in, sizeof(out));
-    return;
+  if constexpr (sizeof(out) <= 16) {
+    if (is_whole) {
+      const auto in = load_packet<sizeof(out)>(from);
+      memcpy(&out, &in, sizeof(out));
+      return;
+    }
   }
   for (unsigned i = 0; i < N; ++i)
     out[i] = i < count ? reinterpret_cast<const T*>(from)[i] : T{};
@@ -41,11 +43,13 @@ template <unsigned N, class T>
 LLMMEM_HD inline void store_elements(const T (&in)[N], std::byte* to, std::uint64_t count,
                                      [[maybe_unused]] bool is_whole) noexcept {
 #if defined(__CUDA_ARCH__)
-  if (is_whole) {
-    packet<sizeof(in)> out;
-    memcpy(&out, &in, sizeof(in));
-    store_packet<sizeof(in)>(to, out);
-    return;
+  if constexpr (sizeof(in) <= 16) {
+    if (is_whole) {
+      packet<sizeof(in)> out;
+      memcpy(&out, &in, sizeof(in));
+      store_packet<sizeof(in)>(to, out);
+      return;
+    }
   }
   for (unsigned i = 0; i < N && i < count; ++i)
     reinterpret_cast<T*>(to)[i] = in[i];
