@@ -31,6 +31,7 @@ struct optimizer_widths {
 
   friend constexpr bool operator==(const optimizer_widths&, const optimizer_widths&) noexcept = default;
 };
+/// Returns the widths of a form.
 [[nodiscard]] LLMMEM_HD constexpr optimizer_widths widths_of(optimizer_form form) noexcept {
   switch (form) {
     case optimizer_form::adamw:

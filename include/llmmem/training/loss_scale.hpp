@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -86,8 +85,8 @@ class gradient_norm {
     }
     double sum = 0;
     for (std::size_t i = digits; i-- > 0;)
-      sum += std::ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
-    return std::sqrt(sum);
+      sum += __builtin_ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
+    return __builtin_sqrt(sum);
   }
 
  private:
@@ -99,7 +98,7 @@ class gradient_norm {
 /// How a loss scale changes. The defaults are those of PyTorch's `GradScaler`.
 struct loss_scale_options {
   double start = 65536;
-  double growth = 2;  ///< after that many clean steps in a row
+  double growth = 2;  ///< after that many consecutive clean steps
   std::uint32_t growth_interval = 2000;
   double back_off = 0.5;
   std::uint32_t hysteresis = 1;  ///< overflows until the scale first backs off; refilled when it grows
@@ -165,7 +164,7 @@ class loss_scale {
   state now_{};
 };
 
-/// What becomes of a step.
+/// Whether a step is taken, and how.
 struct step_decision {
   bool is_taken = true;
   double norm = 0;              ///< of the gradients without the loss scale

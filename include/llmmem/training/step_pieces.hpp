@@ -1,5 +1,5 @@
 /// @file
-/// `step_pieces`: an optimizer's step on pieces where they lie, in tiers or in memory.
+/// `step_pieces`: an optimizer's step on pieces where they are stored, in tiers or in memory.
 #pragma once
 
 #include <llmmem/config.hpp>
