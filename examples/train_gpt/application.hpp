@@ -59,7 +59,7 @@ struct planned_bytes {
   planned_bytes plan;
   plan.state = llmmem::training_state(
       shape.model().parameters(), parallel.stage, std::max<std::size_t>(parallel.ranks, 1),
-      {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = 2 * sizeof(value)});
+      {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = shape.moments * sizeof(value)});
   for (std::size_t layer = 1; layer < shape.layers(); ++layer)
     plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
   plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);

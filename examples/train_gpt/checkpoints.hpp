@@ -66,8 +66,10 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
 /// What a run must have in common with the one it goes on with.
 [[nodiscard]] inline std::string run_identity(const command_line& asked, const corpus& text) {
   const gpt_shape& shape = asked.shape;
-  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}", shape.blocks,
-                     shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum());
+  // AdamW is not named: checkpoints of before had no other.
+  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}", shape.blocks,
+                     shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
+                     shape.moments == 1 ? " optimizer sgd" : "");
 }
 
 /// Saves a run as it goes, and goes on with one that was saved. Of several ranks, each saves its share of

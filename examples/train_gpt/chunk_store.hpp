@@ -181,12 +181,11 @@ template <std::floating_point T>
 class chunk_state {
  public:
   using value_type = T;
-  static constexpr std::size_t kinds = 4;
 
-  chunk_state(chunk_store& chunks, const gpt_shape& shape) : chunks_(&chunks) {
+  chunk_state(chunk_store& chunks, const gpt_shape& shape) : chunks_(&chunks), kinds_(state_kinds(shape)) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
-      for (std::size_t kind = 0; kind < kinds; ++kind)
+      for (std::size_t kind = 0; kind < kinds_; ++kind)
         pieces_.push_back({chunks.create(elements * sizeof(T)).value(), elements, {}});
     }
   }
@@ -205,7 +204,7 @@ class chunk_state {
       static_cast<void>(chunks_->discard(it.chunk));
   }
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return {0, pieces_[to_index(layer) * kinds].elements};
+    return {0, pieces_[to_index(layer) * kinds_].elements};
   }
   void begin_step(std::uint64_t) { chunks_->begin_step(); }
   void end_step(std::uint64_t) { chunks_->end_step(); }
@@ -219,7 +218,7 @@ class chunk_state {
   };
 
   [[nodiscard]] piece& at(layer_id layer, state_kind kind) noexcept {
-    return pieces_[to_index(layer) * kinds + static_cast<std::size_t>(kind)];
+    return pieces_[to_index(layer) * kinds_ + static_cast<std::size_t>(kind)];
   }
   template <class Lease>
   [[nodiscard]] static std::span<T> begin(piece& it, Lease lease) {
@@ -229,6 +228,7 @@ class chunk_state {
   }
 
   chunk_store* chunks_;
+  std::size_t kinds_;
   std::vector<piece> pieces_;
 };
 

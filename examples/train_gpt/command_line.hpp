@@ -126,6 +126,9 @@ class training_options {
     app.add_option("--tier-dir", asked_.tiers.folder,
                    "folder for the file of the last tier (default: the system's for temporary files)")
         ->type_name("DIR");
+    app.add_option("--optimizer", optimizer_,
+                   "adamw (default), with two moments of each weight, or sgd with momentum, with one")
+        ->type_name("adamw|sgd");
     app.add_option("--update", update_,
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
@@ -191,6 +194,14 @@ class training_options {
     } else if (!memory_.empty() && memory_ != "plain") {
       throw example::usage_error(fmt::format("--memory: '{}' is unknown; there are plain and tiered",
                                              example::printable(memory_, 64)));
+    }
+    if (optimizer_ == "sgd") {
+      all.shape.moments = 1;
+    } else if (!optimizer_.empty() && optimizer_ != "adamw") {
+      throw example::usage_error(
+          fmt::format("--optimizer: '{}' is unknown; there are adamw and sgd, whose state "
+                      "is floats, as the weights that this program computes with",
+                      example::printable(optimizer_, 64)));
     }
     if (update_ == "after_backward") {
       all.update = update_time::after_backward;
@@ -292,6 +303,7 @@ class training_options {
   command_line asked_;
   std::string memory_;
   std::string schedule_;
+  std::string optimizer_;
   std::string update_;
   std::string every_;
   std::string parallel_;

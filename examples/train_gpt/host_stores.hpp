@@ -23,26 +23,26 @@ template <std::floating_point T, llmmem::memory_space Space>
 class host_state {
  public:
   using value_type = T;
-  static constexpr std::size_t kinds = 4;
   static constexpr bool leases_stay = true;  ///< what a lease has can be read without one, by any thread
 
-  host_state(Space& space, const gpt_shape& shape) {
+  host_state(Space& space, const gpt_shape& shape) : kinds_(state_kinds(shape)) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
-      for (std::size_t kind = 0; kind < kinds; ++kind)
+      for (std::size_t kind = 0; kind < kinds_; ++kind)
         pieces_.emplace_back(space, elements);
     }
   }
 
   [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode) noexcept {
-    return pieces_[to_index(layer) * kinds + static_cast<std::size_t>(kind)].values();
+    return pieces_[to_index(layer) * kinds_ + static_cast<std::size_t>(kind)].values();
   }
   void release(layer_id, state_kind, lease_mode) noexcept {}
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return {0, pieces_[to_index(layer) * kinds].values().size()};
+    return {0, pieces_[to_index(layer) * kinds_].values().size()};
   }
 
  private:
+  std::size_t kinds_;
   std::vector<host_values<T, Space>> pieces_;
 };
 

@@ -44,12 +44,14 @@ struct planned_run {
   run.shape = shape_of_rank(asked.shape, ranks);
   run.threads = std::max<std::size_t>(asked.threads / ranks, 1);
   run.records = plan_records(run.shape, asked.recompute);
-  run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
-              .zero = asked.parallel.stage,
-              .gather_ahead = asked.parallel.gather_ahead,
-              .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
-                                                                 : llmmem::optimizer_time::after_backward,
-              .save_every = asked.checkpoints.every};
+  run.plan = {
+      .ranks = static_cast<std::uint32_t>(ranks),
+      .zero = asked.parallel.stage,
+      .gather_ahead = asked.parallel.gather_ahead,
+      .optimizer = asked.shape.moments == 1 ? llmmem::optimizer_form::sgd : llmmem::optimizer_form::adamw,
+      .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
+                                                         : llmmem::optimizer_time::after_backward,
+      .save_every = asked.checkpoints.every};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);

@@ -37,6 +37,7 @@ struct saved_tensors {
 
   saved_tensors(const gpt_shape& shape, const any_state<float>& store) {
     for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
+      if (static_cast<std::size_t>(kind) >= state_kinds(shape)) continue;
       for (std::size_t i = 0; i < shape.layers(); ++i) {
         const layer_id layer = shape.layer(i);
         const element_range held = store.held(layer, kind);

@@ -33,6 +33,7 @@ struct gpt_shape {
   std::size_t heads = 8;     ///< of attention; divides `width`
   std::size_t context = 64;  ///< tokens of a sequence
   std::size_t batch = 4;     ///< sequences of a step
+  std::size_t moments = 2;   ///< that the optimizer keeps of each weight: 1 or 2
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }

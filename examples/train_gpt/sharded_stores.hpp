@@ -75,8 +75,11 @@ class sharded_layers {
         facts_(layer_catalogue(shape, sizeof(T))),
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, {.name = "weights"}),
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, {.name = "gradients"}),
-        mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}),
-        variance_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "variance"}) {
+        mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}) {
+    if (shape.moments == 2) {
+      variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space,
+                        llmmem::sharded_options{.name = "variance"});
+    }
     plan_gathers_ahead(shape, gather_ahead);
   }
   /// The same over chunks.
@@ -90,8 +93,11 @@ class sharded_layers {
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, {.name = "weights"}),
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, {.name = "gradients"}),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "mean"}),
-        variance_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "variance"}),
         chunks_(step_bounds::of(chunks)) {
+    if (shape.moments == 2) {
+      variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks,
+                        llmmem::sharded_options{.name = "variance"});
+    }
     plan_gathers_ahead(shape, gather_ahead);
   }
 
@@ -179,10 +185,10 @@ class sharded_layers {
     return schedule_ ? schedule_->stats() : llmmem::gather_schedule_stats{};
   }
 
-  /// Bytes that this rank keeps of all four, without what lives for an operation's length.
+  /// Bytes that this rank keeps of all, without what lives for an operation's length.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
     return weights_.stats().local_bytes + gradients_.stats().local_bytes + mean_.stats().local_bytes +
-           variance_.stats().local_bytes;
+           (variance_ ? variance_->stats().local_bytes : 0);
   }
 
  private:
@@ -212,11 +218,11 @@ class sharded_layers {
     return as_values(stage_ == llmmem::zero_stage::none ? held.local() : held.owned());
   }
   [[nodiscard]] state& kept(state_kind kind) noexcept {
-    state* const all[] = {&weights_, &gradients_, &mean_, &variance_};
+    state* const all[] = {&weights_, &gradients_, &mean_, variance_ ? &*variance_ : nullptr};
     return *all[static_cast<std::size_t>(kind)];
   }
   [[nodiscard]] const state& kept(state_kind kind) const noexcept {
-    const state* const all[] = {&weights_, &gradients_, &mean_, &variance_};
+    const state* const all[] = {&weights_, &gradients_, &mean_, variance_ ? &*variance_ : nullptr};
     return *all[static_cast<std::size_t>(kind)];
   }
   [[nodiscard]] static llmmem::access_mode access_of(lease_mode mode, bool is_all) noexcept {
@@ -300,7 +306,7 @@ class sharded_layers {
   state weights_;
   state gradients_;
   state mean_;
-  state variance_;
+  std::optional<state> variance_{};  // of an optimizer with two moments
   step_bounds chunks_{};
   std::array<piece, 4> held_{};  // by kind
   typename state::whole whole_weights_{};

@@ -17,8 +17,14 @@
 
 namespace train_gpt {
 
-/// What is kept of every layer. All four have the layout that `parameter_layout` gives.
+/// What is kept of every layer. All have the layout that `parameter_layout` gives; an optimizer with one
+/// moment has no variance.
 enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
+
+/// How many of them there are.
+[[nodiscard]] constexpr std::size_t state_kinds(const gpt_shape& shape) noexcept {
+  return 2 + shape.moments;
+}
 
 /// What a lease is for.
 enum class lease_mode : std::uint8_t {
@@ -47,7 +53,7 @@ struct element_range {
 /// - **Order** is known, too: every step acquires and releases as `step_schedule(shape, when)` lists, so that
 ///   all transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
 ///   checkpoints) any piece may be asked for, one at a time.
-/// - **How many** at once: the four pieces of a layer, or its activations, weights and gradients;
+/// - **How many** at once: the pieces of a layer, or its activations, weights and gradients;
 ///   `most_leased_elements(shape)` is what the tier that computes cannot do without.
 /// - **The mode** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
 ///   piece is not leased twice at once, not even for reading.
@@ -230,8 +236,9 @@ enum class update_time : std::uint8_t {
                                  {acquire, layer, state_kind::weights, lease_mode::read_write},
                                  {acquire, layer, state_kind::mean, lease_mode::read_write},
                                  {acquire, layer, state_kind::variance, lease_mode::read_write}};
-    all.insert(all.end(), std::begin(leases), std::end(leases));
-    for (auto lease = std::rbegin(leases); lease != std::rend(leases); ++lease)
+    const std::span<const step_event> kept(leases, state_kinds(shape));
+    all.insert(all.end(), kept.begin(), kept.end());
+    for (auto lease = kept.rbegin(); lease != kept.rend(); ++lease)
       all.push_back({release, layer, lease->kind, lease->mode});
   };
   for (std::size_t i = 0; i < shape.layers(); ++i) {

@@ -45,7 +45,7 @@ namespace detail {
   const auto rounded = [](std::size_t elements) { return (elements * sizeof(float) + 4095) / 4096 * 4096; };
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < shape.layers(); ++i) {
-    bytes += 4 * rounded(parameter_layout(shape, shape.layer(i)).elements);
+    bytes += state_kinds(shape) * rounded(parameter_layout(shape, shape.layer(i)).elements);
     if (i != 0) bytes += rounded(activation_layout(shape, shape.layer(i)).elements);
   }
   return bytes;

@@ -39,29 +39,29 @@ struct chosen_planner {
 template <std::floating_point T, class Buffer>
 class tiered_pieces {
  public:
-  static constexpr std::size_t kinds = 4;
   using schedule_type = llmmem::prefetch_schedule<Buffer, chosen_planner>;
 
   tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind, update_time when,
                 std::vector<llmmem::link_model> links)
       : buffer_(&buffer),
+        kinds_(state_kinds(shape)),
         kind_(kind),
         schedule_(buffer, {.links = std::move(links), .replans = 2}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
-      for (std::size_t kind_of_state = 0; kind_of_state < kinds; ++kind_of_state)
+      for (std::size_t kind_of_state = 0; kind_of_state < kinds_; ++kind_of_state)
         add(elements);
     }
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
-    first_record_ = shape.layers() * kinds;
+    first_record_ = shape.layers() * kinds_;
     const std::vector<step_event> schedule = step_schedule(shape, when);
     find_last_uses(schedule);
     if (kind_ != schedule_kind::on_demand) schedule_.foresee(known_trace(shape, schedule));
   }
 
-  [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
-    return to_index(layer) * kinds + static_cast<std::size_t>(kind);
+  [[nodiscard]] std::size_t place(layer_id layer, state_kind kind) const noexcept {
+    return to_index(layer) * kinds_ + static_cast<std::size_t>(kind);
   }
   [[nodiscard]] std::size_t record(layer_id layer) const noexcept {
     return first_record_ + to_index(layer) - 1;
@@ -202,6 +202,7 @@ class tiered_pieces {
   }
 
   Buffer* buffer_;
+  std::size_t kinds_;
   schedule_kind kind_;
   schedule_type schedule_;
   std::vector<piece> pieces_;

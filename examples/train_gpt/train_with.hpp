@@ -58,9 +58,11 @@ template <class Memory>
   const auto show = [&](const run_progress& now) {
     if (ranks.rank() == 0) lines(now);
   };
+  adam_options options;
+  if (shape.moments == 1) options.rate = 0.05;  // without a variance steps are as large as gradients
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {
     trainer<any_state<float>, any_activations<float>, llmmem::host_space> inner(
-        model, team, store, activations, adam_options{}, asked.update);
+        model, team, store, activations, options, asked.update);
     inner.initialise(asked.seed);
     shared_batch_trainer training(inner, ranks);
     return run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show, before(),

@@ -3,6 +3,8 @@
 /// `activation_store`.
 #pragma once
 
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/optimizer_step.hpp>
 #include <llmmem/space/concepts.hpp>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -54,6 +57,7 @@ class trainer {
     for (std::size_t i = 0; i < shape().layers(); ++i) {
       const layer_id layer = shape().layer(i);
       for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
+        if (static_cast<std::size_t>(kind) >= state_kinds(shape())) continue;
         const lease<lease_mode::write> moment(*state_, layer, kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
       }
@@ -75,9 +79,8 @@ class trainer {
   /// Changes weights and moments by the gradients in the store.
   /// @param step  of the run, from 0.
   void update(std::uint64_t step) {
-    const adam_step<value_type> by(adam_, step);
     for (std::size_t i = 0; i < shape().layers(); ++i)
-      update_layer(shape().layer(i), by);
+      update_layer(shape().layer(i), step);
   }
 
   /// One step of training; the loss is that before the update.
@@ -86,9 +89,8 @@ class trainer {
     if constexpr (follows_steps<Activations>) activations_->begin_step(number);
     double loss = 0;
     if (when_ == update_time::in_backward) {
-      const adam_step<value_type> by(adam_, number);
       loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
-      backward(batch, [&](layer_id layer) { update_layer(layer, by); });
+      backward(batch, [&](layer_id layer) { update_layer(layer, number); });
     } else {
       loss = forward_backward(batch);
       update(number);
@@ -172,17 +174,38 @@ class trainer {
     return loss;
   }
 
-  void update_layer(layer_id layer, const adam_step<value_type>& by) {
+  /// @param step  of the run, from 0.
+  void update_layer(layer_id layer, std::uint64_t step) {
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
-    const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
+    std::optional<lease<lease_mode::read_write>> variance;
+    if (shape().moments == 2) variance.emplace(*state_, layer, state_kind::variance);
     const value_type* const g = gradients.values().data();
     value_type* const w = weights.values().data();
     value_type* const m = mean.values().data();
-    value_type* const v = variance.values().data();
+    value_type* const v = variance ? variance->values().data() : nullptr;
+    const element_range owned = state_->owned(layer);
     team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
-      by.apply(w + first, m + first, v + first, g + first, end - first);
+      if constexpr (std::is_same_v<value_type, float>) {
+        const auto bytes = [&](float* of) { return reinterpret_cast<std::byte*>(of + first); };
+        llmmem::optimizer_step(llmmem::host_executor{},
+                               v == nullptr ? llmmem::optimizer_form::sgd : llmmem::optimizer_form::adamw,
+                               {.weights = bytes(w),
+                                .mean = bytes(m),
+                                .variance = v == nullptr ? nullptr : bytes(v),
+                                .first = owned.first + first,
+                                .count = end - first},
+                               {.data = reinterpret_cast<const std::byte*>(g + first), .count = end - first},
+                               {.rate = adam_.rate,
+                                .mean_decay = adam_.mean_decay,
+                                .variance_decay = adam_.variance_decay,
+                                .epsilon = adam_.epsilon,
+                                .step = step + 1})
+            .value();
+      } else {
+        adam_step<value_type>(adam_, step).apply(w + first, m + first, v + first, g + first, end - first);
+      }
     });
   }
 

@@ -131,6 +131,7 @@
 #include <llmmem/model/f16.hpp>
 #include <llmmem/model/fp8.hpp>
 #include <llmmem/model/model_shape.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/presets.hpp>
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/safetensors_type.hpp>
@@ -288,8 +289,10 @@
 #include <llmmem/tiering/tiered_tensors.hpp>
 #include <llmmem/tiering/tiered_types.hpp>
 #include <llmmem/training/kept_records.hpp>
+#include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/memory_chunks.hpp>
 #include <llmmem/training/recompute_plan.hpp>
+#include <llmmem/training/step_pieces.hpp>
 #include <llmmem/training/training_plan.hpp>
 #include <llmmem/training/way_back.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>

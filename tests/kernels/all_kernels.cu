@@ -11,6 +11,7 @@
 #include <llmmem/kernels/kv_metadata.hpp>
 #include <llmmem/kernels/kv_quantize.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
+#include <llmmem/kernels/optimizer_step.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -48,6 +49,14 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
   if (auto done = dequantize_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = copy_batch(run, tasks, 1); !done) return done;
   return copy_few(run, tasks);
+}
+
+result<void> optimizer_kernels(cudaStream_t stream, optimizer_form form, const optimizer_piece& piece,
+                               const gradient_piece& gradients, float* weights) {
+  const device_executor run(stream);
+  if (auto done = optimizer_begin(run, form, piece, weights); !done) return done;
+  if (auto done = optimizer_step(run, form, piece, gradients, {}); !done) return done;
+  return optimizer_weights(run, form, piece, weights);
 }
 
 result<void> number_kernels(cudaStream_t stream, const group_shape& shape,

@@ -45,10 +45,11 @@ const std::vector<feature>& features() {
       {"update", {{}, {"--update", "after_backward"}}},
       {"save", {{}, {"--checkpoint-every", "1"}}},
       {"ranks", {{"--ranks", "2"}, {"--ranks", "1"}, {"--ranks", "3"}}},
+      {"optimizer", {{}, {"--optimizer", "sgd"}}},
   };
   return all;
 }
-constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6;
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
@@ -116,19 +117,23 @@ void check_predicted(const nlohmann::json& measured) {
   }
 }
 
-/// The losses and the digest of `count` ranks that keep everything in plain memory.
-const nlohmann::json& plain(std::size_t count) {
-  static std::map<std::size_t, nlohmann::json> known;
-  const auto found = known.find(count);
+/// The losses and the digest of as many ranks, with the same optimizer, that keep everything in plain memory.
+const nlohmann::json& plain(const combination& of) {
+  static std::map<std::pair<std::size_t, std::size_t>, nlohmann::json> known;
+  const std::pair key(of[ranks], of[optimizer]);
+  const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known[count] = json_of(features()[ranks].values[count]);
+  arguments all = features()[ranks].values[of[ranks]];
+  const arguments& by = features()[optimizer].values[of[optimizer]];
+  all.insert(all.end(), by.begin(), by.end());
+  return known[key] = json_of(all);
 }
 
 void check(const combination& of) {
   const temporary_folder folder;
   const nlohmann::json json = json_of(arguments_of(of, folder.file("checkpoints")));
-  CHECK(json["digest"] == plain(of[ranks])["digest"]);
-  CHECK(json["losses"] == plain(of[ranks])["losses"]);
+  CHECK(json["digest"] == plain(of)["digest"]);
+  CHECK(json["losses"] == plain(of)["losses"]);
   for (const nlohmann::json& each : json["ranks"])
     check_predicted(each);
 }
@@ -275,4 +280,20 @@ TEST_CASE(
       CHECK(json["losses"] == uninterrupted["losses"]);
     }
   }
+}
+
+TEST_CASE("a run with SGD goes on from its checkpoint to the same bits, and not from one of AdamW") {
+  const temporary_folder folder;
+  const arguments saved{"--optimizer",        "sgd", "--checkpoint-dir", folder.file("saved"),
+                        "--checkpoint-every", "1",   "--resume"};
+  static_cast<void>(json_of(saved, 1));
+  arguments in_shards = saved;
+  in_shards.insert(in_shards.end(), {"--ranks", "1", "--parallel", "zero3", "--memory", "tiered",
+                                     "--budget-mib", "1", "--schedule", "on_demand"});
+  const nlohmann::json json = json_of(in_shards, 3);
+  CHECK(json["digest"] == json_of({"--optimizer", "sgd"}, 3)["digest"]);
+  CHECK(json["digest"] != json_of({}, 3)["digest"]);
+  const outcome other = run({"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
+  CHECK(other.status == exit_status::wrong_usage);
+  CHECK(other.notes.find("optimizer sgd") != other.notes.npos);
 }

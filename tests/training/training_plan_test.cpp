@@ -63,6 +63,40 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
+      "the optimizer's form decides the bytes of its state, in plain memory, in tiers and in checkpoints") {
+    training_shape shape = four_layers();
+    for (training_layer& each : shape.layers)
+      each.parameters *= 256;
+    constexpr std::uint64_t p = 300 * 256;
+    struct row {
+      optimizer_form form;
+      std::uint32_t value_bytes;
+      std::uint64_t bytes;
+    };
+    for (const row& each :
+         {row{optimizer_form::adamw, 4, 8 * p}, row{optimizer_form::sgd, 4, 4 * p},
+          row{optimizer_form::adamw_split16, 2, 10 * p}, row{optimizer_form::adamw_stochastic, 2, 8 * p},
+          row{optimizer_form::adamw_8bit, 4, 2 * p + 2 * 300 * 4}}) {
+      CAPTURE(static_cast<int>(each.form));
+      shape.value_bytes = each.value_bytes;
+      training_plan plan{.optimizer = each.form};
+      const auto of = predict(plan, shape, rank_id{0});
+      CHECK(of.kept.weights == each.value_bytes * p);
+      CHECK(of.kept.optimizer == each.bytes);
+      CHECK(of.kept.weights + of.kept.optimizer == optimizer_bytes(each.form, p));
+      CHECK(of.saved_bytes == each.value_bytes * p + each.bytes);
+      CHECK(of.resident_state_bytes == of.kept.total());
+      plan.tiers = {1 << 20};
+      plan.granularity = 1;
+      const auto trace = step_trace(plan, shape, rank_id{0});
+      std::uint64_t chunks = 0;
+      for (const std::uint64_t size : trace.sizes())
+        chunks += size;
+      CHECK(chunks == of.kept.total() + 4000 + 400 + 4000 + 1000);
+    }
+  }
+
+  TEST_CASE(
       "tiers are bounds, but for the last, and a first one that is too small is refused with both numbers") {
     const training_shape shape = four_layers();
     training_plan plan{

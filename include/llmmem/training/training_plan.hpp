@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/sharding/ids.hpp>
@@ -71,6 +72,9 @@ struct training_plan {
   std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered before their use, with stage 3
   std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
+  /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own
+  /// (`widths_of`).
+  optimizer_form optimizer = optimizer_form::adamw;
   optimizer_time update = optimizer_time::in_backward;
   std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
   std::uint32_t segment_bytes = 256 * 1024;  ///< as `sharded_options` has it
@@ -113,8 +117,9 @@ struct training_prediction {
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// What the calls of one rank's step come to on a store of chunks (`leased_pieces`, `kept_records`): weights,
-/// gradients, means and variances of the layers, then each record and, where it is kept in part, its kept
-/// part; chunks of no bytes are left out. What is gathered ahead is leased earlier than it is here.
+/// gradients and the optimizer's arrays of the layers (means, variances, low halves), then each record and,
+/// where it is kept in part, its kept part; chunks of no bytes are left out. What is gathered ahead is leased
+/// earlier than it is here.
 /// @throws as `check_plan`.
 [[nodiscard]] schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank);
 

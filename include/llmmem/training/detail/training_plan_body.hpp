@@ -18,6 +18,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Arrays of an optimizer's state. Of 8-bit moments the scales are with their codes.
+enum class optimizer_array : std::uint8_t { mean, variance, low };
+inline constexpr std::array optimizer_arrays{optimizer_array::mean, optimizer_array::variance,
+                                             optimizer_array::low};
+
 /// What one rank has of each layer.
 class rank_shares_of {
  public:
@@ -31,6 +36,13 @@ class rank_shares_of {
   [[nodiscard]] std::uint64_t whole(std::size_t layer) const { return facts_[layer].bytes(); }
   [[nodiscard]] std::uint64_t local(std::size_t layer, state_kind kind) const {
     return shape_->value_bytes * split(kind).local(id(layer), rank_).elements();
+  }
+  /// An array of the optimizer's state: what the rank has of a layer, or saves of it.
+  [[nodiscard]] std::uint64_t state(std::size_t layer, optimizer_array array) const {
+    return state_of(split(state_kind::optimizer).local(id(layer), rank_).elements(), array);
+  }
+  [[nodiscard]] std::uint64_t owned_state(std::size_t layer, optimizer_array array) const {
+    return state_of(splits_.front().owned(id(layer), rank_).elements(), array);
   }
   [[nodiscard]] std::uint64_t owned(std::size_t layer) const { return owned_by(layer, rank_); }
   [[nodiscard]] std::uint64_t owned_by(std::size_t layer, rank_id rank) const {
@@ -49,6 +61,14 @@ class rank_shares_of {
   }
 
  private:
+  [[nodiscard]] std::uint64_t state_of(std::uint64_t elements, optimizer_array array) const {
+    const optimizer_widths each = widths_of(plan_->optimizer);
+    if (array == optimizer_array::low) return elements * each.low;
+    const std::uint32_t width = array == optimizer_array::mean ? each.mean : each.variance;
+    const bool is_wide = plan_->optimizer == optimizer_form::adamw || plan_->optimizer == optimizer_form::sgd;
+    if (is_wide) return width == 0 ? 0 : elements * shape_->value_bytes;
+    return elements * width + (elements + optimizer_group - 1) / optimizer_group * each.group_scale;
+  }
   [[nodiscard]] static std::vector<tensor_facts> facts_of(const training_shape& shape) {
     std::vector<tensor_facts> facts;
     facts.reserve(shape.layers.size());
@@ -77,11 +97,13 @@ class step_writer {
  public:
   step_writer(const training_plan& plan, const training_shape& shape, rank_id rank)
       : plan_(&plan), shape_(&shape), shares_(plan, shape, rank) {
-    const std::array kinds{state_kind::weights, state_kind::gradients, state_kind::optimizer,
-                           state_kind::optimizer};
-    for (std::size_t which = 0; which < kinds.size(); ++which) {
+    for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
+      pieces_[weights].push_back(add(shares_.local(layer, state_kind::weights)));
+    for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
+      pieces_[gradients].push_back(add(shares_.local(layer, state_kind::gradients)));
+    for (const optimizer_array array : optimizer_arrays) {
       for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
-        pieces_[which].push_back(add(shares_.local(layer, kinds[which])));
+        pieces_[mean + static_cast<std::size_t>(array)].push_back(add(shares_.state(layer, array)));
     }
     for (const training_layer& each : shape.layers) {
       records_.push_back(add(each.record.bytes));
@@ -104,7 +126,7 @@ class step_writer {
 
  private:
   using chunk = std::optional<chunk_id>;
-  enum piece : std::size_t { weights, gradients, mean, variance };
+  enum piece : std::size_t { weights, gradients, mean, variance, low };
 
   [[nodiscard]] chunk add(std::uint64_t bytes) {
     if (bytes == 0) return std::nullopt;
@@ -175,10 +197,10 @@ class step_writer {
   }
   void update(std::size_t layer) {
     acquire(pieces_[gradients][layer], access_mode::read);
-    for (const piece each : {weights, mean, variance})
+    for (const piece each : {weights, mean, variance, low})
       acquire(pieces_[each][layer], access_mode::read_write);
     recorder_.compute(shape_->layers[layer].update_ns);
-    for (const piece each : {variance, mean, weights})
+    for (const piece each : {low, variance, mean, weights})
       release(pieces_[each][layer]);
     const bool is_refreshed =
         plan_->ranks > 1 && plan_->zero != zero_stage::none && !is_sharded(plan_->zero, state_kind::weights);
@@ -191,7 +213,7 @@ class step_writer {
   const training_shape* shape_;
   rank_shares_of shares_;
   trace_recorder recorder_{};
-  std::array<std::vector<chunk>, 4> pieces_{};
+  std::array<std::vector<chunk>, 5> pieces_{};
   std::vector<chunk> records_{};
   std::vector<chunk> kept_{};
 };
@@ -211,19 +233,22 @@ class step_writer {
   return most;
 }
 
-/// Weights, gradients and both moments in plain memory.
+/// Weights, gradients and the optimizer's state in plain memory.
 [[nodiscard]] inline std::uint64_t resident_state(const training_plan& plan, const rank_shares_of& shares) {
   std::uint64_t sum = 0;
-  for (const state_kind kind :
-       {state_kind::weights, state_kind::gradients, state_kind::optimizer, state_kind::optimizer}) {
+  const auto add_kind = [&](const auto& local) {
     std::uint64_t range = 0;
     for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
-      range = checked_add(range, shares.local(layer, kind), "training_plan: bytes of a kind of state");
+      range = checked_add(range, local(layer), "training_plan: bytes of a kind of state");
       if (plan.ranges == state_ranges::per_kind && layer + 1 < shares.layers()) continue;
       sum = checked_add(sum, plan.memory.taken(range), "training_plan: bytes of state");
       range = 0;
     }
-  }
+  };
+  for (const state_kind kind : {state_kind::weights, state_kind::gradients})
+    add_kind([&](std::size_t layer) { return shares.local(layer, kind); });
+  for (const optimizer_array array : optimizer_arrays)
+    add_kind([&](std::size_t layer) { return shares.state(layer, array); });
   return sum;
 }
 
@@ -324,8 +349,11 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     const training_layer& it = shape.layers[layer];
     all.kept.weights += shares.local(layer, state_kind::weights);
     all.kept.gradients += shares.local(layer, state_kind::gradients);
-    all.kept.optimizer += 2 * shares.local(layer, state_kind::optimizer);
-    all.saved_bytes += 3 * shares.owned(layer);
+    all.saved_bytes += shares.owned(layer);
+    for (const detail::optimizer_array array : detail::optimizer_arrays) {
+      all.kept.optimizer += shares.state(layer, array);
+      all.saved_bytes += shares.owned_state(layer, array);
+    }
     compute_ns += it.forward_ns + it.backward_ns + it.update_ns + it.rebuild_ns;
   }
   all.records_bytes = detail::records_at_once(shape, {.from_bytes = max_bytes});

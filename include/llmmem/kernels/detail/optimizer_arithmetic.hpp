@@ -1,0 +1,225 @@
+/// @file
+/// The arithmetic of optimizers: constants of a step, and what they do to some elements.
+#pragma once
+
+#include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/optimizer_step.hpp>
+
+#include <cstdint>
+
+#if defined(__AVX__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#elif defined(__SSE2__) && !defined(__CUDACC__)
+#include <xmmintrin.h>  // a tenth of the lines
+#endif
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// A number's power, multiplied out, so that no library's rounding is in it.
+[[nodiscard]] constexpr double whole_power(double base, std::uint64_t exponent) noexcept {
+  double product = 1;
+  for (; exponent != 0; exponent /= 2, base *= base) {
+    if (exponent % 2 != 0) product *= base;
+  }
+  return product;
+}
+
+/// What a step's rule needs, rounded once.
+struct optimizer_constants {
+  float mean_decay, mean_share, variance_decay, variance_share, correction, size, epsilon, keep, scale;
+  std::uint32_t key, high_key;  // of the step's random bits
+
+  [[nodiscard]] static constexpr optimizer_constants of(const optimizer_hyper& by, bool is_sgd) noexcept {
+    // splitmix64: neighbouring seeds and steps come to unrelated keys.
+    std::uint64_t mixed = by.seed + by.step * 0x9E37'79B9'7F4A'7C15U;
+    mixed = (mixed ^ (mixed >> 30U)) * 0xBF58'476D'1CE4'E5B9U;
+    mixed = (mixed ^ (mixed >> 27U)) * 0x94D0'49BB'1331'11EBU;
+    mixed ^= mixed >> 31U;
+    return {
+        .mean_decay = static_cast<float>(by.mean_decay),
+        .mean_share = static_cast<float>(1 - by.mean_decay),
+        .variance_decay = static_cast<float>(by.variance_decay),
+        .variance_share = static_cast<float>(1 - by.variance_decay),
+        .correction = static_cast<float>(1 / (1 - whole_power(by.variance_decay, by.step))),
+        .size = static_cast<float>(is_sgd ? by.rate : by.rate / (1 - whole_power(by.mean_decay, by.step))),
+        .epsilon = static_cast<float>(by.epsilon),
+        .keep = static_cast<float>(1 - by.rate * by.weight_decay),
+        .scale = by.gradient_scale,
+        .key = static_cast<std::uint32_t>(mixed),
+        .high_key = static_cast<std::uint32_t>(mixed >> 32U)};
+  }
+};
+
+/// a * b, rounded once. Where the processor could fuse the product into a sum, a choice that depends on it
+/// prevents that; elsewhere it costs nothing.
+[[nodiscard]] LLMMEM_HD inline float unfused(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#elif defined(__x86_64__) && !defined(__FMA__)
+  return a * b;
+#else
+  const float product = a * b;
+  return product == product ? product : float_of_bits(0x7FC0'0000U);
+#endif
+}
+
+/// A NaN becomes one for all processors.
+[[nodiscard]] LLMMEM_HD inline float settled(float x) noexcept {
+  return x == x ? x : float_of_bits(0x7FC0'0000U);
+}
+
+[[nodiscard]] LLMMEM_HD inline float root_of(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+/// Replaces numbers by their roots. A compiler that keeps `errno` does not vectorise `sqrt`.
+template <unsigned N>
+LLMMEM_HD inline void take_roots(float (&x)[N]) noexcept {
+#if defined(__SSE2__) && !defined(__CUDACC__)
+  if constexpr (N % 16 == 0) {
+    for (unsigned i = 0; i < N; i += 16) {
+#if defined(__AVX512F__)
+      _mm512_storeu_ps(x + i, _mm512_maskz_sqrt_ps(0xFFFF, _mm512_loadu_ps(x + i)));
+#elif defined(__AVX__)
+      for (unsigned j = 0; j < 16; j += 8)
+        _mm256_storeu_ps(x + i + j, _mm256_sqrt_ps(_mm256_loadu_ps(x + i + j)));
+#else
+      for (unsigned j = 0; j < 16; j += 4)
+        _mm_storeu_ps(x + i + j, _mm_sqrt_ps(_mm_loadu_ps(x + i + j)));
+#endif
+    }
+    return;
+  }
+#endif
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i)
+    x[i] = root_of(x[i]);
+}
+
+/// AdamW on N elements.
+template <unsigned N>
+LLMMEM_HD inline void adamw_elements(float (&w)[N], float (&m)[N], float (&v)[N], const float (&g)[N],
+                                     const optimizer_constants& by) noexcept {
+  float root[N];
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i) {
+    const float scaled = unfused(g[i], by.scale);
+    m[i] = settled(unfused(by.mean_decay, m[i]) + unfused(by.mean_share, scaled));
+    v[i] = settled(unfused(by.variance_decay, v[i]) + unfused(unfused(by.variance_share, scaled), scaled));
+    root[i] = unfused(v[i], by.correction);
+  }
+  take_roots(root);
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i)
+    w[i] = settled(unfused(by.keep, w[i]) - quotient_of(unfused(by.size, m[i]), root[i] + by.epsilon));
+}
+
+/// SGD with momentum on N elements.
+template <unsigned N>
+LLMMEM_HD inline void sgd_elements(float (&w)[N], float (&m)[N], const float (&g)[N],
+                                   const optimizer_constants& by) noexcept {
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i) {
+    m[i] = settled(unfused(by.mean_decay, m[i]) + unfused(g[i], by.scale));
+    w[i] = settled(unfused(by.keep, w[i]) - unfused(by.size, m[i]));
+  }
+}
+
+/// A float as a rounded bf16 and 16 low bits.
+struct split_float {
+  std::uint16_t high;
+  std::uint16_t low;
+};
+[[nodiscard]] LLMMEM_HD constexpr split_float split_of(std::uint32_t bits) noexcept {
+  const std::uint32_t low = bits & 0xFFFFU;
+  // A NaN is not rounded: it would carry over into a zero. Its lowest bits do not matter.
+  if ((bits & 0x7FFF'FFFFU) > 0x7F80'0000U)
+    return {static_cast<std::uint16_t>((bits >> 16U) | 0x40U), static_cast<std::uint16_t>(low & 0x7FFFU)};
+  return {static_cast<std::uint16_t>((bits >> 16U) + (low >> 15U)), static_cast<std::uint16_t>(low)};
+}
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t joined_bits(std::uint16_t high, std::uint16_t low) noexcept {
+  return ((std::uint32_t{high} - (std::uint32_t{low} >> 15U)) << 16U) | low;
+}
+
+/// 16 random bits for an element: two rounds of MurmurHash3's finaliser over its index, under the step's
+/// keys.
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t drawn_bits(std::uint64_t index,
+                                                           const optimizer_constants& by) noexcept {
+  std::uint32_t mixed = static_cast<std::uint32_t>(index) ^ by.key;
+  for (int round = 0; round < 2; ++round) {
+    mixed = (mixed ^ (mixed >> 16U)) * 0x85EB'CA6BU;
+    mixed = (mixed ^ (mixed >> 13U)) * 0xC2B2'AE35U;
+    mixed ^= mixed >> 16U;
+    if (round == 0) mixed += static_cast<std::uint32_t>(index >> 32U) ^ by.high_key;
+  }
+  return mixed >> 16U;
+}
+
+/// The bf16 below or above in size, by 16 drawn bits.
+[[nodiscard]] LLMMEM_HD constexpr std::uint16_t stochastic_bf16(std::uint32_t bits,
+                                                                std::uint32_t drawn) noexcept {
+  const bool is_finite = (bits & 0x7F80'0000U) != 0x7F80'0000U;
+  return static_cast<std::uint16_t>((bits + (is_finite ? drawn : 0)) >> 16U);
+}
+
+/// The values of dynamic quantisation's codes, rising: for i = 0 to 6 the decade 10^(i - 6), in whose range
+/// from 0.1 to 1 the values are the middles of 2^i equal parts, with both signs, or of twice as many without;
+/// 0 and 1.
+struct code_book {
+  float value[256];
+
+  /// Restores -1 to 1, or 0 to 1.
+  [[nodiscard]] static constexpr code_book of(bool has_signs) noexcept {
+    code_book book{};
+    unsigned at = has_signs ? 127 : 0;
+    book.value[at++] = 0;
+    double decade = 1e-6;
+    for (unsigned i = 0; i < 7; ++i, decade *= 10) {
+      const unsigned parts = has_signs ? 1U << i : 2U << i;
+      for (unsigned j = 0; j < parts; ++j) {
+        const double middle = 0.1 + 0.9 * (j + 0.5) / parts;
+        book.value[at++] = static_cast<float>(decade * middle);
+      }
+    }
+    book.value[at] = 1;
+    for (unsigned i = 0; has_signs && i < 127; ++i)
+      book.value[i] = -book.value[254 - i];
+    return book;
+  }
+
+  /// Of two equally near the lower one; of a NaN the first.
+  [[nodiscard]] LLMMEM_HD std::uint8_t nearest(float x) const noexcept {
+    unsigned below = 0;
+    for (unsigned step = 128; step != 0; step /= 2) {
+      const unsigned next = below + step;
+      if (x > unfused(0.5F, value[next - 1] + value[next])) below = next;
+    }
+    return static_cast<std::uint8_t>(below);
+  }
+};
+
+inline constexpr code_book signed_codes = code_book::of(true);
+inline constexpr code_book unsigned_codes = code_book::of(false);
+
+/// A group's scale and its inverse, of the bits of its largest moment's size.
+struct moment_scale {
+  float scale;
+  float inverse;
+
+  [[nodiscard]] static LLMMEM_HD moment_scale of(std::uint32_t largest) noexcept {
+    if (largest == 0) return {0, 0};
+    if (largest >= 0x7F80'0000U) return {float_of_bits(0x7FC0'0000U), 0};
+    const float scale = float_of_bits(largest < 0x0080'0000U ? 0x0080'0000U : largest);
+    return {scale, quotient_of(1.0F, scale)};
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,113 @@
+/// @file
+/// `optimizer_step`: one step of an optimizer on a piece of a tensor, with the same bits on host and device
+/// and for every cut into pieces.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/model/optimizer_form.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Some consecutive elements of a tensor: its weights and its state, where they are. `widths_of` says how
+/// wide the elements of each array are; an array of width 0 is not read, and may be null. Arrays of scales
+/// have a float for each group. Zero bytes are a fresh state.
+struct optimizer_piece {
+  std::byte* weights = nullptr;
+  std::byte* low = nullptr;
+  std::byte* mean = nullptr;
+  std::byte* variance = nullptr;
+  std::byte* mean_scales = nullptr;
+  std::byte* variance_scales = nullptr;
+  std::uint64_t first = 0;  ///< index of its first element in the whole tensor
+  std::uint64_t count = 0;
+};
+
+/// A piece's gradients: `f32` or `bf16`.
+struct gradient_piece {
+  const std::byte* data = nullptr;
+  dtype element = dtype::f32;
+  std::uint64_t count = 0;
+};
+
+/// What a step does, the same for all pieces of a tensor.
+struct optimizer_hyper {
+  double rate = 1e-3;
+  double mean_decay = 0.9;  ///< of SGD: the momentum
+  double variance_decay = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  std::uint64_t step = 1;       ///< of the run, from 1
+  float gradient_scale = 1.0F;  ///< multiplies each gradient: 1 / loss scale, times what clips
+  std::uint64_t seed = 0;       ///< of stochastic rounding: one for each tensor
+};
+
+/// Changes weights and state by one step.
+///
+/// With t the step, and constants that are computed as doubles and rounded once to floats:
+///
+///     share1 = 1 - mean_decay, share2 = 1 - variance_decay, keep = 1 - rate weight_decay
+///     size = rate / (1 - mean_decay^t), correction = 1 / (1 - variance_decay^t)
+///     g = gradient * gradient_scale
+///     m = mean_decay * m + share1 * g
+///     v = variance_decay * v + (share2 * g) * g
+///     w = keep * w - (size * m) / (sqrt(v * correction) + epsilon)       AdamW: decay before the step
+///
+///     m = mean_decay * m + g;  w = keep * w - rate * m                   SGD
+///
+/// Each operation is rounded once to a float, in this order: no product is fused into a sum. epsilon is added
+/// to the root, not under it. A NaN is stored as 0x7FC00000. So host and device have the same bits, as long
+/// as the caller's compiler keeps IEEE arithmetic (no -ffast-math).
+///
+/// - **Split16.** The bf16 half is rounded, of two equally near away from zero: high = bits >> 16, plus 1 if
+/// the low
+///   half's first bit is set. The step undoes that, so weights have the bits of `adamw`. The half alone may
+///   be an infinity where the weight is finite (above 0x7F7F7FFF); the pair is the state.
+/// - **Stochastic.** The result is rounded away from zero with the probability of its lower 16 bits / 2^16.
+/// The 16 random
+///   bits depend on the seed, the step and the element's index in the tensor.
+/// - **8 bit.** Codes are those of dynamic quantisation; they are restored as `value(code) * scale`. Weights
+/// change by
+///   the unrounded moments. The new scale of a group is its largest moment (0 where all are 0, at least
+///   2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near the lower
+///   one. A restored mean differs by at most 0.00703 of the group's largest, a variance by at most 0.00352. A
+///   group with a moment that is not finite is restored as NaNs.
+///
+/// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
+/// @pre nothing that is written overlaps anything else; the tensor has fewer than 2^60 elements
+/// @return `errc::size_mismatch` for gradients of another length; `errc::no_conversion` for gradients that
+/// are neither
+///      f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array that is not
+///      aligned to its element, and for a piece that does not begin at a multiple of `cut_multiple`;
+///      `errc::out_of_range` for step 0. Then nothing has begun. Else what `run` returns. Of no elements
+///      nothing is done.
+/// @par Complexity   each byte read once and written once.
+/// @par Thread safety   any number at once, on different pieces.
+/// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);
+/// Dettmers et
+///      al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861); Zamirai et al.,
+///      "Revisiting BFloat16 Training", 2020 (arXiv 2010.06192).
+template <class Run>
+result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer_piece& piece,
+                            const gradient_piece& gradients, const optimizer_hyper& hyper);
+
+/// Sets a piece's weights to floats (bf16 weights to the nearest, of two equally near to the even one; split
+/// ones exactly), and its state to a fresh one. Errors as `optimizer_step`.
+template <class Run>
+result<void> optimizer_begin(const Run& run, optimizer_form form, const optimizer_piece& piece,
+                             const float* weights);
+
+/// Writes a piece's weights as floats; of `adamw_split16` both halves joined. Errors as `optimizer_step`.
+template <class Run>
+result<void> optimizer_weights(const Run& run, optimizer_form form, const optimizer_piece& piece,
+                               float* weights);
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/kernels/detail/optimizer_step_body.hpp>

@@ -1,0 +1,191 @@
+/// @file
+/// `gradient_norm`, `loss_scale` and `decide_step`: whether a step is taken, and by which factor of its
+/// gradients, the same on all ranks, before any state is changed.
+#pragma once
+
+#include <llmmem/comm/collectives.hpp>
+#include <llmmem/comm/reduce_op.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The sum of all gradients' squares, exactly: an integer in units of 2^-298, the square of the least float.
+/// So it does not depend on the order of the gradients, on pieces, or on the number of ranks, and pieces may
+/// be added as they arrive.
+///
+/// @par Complexity   O(1) for each gradient; 152 bytes.
+/// @par Thread safety   one thread at a time; each thread may have its own, and `merge` joins them.
+/// @pre at most 2^31 gradients in all
+/// @par Source   Kulisch, "Computer Arithmetic and Validity", 2013: the long accumulator.
+class gradient_norm {
+ public:
+  /// Adds gradients. Those that are not finite are counted.
+  void add(std::span<const float> gradients) noexcept {
+    for (const float each : gradients)
+      add(each);
+  }
+  void add(float gradient) noexcept {
+    const auto bits = std::bit_cast<std::uint32_t>(gradient);
+    const std::uint32_t exponent = (bits >> 23U) & 0xFFU;
+    if (exponent == 0xFFU) {
+      ++digits_.back();
+      return;
+    }
+    const std::uint64_t mantissa = (bits & 0x7F'FFFFU) | (exponent == 0 ? 0 : 0x80'0000U);
+    const std::uint64_t square = mantissa * mantissa;  // below 2^48
+    const std::uint32_t place = 2 * (exponent == 0 ? 0 : exponent - 1);
+    const std::uint32_t shift = place % 32;
+    const std::uint64_t low = (square & 0xFFFF'FFFFU) << shift;
+    const std::uint64_t high = (square >> 32U) << shift;
+    std::uint64_t* const at = digits_.data() + place / 32;
+    at[0] += low & 0xFFFF'FFFFU;
+    at[1] += (low >> 32U) + (high & 0xFFFF'FFFFU);
+    at[2] += high >> 32U;
+  }
+  /// Adds what another one has.
+  void merge(const gradient_norm& other) noexcept {
+    for (std::size_t i = 0; i < digits_.size(); ++i)
+      digits_[i] += other.digits_[i];
+  }
+  /// Adds what all ranks have: all must call it, and all have the same then. The errors of `all_reduce`.
+  template <transport Ranks>
+  result<void> merge_all(Ranks& ranks, collective_call& call) {
+    constexpr reduce_op sum{.combine =
+                                [](std::byte* into, const std::byte* from, std::size_t bytes) noexcept {
+                                  detail::combine_elements<std::uint64_t>(
+                                      into, from, bytes,
+                                      [](std::uint64_t a, std::uint64_t b) { return a + b; });
+                                },
+                            .element_bytes = 8};
+    return all_reduce(ranks, std::as_writable_bytes(std::span(digits_)), sum, call);
+  }
+
+  /// Whether all gradients are finite.
+  [[nodiscard]] bool is_finite() const noexcept { return digits_.back() == 0; }
+  /// The root of the sum, within 2^-50 of it; infinity if a gradient is not finite.
+  [[nodiscard]] double value() const noexcept {
+    if (!is_finite()) return std::numeric_limits<double>::infinity();
+    std::array<std::uint64_t, digits> whole{};  // below 2^32 each, so that equal sums have equal digits
+    std::uint64_t carry = 0;
+    for (std::size_t i = 0; i < digits; ++i) {
+      const std::uint64_t sum = digits_[i] + carry;
+      whole[i] = sum & 0xFFFF'FFFFU;
+      carry = sum >> 32U;
+    }
+    double sum = 0;
+    for (std::size_t i = digits; i-- > 0;)
+      sum += __builtin_ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
+    return __builtin_sqrt(sum);
+  }
+
+ private:
+  static constexpr std::size_t digits = 18;  // of 32 bits: room for 2^32 numbers of 2^256
+
+  std::array<std::uint64_t, digits + 1> digits_{};  // and how many are not finite
+};
+
+/// How a loss scale changes. The defaults are those of PyTorch's `GradScaler`.
+struct loss_scale_options {
+  double start = 65536;
+  double growth = 2;  ///< after that many consecutive clean steps
+  std::uint32_t growth_interval = 2000;
+  double back_off = 0.5;
+  std::uint32_t hysteresis = 1;  ///< overflows until the scale first backs off; refilled when it grows
+  double least = 0x1p-24;
+  double most = 0x1p+126;
+};
+
+/// The factor of a loss that keeps fp16 gradients from vanishing: grows while gradients are finite, backs off
+/// when they are not.
+///
+/// @par Complexity   O(1).
+/// @par Thread safety   one thread at a time.
+/// @par Source   Micikevicius et al., "Mixed Precision Training", 2018 (arXiv 1710.03740).
+class loss_scale {
+ public:
+  /// What a checkpoint has of it.
+  struct state {
+    double scale = 1;
+    std::uint32_t clean_steps = 0;
+    std::uint32_t overflows_left = 1;
+
+    friend bool operator==(const state&, const state&) = default;
+  };
+
+  /// @throws argument_error  for a start outside of `least` to `most`, a growth below 1, a back-off that is
+  /// not between
+  ///                         0 and 1, an interval or hysteresis of 0.
+  explicit loss_scale(const loss_scale_options& options = {}) : options_(options) {
+    if (!(options.least > 0) || !(options.least <= options.start) || !(options.start <= options.most))
+      throw argument_error("loss_scale: start is not between least (above 0) and most");
+    if (!(options.growth >= 1))
+      throw argument_error("loss_scale: growth is below 1; 1 means that it never grows");
+    if (!(options.back_off > 0) || !(options.back_off < 1))
+      throw argument_error("loss_scale: back_off is not between 0 and 1");
+    if (options.growth_interval == 0 || options.hysteresis == 0)
+      throw argument_error("loss_scale: growth_interval and hysteresis are 1 at least");
+    now_ = {options.start, 0, options.hysteresis};
+  }
+
+  [[nodiscard]] double scale() const noexcept { return now_.scale; }
+  [[nodiscard]] const state& saved() const noexcept { return now_; }
+  void restore(const state& saved) noexcept { now_ = saved; }
+
+  /// After each step, taken or skipped.
+  void update(bool is_finite) noexcept {
+    if (!is_finite) {
+      now_.clean_steps = 0;
+      if (now_.overflows_left > 1) {
+        --now_.overflows_left;
+      } else {
+        now_.scale = std::max(now_.scale * options_.back_off, options_.least);
+      }
+      return;
+    }
+    if (++now_.clean_steps < options_.growth_interval) return;
+    now_.clean_steps = 0;
+    now_.overflows_left = options_.hysteresis;
+    now_.scale = std::min(now_.scale * options_.growth, options_.most);
+  }
+
+ private:
+  loss_scale_options options_;
+  state now_{};
+};
+
+/// Whether a step is taken, and how.
+struct step_decision {
+  bool is_taken = true;
+  double norm = 0;              ///< of the gradients without the loss scale
+  float gradient_scale = 1.0F;  ///< `optimizer_hyper::gradient_scale`
+};
+
+/// Decides from the norm of all ranks' gradients (`merge_all`), which have the loss scale in them: a step
+/// with a gradient that is not finite is skipped. Others have the factor 1 / scale, times max_norm / norm if
+/// the norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
+///
+/// @param max_norm  infinity: nothing is clipped.
+[[nodiscard]] inline step_decision decide_step(
+    const gradient_norm& gradients, loss_scale& scale,
+    double max_norm = std::numeric_limits<double>::infinity()) noexcept {
+  const double factor = 1 / scale.scale();
+  scale.update(gradients.is_finite());
+  if (!gradients.is_finite()) return {false, std::numeric_limits<double>::infinity(), 0.0F};
+  const double norm = gradients.value() * factor;
+  const double clip = norm > max_norm ? max_norm / norm : 1;
+  return {true, norm, static_cast<float>(factor * clip)};
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,103 @@
+/// @file
+/// `step_pieces`: an optimizer's step on pieces where they are stored, in tiers or in memory.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/errors.hpp>
+#include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/result.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The chunks of a piece: those of arrays that the form does not have are not used. @tparam Chunk  a store's
+/// handle
+template <class Chunk>
+struct optimizer_chunks {
+  Chunk gradients{};
+  Chunk weights{};
+  Chunk low{};
+  Chunk mean{};
+  Chunk variance{};
+  Chunk mean_scales{};
+  Chunk variance_scales{};
+  std::uint64_t first = 0;  ///< index of its first element in the whole tensor
+  std::uint64_t count = 0;
+};
+
+/// Changes pieces one after the other, each leased from the store for the length of its own step: a
+/// `tiered_buffer` brings it to its fastest tier and takes what has changed back, so that the state of a
+/// model may be larger than that tier. The bits are those of one step on the whole tensor.
+///
+/// @param store  `tiered_buffer` or `memory_chunks`, whose leases `run` can access.
+/// @return at the first piece that fails, with `index` the piece: what the store returns, `errc::too_short`
+/// for a chunk
+///      of fewer bytes than the piece needs, and the errors of `optimizer_step`. Earlier pieces have been
+///      changed.
+/// @par Complexity   each byte leased once.
+/// @par Thread safety   as the store's.
+template <class Run, class Store, class Chunk>
+result<void> step_pieces(const Run& run, Store& store, optimizer_form form,
+                         std::span<const optimizer_chunks<Chunk>> pieces, dtype gradient,
+                         const optimizer_hyper& hyper) {
+  const optimizer_widths each = widths_of(form);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const optimizer_chunks<Chunk>& of = pieces[i];
+    if (of.count == 0) continue;
+    const auto failed = [&](failure why) {
+      why.index = static_cast<std::uint32_t>(i);
+      return why;
+    };
+    const std::uint64_t groups = (of.count + optimizer_group - 1) / optimizer_group;
+    const struct {
+      const Chunk* chunk;
+      std::uint64_t bytes;
+    } arrays[] = {{&of.weights, of.count * each.weights},
+                  {&of.low, of.count * each.low},
+                  {&of.mean, of.count * each.mean},
+                  {&of.variance, of.count * each.variance},
+                  {&of.mean_scales, groups * each.group_scale},
+                  {&of.variance_scales, groups * each.group_scale}};
+    auto read = store.read(of.gradients);
+    if (!read) return failed(read.error());
+    const std::uint64_t gradient_bytes = of.count * (gradient == dtype::f32 ? 4 : 2);
+    if (read->span().size() < gradient_bytes)
+      return failure{errc::too_short, static_cast<std::uint32_t>(i), gradient_bytes, read->span().size(),
+                     "step_pieces: gradients"};
+    std::array<typename Store::update_lease, 6> held{};
+    std::array<std::byte*, 6> at{};
+    for (std::size_t array = 0; array < held.size(); ++array) {
+      if (arrays[array].bytes == 0) continue;
+      auto lease = store.update(*arrays[array].chunk);
+      if (!lease) return failed(lease.error());
+      if (lease->span().size() < arrays[array].bytes)
+        return failure{errc::too_short, static_cast<std::uint32_t>(i), arrays[array].bytes,
+                       lease->span().size(), "step_pieces: a chunk"};
+      at[array] = lease->span().data();
+      held[array] = std::move(*lease);
+    }
+    const auto done =
+        optimizer_step(run, form,
+                       {.weights = at[0],
+                        .low = at[1],
+                        .mean = at[2],
+                        .variance = at[3],
+                        .mean_scales = at[4],
+                        .variance_scales = at[5],
+                        .first = of.first,
+                        .count = of.count},
+                       {.data = read->span().data(), .element = gradient, .count = of.count}, hyper);
+    if (!done) return failed(done.error());
+  }
+  return {};
+}
+
+}  // namespace v0
+}  // namespace llmmem
