@@ -66,6 +66,14 @@ struct written_rule {
   }
 };
 
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/// As a compiler for a processor with FMA makes it, whatever the flags of this file are.
+__attribute__((target("fma"), optimize("O2", "fp-contract=fast"), noinline, flatten)) float keep_with_fma(
+    const optimizer_hyper& by) {
+  return llmmem::detail::optimizer_constants::of(by, false).keep;
+}
+#endif
+
 gradient_piece gradients_of(const std::vector<float>& of) {
   return {reinterpret_cast<const std::byte*>(of.data()), dtype::f32, of.size()};
 }
@@ -124,6 +132,22 @@ TEST_SUITE("optimizer_step") {
       }
     }
   }
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  TEST_CASE("a processor that fuses products into sums has the constants of one that does not") {
+    if (!__builtin_cpu_supports("fma")) return;
+    // 1 - rate weight_decay is near the middle of two floats: fused, it would be the other one.
+    constexpr optimizer_hyper near_middle[] = {
+        {.rate = 0x1.2bf7ced916873p-10, .weight_decay = 0x1.4119d5b98c469p-5},
+        {.rate = 0x1.08b4395810625p-10, .weight_decay = 0x1.a2c318435f619p-7},
+        {.rate = 0x1.f68p-1, .weight_decay = 0x1.1e4a2edea17f2p-1}};
+    constexpr float apart[] = {0x1.fffa2p-1F, 0x1.fffe5p-1F, 0x1.ce0b64p-2F};
+    for (std::size_t i = 0; i < std::size(apart); ++i) {
+      CHECK(llmmem::detail::optimizer_constants::of(near_middle[i], false).keep == apart[i]);
+      CHECK(keep_with_fma(near_middle[i]) == apart[i]);
+    }
+  }
+#endif
 
   TEST_CASE("a weight of bf16 and 16 low bits has the bits of a float over a thousand steps") {
     for (const auto seed : seeds(2)) {
