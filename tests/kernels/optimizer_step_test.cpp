@@ -409,6 +409,19 @@ TEST_SUITE("optimizer_step") {
         CHECK(told(other, g) == failure{errc::bad_granularity, 0, 100, 256});
       CHECK(optimizer_begin(host_executor{}, form, well, nullptr).code() == errc::too_short);
       CHECK(optimizer_weights(host_executor{}, form, well, nullptr).code() == errc::too_short);
+      std::vector<float> two(count + 1);
+      auto* const between = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(two.data()) + 1);
+      CHECK(optimizer_begin(host_executor{}, form, well, between).code() == errc::bad_granularity);
+      CHECK(optimizer_weights(host_executor{}, form, well, between).code() == errc::bad_granularity);
+      constexpr std::uint64_t beyond = std::uint64_t{1} << 60U;
+      other = well;
+      other.first = ~std::uint64_t{255};
+      CHECK(told(other, g) == failure{errc::out_of_range, 0, other.first, beyond - 1});
+      other = well;
+      other.count = ~std::uint64_t{0};
+      CHECK(told(other, {g.data, g.element, other.count}) ==
+            failure{errc::out_of_range, 0, other.count, beyond - 1});
+      CHECK(optimizer_weights(host_executor{}, form, other, two.data()).code() == errc::out_of_range);
       CHECK(arrays == before);
       CHECK(told({}, {}) == failure{});
       CHECK(optimizer_begin(host_executor{}, form, {}, nullptr).has_value());

@@ -162,6 +162,10 @@ TEST_SUITE("optimizer_pieces") {
       return done ? failure{} : done.error();
     };
     const auto well = tensor.pieces[1];
+    // Four times that many bytes are 4 in 64 bits.
+    tensor.pieces[1].count = (std::uint64_t{1} << 62U) + 1;
+    CHECK(told() == failure{errc::out_of_range, 1, tensor.pieces[1].count, (std::uint64_t{1} << 60U) - 1});
+    tensor.pieces[1] = well;
     tensor.pieces[1].count += 1;
     CHECK(told() == failure{errc::too_short, 1, 4 * tensor.pieces[1].count, 4 * well.count});
     tensor.pieces[1] = well;

@@ -79,13 +79,13 @@ struct optimizer_hyper {
 ///   group with a moment that is not finite is restored as NaNs.
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else; the tensor has fewer than 2^60 elements
+/// @pre nothing that is written overlaps anything else
 /// @return `errc::size_mismatch` for gradients of another length; `errc::no_conversion` for gradients that
 /// are neither
 ///      f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array that is not
 ///      aligned to its element, and for a piece that does not begin at a multiple of `cut_multiple`;
-///      `errc::out_of_range` for step 0. Then nothing has begun. Else what `run` returns. Of no elements
-///      nothing is done.
+///      `errc::out_of_range` for step 0, and for a `first` or `count` of 2^60 or more. Then nothing has
+///      begun. Else what `run` returns. Of no elements nothing is done.
 /// @par Complexity   each byte read once and written once.
 /// @par Thread safety   any number at once, on different pieces.
 /// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);
