@@ -237,6 +237,25 @@ TEST_SUITE("optimizer_pieces") {
     loss_scale other({.start = 64, .growth_interval = 2, .hysteresis = 2, .least = 16});
     other.restore(megatron.saved());
     CHECK(after(other, {false}) == after(megatron, {false}));
+    constexpr double none = std::numeric_limits<double>::quiet_NaN();
+    constexpr double endless = std::numeric_limits<double>::infinity();
+    for (const double broken : {0.0, -64.0, none, endless, 8.0})
+      CHECK_THROWS_AS(other.restore({broken, 0, 1}), argument_error);
+    CHECK(other.saved().scale == 16);
+    gradient_norm some;
+    some.add(1.0F);
+    const auto before = other.saved();
+    for (const double broken : {0.0, -1.0, none})
+      CHECK_THROWS_AS(static_cast<void>(decide_step(some, other, broken)), argument_error);
+    CHECK(other.saved() == before);
+    // At both ends the factor is a float.
+    for (const double end : {0x1p-126, 0x1p+126}) {
+      loss_scale at_end({.start = end, .growth_interval = 1, .least = 0x1p-126});
+      CHECK(static_cast<double>(decide_step(some, at_end).gradient_scale) == 1 / end);
+      CHECK(after(at_end, {true}) <= 0x1p+126);
+    }
+    CHECK_THROWS_AS(loss_scale({.start = 1e-300, .least = 1e-300}), argument_error);
+    CHECK_THROWS_AS(loss_scale({.start = 1, .most = endless}), argument_error);
     CHECK_THROWS_AS(loss_scale({.start = 0}), argument_error);
     CHECK_THROWS_AS(loss_scale({.growth = 0.5}), argument_error);
     CHECK_THROWS_AS(loss_scale({.back_off = 1}), argument_error);

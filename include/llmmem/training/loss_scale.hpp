@@ -102,8 +102,8 @@ struct loss_scale_options {
   std::uint32_t growth_interval = 2000;
   double back_off = 0.5;
   std::uint32_t hysteresis = 1;  ///< overflows until the scale first backs off; refilled when it grows
-  double least = 0x1p-24;
-  double most = 0x1p+126;
+  double least = 0x1p-24;        ///< not below 2^-126, so that 1 / scale is a float
+  double most = 0x1p+126;        ///< not above 2^126, for the same reason
 };
 
 /// The factor of a loss that keeps fp16 gradients from vanishing: grows while gradients are finite, backs off
@@ -123,12 +123,16 @@ class loss_scale {
     friend bool operator==(const state&, const state&) = default;
   };
 
-  /// @throws argument_error  for a start outside of `least` to `most`, a growth below 1, a back-off that is
+  /// @throws argument_error  for a start outside of `least` to `most`, bounds that leave 2^-126 to 2^126, a
+  ///                         growth below 1, a back-off that is
   /// not between
   ///                         0 and 1, an interval or hysteresis of 0.
   explicit loss_scale(const loss_scale_options& options = {}) : options_(options) {
-    if (!(options.least > 0) || !(options.least <= options.start) || !(options.start <= options.most))
-      throw argument_error("loss_scale: start is not between least (above 0) and most");
+    if (!(options.least >= 0x1p-126) || !(options.most <= 0x1p+126))
+      throw argument_error(
+          "loss_scale: least is below 2^-126 or most above 2^126; 1 / scale is no float there");
+    if (!(options.least <= options.start) || !(options.start <= options.most))
+      throw argument_error("loss_scale: start is not between least and most");
     if (!(options.growth >= 1))
       throw argument_error("loss_scale: growth is below 1; 1 means that it never grows");
     if (!(options.back_off > 0) || !(options.back_off < 1))
@@ -140,7 +144,15 @@ class loss_scale {
 
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
-  void restore(const state& saved) noexcept { now_ = saved; }
+  /// Goes on from what `saved` returned.
+  /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed then.
+  void restore(const state& saved) {
+    if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
+      throw argument_error(
+          "loss_scale::restore: the scale is not between least and most; the checkpoint is damaged, or is of "
+          "other options");
+    now_ = saved;
+  }
 
   /// After each step, taken or skipped.
   void update(bool is_finite) noexcept {
@@ -176,9 +188,12 @@ struct step_decision {
 /// the norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
 ///
 /// @param max_norm  infinity: nothing is clipped.
-[[nodiscard]] inline step_decision decide_step(
-    const gradient_norm& gradients, loss_scale& scale,
-    double max_norm = std::numeric_limits<double>::infinity()) noexcept {
+/// @throws argument_error  for a max_norm that is not above 0: it would clear or turn around all gradients.
+///                         Nothing has changed then.
+[[nodiscard]] inline step_decision decide_step(const gradient_norm& gradients, loss_scale& scale,
+                                               double max_norm = std::numeric_limits<double>::infinity()) {
+  if (!(max_norm > 0))
+    throw argument_error("decide_step: max_norm is not above 0; infinity means that nothing is clipped");
   const double factor = 1 / scale.scale();
   scale.update(gradients.is_finite());
   if (!gradients.is_finite()) return {false, std::numeric_limits<double>::infinity(), 0.0F};
