@@ -74,8 +74,9 @@ template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                 std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// Converts blocks back: nearest(code x scale). To reopen a block, and to make floats of a sequence's blocks
-/// for attention. Otherwise as `quantize_kv_blocks`; codes and scales from elsewhere are accepted.
+/// Converts blocks back: nearest(code x scale), and bf16's largest where a number is beyond that. To reopen a
+/// block, and to make floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes
+/// and scales from elsewhere are accepted.
 ///
 /// @param to    in `bf16` or `f32`.
 /// @param from  the cache in codes.
