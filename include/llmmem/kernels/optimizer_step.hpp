@@ -75,8 +75,9 @@ struct optimizer_hyper {
 /// change by
 ///   the unrounded moments. The new scale of a group is its largest moment (0 where all are 0, at least
 ///   2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near the lower
-///   one. A restored mean differs by at most 0.00703 of the group's largest, a variance by at most 0.00352. A
-///   group with a moment that is not finite is restored as NaNs.
+///   one. A restored mean differs by at most 0.00703 of the group's scale, a variance by at most 0.00352. A
+///   variance above 0 never comes back as 0, but as 3.25e-7 of the scale at least, so that no step is a mean
+///   over epsilon. A group with a moment that is not finite is restored as NaNs.
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
 /// @pre nothing that is written overlaps anything else

@@ -268,8 +268,11 @@ class group_step {
       for (unsigned i = 0; i < width; ++i)
         code[i] = signed_.nearest(unfused(mine.m[part * width + i], mean.inverse));
       store_elements(code, of_.piece.mean + first, count, of_.is_wide && count == width);
-      for (unsigned i = 0; i < width; ++i)
-        code[i] = unsigned_.nearest(unfused(mine.v[part * width + i], variance.inverse));
+      for (unsigned i = 0; i < width; ++i) {
+        const float v = mine.v[part * width + i];
+        const std::uint8_t nearest = unsigned_.nearest(unfused(v, variance.inverse));
+        code[i] = nearest == 0 && v > 0 ? std::uint8_t{1} : nearest;  // a mean is never divided by 0
+      }
       store_elements(code, of_.piece.variance + first, count, of_.is_wide && count == width);
     }
   }
