@@ -144,7 +144,7 @@ class loss_scale {
 
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
-  /// Goes on from what `saved` returned.
+  /// Continues from what `saved` returned.
   /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed then.
   void restore(const state& saved) {
     if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
