@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -132,7 +133,8 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
 /// Decodes a text with a cache of each form, and compares what the model makes of it. The text is cut into
 /// windows of the model's context, since its positions end there; every token but the text's first is
 /// predicted once.
-/// @throws llmmem::argument_error  for a text of fewer than 2 tokens.
+/// @throws llmmem::argument_error  for a text of fewer than 2 tokens, and heads that attention cannot read;
+///   `llmmem::error` for a model whose logits are not finite.
 [[nodiscard]] inline perplexity_finding measure_perplexity(const trained_model& of, const std::string& name,
                                                            std::span<const std::uint8_t> text,
                                                            const paged_config& how, std::uint32_t at_once) {
@@ -141,6 +143,12 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
         "{}: it has {}, and perplexity needs 2: one to begin with, and one to predict; give a longer --text, "
         "or more --tokens",
         example::printable(name, 512), text.empty() ? "no token" : "1 token"));
+  }
+  if (of.config().head_dim % 8 != 0 || of.config().head_dim > 256) {
+    throw llmmem::argument_error(
+        fmt::format("--weights: the model's heads have {} elements, and attention over a cache needs a "
+                    "multiple of 8, 256 at most; train with another --width or --heads",
+                    of.config().head_dim));
   }
   perplexity_finding out{.shape = of.shape(), .predicted = text.size() - 1};
   const std::size_t context = of.shape().context;
@@ -164,10 +172,6 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
     runs.back().found.bytes_per_token = runs.back().cache->bytes_per_token();
   }
   for (const kv_form form : closing_forms) {
-    if (of.config().head_dim % 8 != 0) {
-      out.left_out.push_back(form);
-      continue;
-    }
     cache.form = form;
     runs.push_back({.found = {.form = form}, .closing = std::make_unique<closing_cache>(of.config(), cache)});
     runs.back().found.bytes_per_token = runs.back().closing->bytes_per_token();
@@ -182,6 +186,16 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
       std::vector<double> surprises(some.size());
       std::vector<double> divergences(some.size());
       const auto told = [&](std::size_t window, std::size_t position, std::span<const float> logits) {
+        // Whatever is compared with what is no number would be none, and say nothing about the form.
+        if (!std::ranges::all_of(logits, [](float each) { return std::isfinite(each); })) {
+          throw llmmem::error(fmt::format(
+              "{}: with keys and values in {}, the model's logits behind token {} are not all "
+              "finite; {}",
+              example::printable(name, 512), name_of(run.found.form), (first + window) * context + position,
+              run.found.form == kv_form::f32
+                  ? "its training diverged: take an earlier checkpoint for --weights"
+                  : "the form's range is too small for it"));
+        }
         std::vector<double> logs = log_probabilities(logits);
         surprises[window] -= logs[some[window][position + 1]];
         std::vector<double>& exact = right[window * context + position];
@@ -221,14 +235,15 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   return out;
 }
 
+/// A perplexity beyond all doubles is null: JSON has no infinity.
 [[nodiscard]] inline std::string to_json(const perplexity_finding& found) {
   std::string forms;
   for (const form_quality& each : found.forms) {
-    forms +=
-        fmt::format(R"({}{{"form": "{}", "bytes_per_token": {}, "perplexity": {:.6f}, "kl_mean": {:.4g}, )"
-                    R"("kl_999": {:.4g}, "changed": {}}})",
-                    forms.empty() ? "" : ", ", name_of(each.form), each.bytes_per_token, each.perplexity,
-                    each.divergence, each.divergence_999, each.changed);
+    forms += fmt::format(R"({}{{"form": "{}", "bytes_per_token": {}, "perplexity": {}, "kl_mean": {:.4g}, )"
+                         R"("kl_999": {:.4g}, "changed": {}}})",
+                         forms.empty() ? "" : ", ", name_of(each.form), each.bytes_per_token,
+                         std::isfinite(each.perplexity) ? fmt::format("{:.6f}", each.perplexity) : "null",
+                         each.divergence, each.divergence_999, each.changed);
   }
   std::string left_out;
   for (const kv_form each : found.left_out)

@@ -272,6 +272,39 @@ TEST_CASE("every bf16 value is restored within half a step, by scales of floats 
   }
 }
 
+TEST_CASE("the largest bf16 values come back as bf16, and none as an infinity") {
+  constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 1};
+  for (const dtype code : {dtype::int4, dtype::int8}) {
+    for (const dtype scale_type : {dtype::f32, dtype::bf16}) {
+      kv_layout coded = values;
+      coded.element = code;
+      coded.key_scales = {.group = scale_group::channel, .element = scale_type};
+      coded.value_scales = {.group = scale_group::vector, .element = scale_type};
+      blocks_of in(values, 1);
+      blocks_of out(coded, 1);
+      blocks_of back(values, 1);
+      const std::vector<block_pair> pair{{0, 0}};
+      for (std::uint32_t bits = 0x7F70; bits < 0x7F80; ++bits) {
+        for (std::uint32_t i = 0; i < 8; ++i) {
+          const auto each = static_cast<std::uint16_t>(bits | (i % 2 << 15U));
+          for (std::uint32_t plane = 0; plane < 2; ++plane)
+            std::memcpy(in.vector(plane, 0, 0, 0, 0) + 2 * i, &each, 2);
+        }
+        REQUIRE(quantize_kv_blocks(host_executor{}, out.view(), in.view(), pair));
+        REQUIRE(dequantize_kv_blocks(host_executor{}, back.view(), out.view(), pair));
+        for (std::uint32_t plane = 0; plane < 2; ++plane) {
+          for (std::uint32_t i = 0; i < 8; ++i) {
+            const float x = number(dtype::bf16, in.vector(plane, 0, 0, 0, 0) + 2 * i);
+            const float y = number(dtype::bf16, back.vector(plane, 0, 0, 0, 0) + 2 * i);
+            CAPTURE(x);
+            CHECK(std::abs(y / x - 1) < 0x1p-6F);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a channel with a value that is none is restored as NaNs, and the others are not") {
   constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 3, .has_values = false};
   kv_layout coded = values;
@@ -528,7 +561,7 @@ TEST_CASE("what cannot be quantised by block is refused with what would be right
     CHECK(done.error().message().find(text) != std::string::npos);
     CHECK(out.contents() == blocks_of(to, 1).contents());
   };
-  refused(values, values, "quantize_kv_blocks: no kernel makes bf16 of bf16");
+  refused(values, values, "quantize_kv_blocks: no kernel converts bf16 to bf16");
   kv_layout other = codes;
   other.value_scales.group = scale_group::run;
   refused(other, values, "scales by vector or by channel");
@@ -537,7 +570,7 @@ TEST_CASE("what cannot be quantised by block is refused with what would be right
   refused(other, values, "scales by vector or by channel");
   other = codes;
   other.element = dtype::fp8_e4m3;
-  refused(other, values, "no kernel makes fp8_e4m3 of");
+  refused(other, values, "no kernel converts bf16 to fp8_e4m3");
   refused(codes, codes, "with scales");
   other = codes;
   other.heads = 2;
@@ -549,7 +582,7 @@ TEST_CASE("what cannot be quantised by block is refused with what would be right
   refused(other, odd, "quantize_kv_blocks");
   kv_layout f16 = values;
   f16.element = dtype::f16;
-  refused(codes, f16, "no kernel makes");
+  refused(codes, f16, "no kernel converts f16 to int4");
 
   blocks_of out(codes, 1);
   blocks_of in(values, 1);

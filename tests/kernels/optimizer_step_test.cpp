@@ -66,6 +66,14 @@ struct written_rule {
   }
 };
 
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/// As a compiler for a processor with FMA makes it, whatever the flags of this file are.
+__attribute__((target("fma"), optimize("O2", "fp-contract=fast"), noinline, flatten)) float keep_with_fma(
+    const optimizer_hyper& by) {
+  return llmmem::detail::optimizer_constants::of(by, false).keep;
+}
+#endif
+
 gradient_piece gradients_of(const std::vector<float>& of) {
   return {reinterpret_cast<const std::byte*>(of.data()), dtype::f32, of.size()};
 }
@@ -124,6 +132,22 @@ TEST_SUITE("optimizer_step") {
       }
     }
   }
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  TEST_CASE("a processor that fuses products into sums has the constants of one that does not") {
+    if (!__builtin_cpu_supports("fma")) return;
+    // 1 - rate weight_decay is near the middle of two floats: fused, it would be the other one.
+    constexpr optimizer_hyper near_middle[] = {
+        {.rate = 0x1.2bf7ced916873p-10, .weight_decay = 0x1.4119d5b98c469p-5},
+        {.rate = 0x1.08b4395810625p-10, .weight_decay = 0x1.a2c318435f619p-7},
+        {.rate = 0x1.f68p-1, .weight_decay = 0x1.1e4a2edea17f2p-1}};
+    constexpr float apart[] = {0x1.fffa2p-1F, 0x1.fffe5p-1F, 0x1.ce0b64p-2F};
+    for (std::size_t i = 0; i < std::size(apart); ++i) {
+      CHECK(llmmem::detail::optimizer_constants::of(near_middle[i], false).keep == apart[i]);
+      CHECK(keep_with_fma(near_middle[i]) == apart[i]);
+    }
+  }
+#endif
 
   TEST_CASE("a weight of bf16 and 16 low bits has the bits of a float over a thousand steps") {
     for (const auto seed : seeds(2)) {
@@ -308,6 +332,29 @@ TEST_SUITE("optimizer_step") {
     CHECK(std::bit_cast<float>(bits_in(arrays.of[4])[0]) > 0.15F);
   }
 
+  TEST_CASE("no element of a group with one giant takes a longer step than with floats allows") {
+    constexpr std::uint64_t count = 256;
+    constexpr auto form = optimizer_form::adamw_8bit;
+    optimizer_arrays arrays(form, count);
+    const optimizer_piece piece = arrays.whole(form, count);
+    const std::vector<float> zeros(count, 0.0F);
+    optimizer_begin(host_executor{}, form, piece, zeros.data()).value();
+    std::vector<float> gradients(count, 1e-4F);
+    gradients[0] = 1;
+    std::vector<float> before(count);
+    std::vector<float> after(count);
+    // Variances of 1e-8 of the giant's are below half the least code. Then all gradients are 0.
+    for (std::uint64_t step = 1; step <= 40; ++step) {
+      if (step == 20) gradients.assign(count, 0.0F);
+      optimizer_weights(host_executor{}, form, piece, before.data()).value();
+      optimizer_step(host_executor{}, form, piece, gradients_of(gradients), {.rate = 1e-3, .step = step})
+          .value();
+      optimizer_weights(host_executor{}, form, piece, after.data()).value();
+      for (std::uint64_t i = 0; i < count; ++i)
+        REQUIRE(std::abs(after[i] - before[i]) < 1.1e-3F);
+    }
+  }
+
   TEST_CASE("stochastic rounding is right in the mean, and leaves what bf16 holds") {
     constexpr std::uint64_t count = 40'000;
     constexpr auto form = optimizer_form::adamw_stochastic;
@@ -385,6 +432,19 @@ TEST_SUITE("optimizer_step") {
         CHECK(told(other, g) == failure{errc::bad_granularity, 0, 100, 256});
       CHECK(optimizer_begin(host_executor{}, form, well, nullptr).code() == errc::too_short);
       CHECK(optimizer_weights(host_executor{}, form, well, nullptr).code() == errc::too_short);
+      std::vector<float> two(count + 1);
+      auto* const between = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(two.data()) + 1);
+      CHECK(optimizer_begin(host_executor{}, form, well, between).code() == errc::bad_granularity);
+      CHECK(optimizer_weights(host_executor{}, form, well, between).code() == errc::bad_granularity);
+      constexpr std::uint64_t beyond = std::uint64_t{1} << 60U;
+      other = well;
+      other.first = ~std::uint64_t{255};
+      CHECK(told(other, g) == failure{errc::out_of_range, 0, other.first, beyond - 1});
+      other = well;
+      other.count = ~std::uint64_t{0};
+      CHECK(told(other, {g.data, g.element, other.count}) ==
+            failure{errc::out_of_range, 0, other.count, beyond - 1});
+      CHECK(optimizer_weights(host_executor{}, form, other, two.data()).code() == errc::out_of_range);
       CHECK(arrays == before);
       CHECK(told({}, {}) == failure{});
       CHECK(optimizer_begin(host_executor{}, form, {}, nullptr).has_value());

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "paged_decode/perplexity.hpp"
@@ -176,6 +178,49 @@ TEST_CASE("forms whose groups do not fit the heads are left out, and said to be"
   REQUIRE(found.forms.size() == 3 + closing_forms.size());  // groups of by-channel forms fit any heads
   CHECK(found.forms[0].perplexity == doctest::Approx(256).epsilon(1e-6));  // all weights 0: any byte
   CHECK(to_report({}, found).find("left out: heads have 16 elements") != std::string::npos);
+}
+
+namespace {
+
+/// A model of one block whose weights are 1 and -1 by turns, times a factor.
+[[nodiscard]] trained_model model_of(std::size_t width, std::size_t heads, float factor) {
+  const train_gpt::gpt_shape of{.blocks = 1, .width = width, .heads = heads, .context = 8, .batch = 1};
+  std::vector<std::vector<float>> layers;
+  for (std::size_t i = 0; i < of.layers(); ++i) {
+    layers.emplace_back(train_gpt::parameter_layout(of, of.layer(i)).elements);
+    for (std::size_t j = 0; j < layers.back().size(); ++j)
+      layers.back()[j] = j % 3 == 0 ? factor : -factor;
+  }
+  return {of, std::move(layers)};
+}
+
+}  // namespace
+
+TEST_CASE("heads that attention cannot read are told, with what it can") {
+  const std::vector<std::uint8_t> text(20);
+  for (const std::size_t head : {12U, 264U}) {
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(measure_perplexity(model_of(head, 1, 0.1F), "text", text, {}, 2)),
+        (std::string("--weights: the model's heads have ") + std::to_string(head) +
+         " elements, and attention over a cache needs a multiple of 8, 256 at most; train with another "
+         "--width or --heads")
+            .c_str(),
+        llmmem::argument_error);
+  }
+}
+
+TEST_CASE("a model that diverged is told, and JSON has numbers alone") {
+  const std::vector<std::uint8_t> text(20);
+  for (const float factor : {std::numeric_limits<float>::quiet_NaN(), 1e30F}) {
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(measure_perplexity(model_of(16, 2, factor), "a.txt", text, {}, 2)),
+        "a.txt: with keys and values in f32, the model's logits behind token 0 are not all finite; its "
+        "training diverged: take an earlier checkpoint for --weights",
+        llmmem::error);
+  }
+  perplexity_finding beyond;
+  beyond.forms.push_back({.perplexity = std::numeric_limits<double>::infinity()});
+  CHECK(to_json(beyond).find("\"perplexity\": null") != std::string::npos);
 }
 
 TEST_CASE("a text without two tokens has no perplexity") {

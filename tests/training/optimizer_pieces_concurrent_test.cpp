@@ -162,6 +162,10 @@ TEST_SUITE("optimizer_pieces") {
       return done ? failure{} : done.error();
     };
     const auto well = tensor.pieces[1];
+    // Four times that many bytes are 4 in 64 bits.
+    tensor.pieces[1].count = (std::uint64_t{1} << 62U) + 1;
+    CHECK(told() == failure{errc::out_of_range, 1, tensor.pieces[1].count, (std::uint64_t{1} << 60U) - 1});
+    tensor.pieces[1] = well;
     tensor.pieces[1].count += 1;
     CHECK(told() == failure{errc::too_short, 1, 4 * tensor.pieces[1].count, 4 * well.count});
     tensor.pieces[1] = well;
@@ -200,6 +204,13 @@ TEST_SUITE("optimizer_pieces") {
         of.add(i % 2 == 0 ? size : -size);
       CHECK(of.value() == 2 * static_cast<double>(size));
     }
+    gradient_norm largest;  // as many as a norm takes, each as large as a float can be
+    largest.add(std::numeric_limits<float>::max());
+    for (int doubled = 1; doubled <= 31; ++doubled) {
+      largest.merge(gradient_norm(largest));
+      CHECK(largest.value() ==
+            doctest::Approx(std::ldexp(std::sqrt(std::ldexp(1.0, doubled)), 128)).epsilon(1e-7));
+    }
     for (const float broken : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
       gradient_norm of;
       of.add(1.0F);
@@ -233,6 +244,25 @@ TEST_SUITE("optimizer_pieces") {
     loss_scale other({.start = 64, .growth_interval = 2, .hysteresis = 2, .least = 16});
     other.restore(megatron.saved());
     CHECK(after(other, {false}) == after(megatron, {false}));
+    constexpr double none = std::numeric_limits<double>::quiet_NaN();
+    constexpr double endless = std::numeric_limits<double>::infinity();
+    for (const double broken : {0.0, -64.0, none, endless, 8.0})
+      CHECK_THROWS_AS(other.restore({broken, 0, 1}), argument_error);
+    CHECK(other.saved().scale == 16);
+    gradient_norm some;
+    some.add(1.0F);
+    const auto before = other.saved();
+    for (const double broken : {0.0, -1.0, none})
+      CHECK_THROWS_AS(static_cast<void>(decide_step(some, other, broken)), argument_error);
+    CHECK(other.saved() == before);
+    // At both ends the factor is a float.
+    for (const double end : {0x1p-126, 0x1p+126}) {
+      loss_scale at_end({.start = end, .growth_interval = 1, .least = 0x1p-126});
+      CHECK(static_cast<double>(decide_step(some, at_end).gradient_scale) == 1 / end);
+      CHECK(after(at_end, {true}) <= 0x1p+126);
+    }
+    CHECK_THROWS_AS(loss_scale({.start = 1e-300, .least = 1e-300}), argument_error);
+    CHECK_THROWS_AS(loss_scale({.start = 1, .most = endless}), argument_error);
     CHECK_THROWS_AS(loss_scale({.start = 0}), argument_error);
     CHECK_THROWS_AS(loss_scale({.growth = 0.5}), argument_error);
     CHECK_THROWS_AS(loss_scale({.back_off = 1}), argument_error);

@@ -44,17 +44,17 @@ inline namespace v0 {
 ///     code  = nearest(x * (1 / scale)), of two equally near the even one
 ///
 /// Each operation is rounded once, so host and device have the same bits. The restored value code x scale
-/// differs from x by at most scale / 2, for scales of `bf16` too: their rounding moves no code past qmax.
-/// In addition 2^-21 of amax, and the rounding of values in `bf16`. A group with an infinite or NaN value
-/// has a NaN for its scale, so all of it is restored as NaNs. Two codes of int4 are in a byte, the first in
-/// its lower half.
+/// differs from x by at most scale / 2 + 2^-21 * amax, plus the rounding to `bf16` where the target is
+/// `bf16`. Rounding a `bf16` scale moves no code past qmax. A group with an infinity or a NaN gets a NaN
+/// scale: all of it is restored as NaNs. Two codes of int4 are in a byte, the first in its lower half.
 ///
 /// A block of B tokens takes 4 + s / B bits a value in int4 by channel, where s are the bits of a scale: 5
 /// with `bf16` at 16 tokens, 4.5 at 32.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param to     the cache: keys and values each in `int4` or `int8` (`element`, `value_element`), with one
-///      scale in `f32` or `bf16` for each channel or for each vector. Scales may be at any place.
+///      scale in `f32` or `bf16` for each channel (one element of a head over the block's tokens) or each
+///      vector (one head of one token), at any `scale_place`.
 /// @param from   the same shape in `bf16` or `f32`, without scales; the order may be another.
 /// @param pairs  [n], in the executor's memory: a block of `from`, and the block of `to`. Negative ones are
 ///      padding.
@@ -67,21 +67,21 @@ inline namespace v0 {
 ///      `errc::out_of_range` for layers that do not exist; if there are pairs, `errc::too_short` for null
 ///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
 ///      nothing has begun. Else what `run` returns.
-/// @par Complexity   values are read twice, the second time from near memory; codes and scales are written
-///      once. A launch for each of K and V.
+/// @par Complexity   values are read twice, the second time from cache; codes and scales are written once. A
+/// launch for each of K and V.
 /// @par Thread safety   any number at once, on different blocks.
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                 std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// Converts blocks back: nearest(code x scale). To reopen a block, and to make floats of a sequence's blocks
-/// for attention. Otherwise as `quantize_kv_blocks`; codes and scales from elsewhere are accepted.
+/// Converts blocks back: nearest(code x scale), and bf16's largest where a number is beyond that. To reopen a
+/// block, and to make floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes
+/// and scales from elsewhere are accepted.
 ///
 /// @param to    in `bf16` or `f32`.
 /// @param from  the cache in codes.
-/// @par Complexity   each code is read once, each value written once; a scale is read for each octet of
-/// values
-///      (by token), or once for each octet of channels.
+/// @par Complexity   each code is read once, each value written once; a scale is read once for every 8
+///      values (by token) or 8 channels.
 template <class Run>
 result<void> dequantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                   std::span<const block_pair> pairs, const block_copy_options& options = {});

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 /// Some consecutive elements of a tensor: its weights and its state, where they are. `widths_of` says how
 /// wide the elements of each array are; an array of width 0 is not read, and may be null. Arrays of scales
-/// have a float for each group. Zero bytes are a fresh state.
+/// have a float for each group. Zero bytes are fresh moments and scales; weights come from `optimizer_begin`.
 struct optimizer_piece {
   std::byte* weights = nullptr;
   std::byte* low = nullptr;
@@ -51,7 +51,7 @@ struct optimizer_hyper {
 ///
 /// With t the step, and constants that are computed as doubles and rounded once to floats:
 ///
-///     share1 = 1 - mean_decay, share2 = 1 - variance_decay, keep = 1 - rate weight_decay
+///     share1 = 1 - mean_decay, share2 = 1 - variance_decay, keep = 1 - rate * weight_decay
 ///     size = rate / (1 - mean_decay^t), correction = 1 / (1 - variance_decay^t)
 ///     g = gradient * gradient_scale
 ///     m = mean_decay * m + share1 * g
@@ -61,37 +61,35 @@ struct optimizer_hyper {
 ///     m = mean_decay * m + g;  w = keep * w - rate * m                   SGD
 ///
 /// Each operation is rounded once to a float, in this order: no product is fused into a sum. epsilon is added
-/// to the root, not under it. A NaN is stored as 0x7FC00000. So host and device have the same bits, as long
-/// as the caller's compiler keeps IEEE arithmetic (no -ffast-math).
+/// to the root, not under it. Weight decay is decoupled in both rules; SGD has no dampening and no Nesterov
+/// step. A NaN is stored as 0x7FC00000. So host and device have the same bits, as long as the caller's
+/// compiler keeps IEEE arithmetic (no -ffast-math).
 ///
-/// - **Split16.** The bf16 half is rounded, of two equally near away from zero: high = bits >> 16, plus 1 if
-/// the low
-///   half's first bit is set. The step undoes that, so weights have the bits of `adamw`. The half alone may
-///   be an infinity where the weight is finite (above 0x7F7F7FFF); the pair is the state.
+/// - **Split16.** high = bits >> 16, plus 1 if bit 15 is set (ties go away from zero); low = the lower 16
+///   bits. The step undoes this, so weights have the bits of `adamw`. high alone is an infinity for finite
+///   weights above 0x7F7F7FFF: save both halves.
 /// - **Stochastic.** The result is rounded away from zero with the probability of its lower 16 bits / 2^16.
-/// The 16 random
-///   bits depend on the seed, the step and the element's index in the tensor.
+///   The random bits depend on the seed, the step and the element's index in the tensor.
 /// - **8 bit.** Codes are those of dynamic quantisation; they are restored as `value(code) * scale`. Weights
-/// change by
-///   the unrounded moments. The new scale of a group is its largest moment (0 where all are 0, at least
-///   2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near the lower
-///   one. A restored mean differs by at most 0.00703 of the group's largest, a variance by at most 0.00352. A
-///   group with a moment that is not finite is restored as NaNs.
+///   change by the unrounded moments. The new scale of a group is its largest moment (0 where all are 0, at
+///   least 2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near
+///   the lower one. A restored mean differs by at most 0.00703 of the group's scale, a variance by at most
+///   0.00352. A variance above 0 never comes back as 0, but as 3.25e-7 of the scale at least, so that no
+///   step is a mean over epsilon. A group with a moment that is not finite is restored as NaNs.
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else; the tensor has fewer than 2^60 elements
+/// @pre nothing that is written overlaps anything else
+/// @pre hyper's rate, decays, epsilon and gradient_scale are finite; the two decays of moments are below 1
 /// @return `errc::size_mismatch` for gradients of another length; `errc::no_conversion` for gradients that
-/// are neither
-///      f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array that is not
-///      aligned to its element, and for a piece that does not begin at a multiple of `cut_multiple`;
-///      `errc::out_of_range` for step 0. Then nothing has begun. Else what `run` returns. Of no elements
-///      nothing is done.
+///      are neither f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array
+///      that is not aligned to its element, and for a piece that does not begin at a multiple of
+///      `cut_multiple`; `errc::out_of_range` for step 0, and for a `first` or `count` of 2^60 or more. Then
+///      nothing has begun. Else what `run` returns. Of no elements nothing is done.
 /// @par Complexity   each byte read once and written once.
 /// @par Thread safety   any number at once, on different pieces.
 /// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);
-/// Dettmers et
-///      al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861); Zamirai et al.,
-///      "Revisiting BFloat16 Training", 2020 (arXiv 2010.06192).
+///      Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861); Zamirai et
+///      al., "Revisiting BFloat16 Training", 2020 (arXiv 2010.06192).
 template <class Run>
 result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer_piece& piece,
                             const gradient_piece& gradients, const optimizer_hyper& hyper);

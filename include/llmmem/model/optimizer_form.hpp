@@ -21,13 +21,13 @@ enum class optimizer_form : std::uint8_t {
 /// Elements of a group of 8-bit moments.
 inline constexpr std::uint64_t optimizer_group = 256;
 
-/// Bytes of each array of a form for one element, and of a group's scale in each array of scales.
+/// Bytes that an element takes in each array of a form, and bytes of one group's scale.
 struct optimizer_widths {
   std::uint32_t weights = 0;
   std::uint32_t low = 0;
   std::uint32_t mean = 0;
   std::uint32_t variance = 0;
-  std::uint32_t group_scale = 0;  ///< of each of the two moments; 0: the form has no groups
+  std::uint32_t group_scale = 0;  ///< one a group in each of the two arrays of scales; 0: no groups
 
   friend constexpr bool operator==(const optimizer_widths&, const optimizer_widths&) noexcept = default;
 };
@@ -56,12 +56,12 @@ struct optimizer_widths {
   return elements * (each.weights + each.low + each.mean + each.variance) + groups * 2 * each.group_scale;
 }
 
-/// Elements of a piece are a multiple of this from the tensor's first one.
+/// A piece must begin at a multiple of this, counted in elements from the tensor's first. Its length is free.
 [[nodiscard]] constexpr std::uint64_t cut_multiple(optimizer_form form) noexcept {
   return widths_of(form).group_scale == 0 ? 1 : optimizer_group;
 }
 
-/// Returns the form for a tensor of `elements`: 8-bit moments need not less than 4,096, else they are floats.
+/// Returns the form for a tensor of `elements`: `adamw` instead of `adamw_8bit` below 4,096 elements.
 /// The caller asks with the elements of the whole tensor, so that shards come to the same form.
 [[nodiscard]] constexpr optimizer_form form_for(optimizer_form wanted, std::uint64_t elements) noexcept {
   return wanted == optimizer_form::adamw_8bit && elements < 4096 ? optimizer_form::adamw : wanted;

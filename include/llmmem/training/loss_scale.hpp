@@ -58,7 +58,8 @@ class gradient_norm {
     for (std::size_t i = 0; i < digits_.size(); ++i)
       digits_[i] += other.digits_[i];
   }
-  /// Adds what all ranks have: all must call it, and all have the same then. The errors of `all_reduce`.
+  /// Adds the sums of all ranks. Each gradient must be added on one rank only, its owner. All ranks must call
+  /// it, and then hold the same sum. Errors as `all_reduce`.
   template <transport Ranks>
   result<void> merge_all(Ranks& ranks, collective_call& call) {
     constexpr reduce_op sum{.combine =
@@ -83,6 +84,7 @@ class gradient_norm {
       whole[i] = sum & 0xFFFF'FFFFU;
       carry = sum >> 32U;
     }
+    whole[digits - 1] += carry << 32U;  // above 2^278 the last digit has more than 32 bits
     double sum = 0;
     for (std::size_t i = digits; i-- > 0;)
       sum += __builtin_ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
@@ -90,7 +92,7 @@ class gradient_norm {
   }
 
  private:
-  static constexpr std::size_t digits = 18;  // of 32 bits: room for 2^32 numbers of 2^256
+  static constexpr std::size_t digits = 18;  // of 32 bits, the last of up to 64: 2^31 numbers below 2^256
 
   std::array<std::uint64_t, digits + 1> digits_{};  // and how many are not finite
 };
@@ -98,12 +100,12 @@ class gradient_norm {
 /// How a loss scale changes. The defaults are those of PyTorch's `GradScaler`.
 struct loss_scale_options {
   double start = 65536;
-  double growth = 2;  ///< after that many consecutive clean steps
-  std::uint32_t growth_interval = 2000;
-  double back_off = 0.5;
-  std::uint32_t hysteresis = 1;  ///< overflows until the scale first backs off; refilled when it grows
-  double least = 0x1p-24;
-  double most = 0x1p+126;
+  double growth = 2;                     ///< factor of the scale
+  std::uint32_t growth_interval = 2000;  ///< consecutive finite steps until it grows
+  double back_off = 0.5;                 ///< factor at an overflow
+  std::uint32_t hysteresis = 1;          ///< the first overflow that backs off, counted since it last grew
+  double least = 0x1p-24;                ///< not below 2^-126, so that 1 / scale is a float
+  double most = 0x1p+126;                ///< not above 2^126, for the same reason
 };
 
 /// The factor of a loss that keeps fp16 gradients from vanishing: grows while gradients are finite, backs off
@@ -123,12 +125,15 @@ class loss_scale {
     friend bool operator==(const state&, const state&) = default;
   };
 
-  /// @throws argument_error  for a start outside of `least` to `most`, a growth below 1, a back-off that is
-  /// not between
-  ///                         0 and 1, an interval or hysteresis of 0.
+  /// @throws argument_error  for a start outside of `least` to `most`, bounds that leave 2^-126 to 2^126, a
+  ///                         growth below 1, a back-off that is not between 0 and 1, an interval or
+  ///                         hysteresis of 0.
   explicit loss_scale(const loss_scale_options& options = {}) : options_(options) {
-    if (!(options.least > 0) || !(options.least <= options.start) || !(options.start <= options.most))
-      throw argument_error("loss_scale: start is not between least (above 0) and most");
+    if (!(options.least >= 0x1p-126) || !(options.most <= 0x1p+126))
+      throw argument_error(
+          "loss_scale: least is below 2^-126 or most above 2^126; 1 / scale is no float there");
+    if (!(options.least <= options.start) || !(options.start <= options.most))
+      throw argument_error("loss_scale: start is not between least and most");
     if (!(options.growth >= 1))
       throw argument_error("loss_scale: growth is below 1; 1 means that it never grows");
     if (!(options.back_off > 0) || !(options.back_off < 1))
@@ -140,7 +145,15 @@ class loss_scale {
 
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
-  void restore(const state& saved) noexcept { now_ = saved; }
+  /// Continues from what `saved` returned.
+  /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed then.
+  void restore(const state& saved) {
+    if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
+      throw argument_error(
+          "loss_scale::restore: the scale is not between least and most; the checkpoint is damaged, or is of "
+          "other options");
+    now_ = saved;
+  }
 
   /// After each step, taken or skipped.
   void update(bool is_finite) noexcept {
@@ -176,9 +189,12 @@ struct step_decision {
 /// the norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
 ///
 /// @param max_norm  infinity: nothing is clipped.
-[[nodiscard]] inline step_decision decide_step(
-    const gradient_norm& gradients, loss_scale& scale,
-    double max_norm = std::numeric_limits<double>::infinity()) noexcept {
+/// @throws argument_error  for a max_norm that is not above 0: it would clear or turn around all gradients.
+///                         Nothing has changed then.
+[[nodiscard]] inline step_decision decide_step(const gradient_norm& gradients, loss_scale& scale,
+                                               double max_norm = std::numeric_limits<double>::infinity()) {
+  if (!(max_norm > 0))
+    throw argument_error("decide_step: max_norm is not above 0; infinity means that nothing is clipped");
   const double factor = 1 / scale.scale();
   scale.update(gradients.is_finite());
   if (!gradients.is_finite()) return {false, std::numeric_limits<double>::infinity(), 0.0F};

@@ -17,8 +17,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The chunks of a piece: those of arrays that the form does not have are not used. @tparam Chunk  a store's
-/// handle
+/// The chunks of one piece. Chunks of arrays that the form lacks are ignored.
+///
+/// @tparam Chunk  a store's handle.
 template <class Chunk>
 struct optimizer_chunks {
   Chunk gradients{};
@@ -37,10 +38,9 @@ struct optimizer_chunks {
 /// model may be larger than that tier. The bits are those of one step on the whole tensor.
 ///
 /// @param store  `tiered_buffer` or `memory_chunks`, whose leases `run` can access.
-/// @return at the first piece that fails, with `index` the piece: what the store returns, `errc::too_short`
-/// for a chunk
-///      of fewer bytes than the piece needs, and the errors of `optimizer_step`. Earlier pieces have been
-///      changed.
+/// @return the first failure, whose `index` is the piece's: what the store returns, `errc::too_short` for a
+///      chunk of fewer bytes than the piece needs, and the errors of `optimizer_step`. Earlier pieces have
+///      been changed.
 /// @par Complexity   each byte leased once.
 /// @par Thread safety   as the store's.
 template <class Run, class Store, class Chunk>
@@ -55,6 +55,14 @@ result<void> step_pieces(const Run& run, Store& store, optimizer_form form,
       why.index = static_cast<std::uint32_t>(i);
       return why;
     };
+    // Before numbers of bytes are computed from it.
+    if (of.count >= detail::most_elements)
+      return failure{errc::out_of_range, static_cast<std::uint32_t>(i), of.count, detail::most_elements - 1,
+                     "step_pieces: count"};
+    if (gradient != dtype::f32 && gradient != dtype::bf16)
+      return failure{errc::no_conversion, static_cast<std::uint32_t>(i),
+                     static_cast<std::uint64_t>(dtype::f32), static_cast<std::uint64_t>(gradient),
+                     "step_pieces: gradients"};
     const std::uint64_t groups = (of.count + optimizer_group - 1) / optimizer_group;
     const struct {
       const Chunk* chunk;

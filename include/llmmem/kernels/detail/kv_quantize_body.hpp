@@ -128,6 +128,17 @@ class recode_work {
     }
     return out;
   }
+  /// A number that bf16 would round to an infinity becomes its largest: a scale that was rounded up brings
+  /// the largest values of a group beyond it.
+  [[nodiscard]] static LLMMEM_HD float held_finite(float value) noexcept {
+    if constexpr (Value == dtype::f32) {
+      return value;
+    } else {
+      const std::uint32_t size = size_of(value);
+      const bool is_beyond = size > 0x7F7F'0000U && size < 0x7F80'0000U;
+      return is_beyond ? float_of_bits((bits_of_float(value) & 0x8000'0000U) | 0x7F7F'0000U) : value;
+    }
+  }
   LLMMEM_HD void store_values(std::byte* to, const floats& values) const noexcept {
     LLMMEM_UNROLL
     for (unsigned half = 0; half < value_bytes / 16; ++half) {
@@ -135,7 +146,7 @@ class recode_work {
       constexpr unsigned in_half = 16 / sizeof(element_bits<Value>);
       LLMMEM_UNROLL
       for (unsigned i = 0; i < in_half; ++i)
-        set_element(out, i, nearest_of<Value>(values.of[half * in_half + i]));
+        set_element(out, i, nearest_of<Value>(held_finite(values.of[half * in_half + i])));
       store_aligned<group_access::pieces>(to + half * 16U, out, of_.value_width);
     }
   }

@@ -6,6 +6,7 @@
 #include <llmmem/kernels/optimizer_step.hpp>
 
 #include <cstdint>
+#include <limits>
 
 #if defined(__AVX__) && !defined(__CUDACC__)
 #include <immintrin.h>
@@ -17,11 +18,17 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// a * b, rounded once: the choice keeps a compiler from fusing the product into a difference.
+[[nodiscard]] constexpr double unfused(double a, double b) noexcept {
+  const double product = a * b;
+  return product == product ? product : std::numeric_limits<double>::quiet_NaN();
+}
+
 /// A number's power, multiplied out, so that no library's rounding is in it.
 [[nodiscard]] constexpr double whole_power(double base, std::uint64_t exponent) noexcept {
   double product = 1;
   for (; exponent != 0; exponent /= 2, base *= base) {
-    if (exponent % 2 != 0) product *= base;
+    if (exponent % 2 != 0) product = unfused(product, base);
   }
   return product;
 }
@@ -45,7 +52,7 @@ struct optimizer_constants {
         .correction = static_cast<float>(1 / (1 - whole_power(by.variance_decay, by.step))),
         .size = static_cast<float>(is_sgd ? by.rate : by.rate / (1 - whole_power(by.mean_decay, by.step))),
         .epsilon = static_cast<float>(by.epsilon),
-        .keep = static_cast<float>(1 - by.rate * by.weight_decay),
+        .keep = static_cast<float>(1 - unfused(by.rate, by.weight_decay)),
         .scale = by.gradient_scale,
         .key = static_cast<std::uint32_t>(mixed),
         .high_key = static_cast<std::uint32_t>(mixed >> 32U)};

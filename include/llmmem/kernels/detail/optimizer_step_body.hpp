@@ -268,8 +268,11 @@ class group_step {
       for (unsigned i = 0; i < width; ++i)
         code[i] = signed_.nearest(unfused(mine.m[part * width + i], mean.inverse));
       store_elements(code, of_.piece.mean + first, count, of_.is_wide && count == width);
-      for (unsigned i = 0; i < width; ++i)
-        code[i] = unsigned_.nearest(unfused(mine.v[part * width + i], variance.inverse));
+      for (unsigned i = 0; i < width; ++i) {
+        const float v = mine.v[part * width + i];
+        const std::uint8_t nearest = unsigned_.nearest(unfused(v, variance.inverse));
+        code[i] = nearest == 0 && v > 0 ? std::uint8_t{1} : nearest;  // a mean is never divided by 0
+      }
       store_elements(code, of_.piece.variance + first, count, of_.is_wide && count == width);
     }
   }
@@ -353,12 +356,27 @@ class read_work {
   weight_access<Form, N> weights_;
 };
 
+/// Elements that no tensor has, so that no number of bytes overflows.
+inline constexpr std::uint64_t most_elements = std::uint64_t{1} << 60U;
+
+/// Checks an array of floats outside of a piece.
+[[nodiscard]] inline result<void> check_floats(const float* data, std::uint64_t count,
+                                               const char* what) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (data == nullptr) return failure{errc::too_short, 0, count, 0, what};
+  if (address % sizeof(float) != 0) return failure{errc::bad_granularity, 0, address, sizeof(float), what};
+  return {};
+}
+
 /// Returns whether arrays allow wide accesses, or the error of one.
 [[nodiscard]] inline result<bool> check_piece(optimizer_form form, const optimizer_piece& piece,
                                               const char* who) noexcept {
   const optimizer_widths each = widths_of(form);
   const std::uint64_t multiple = cut_multiple(form);
   if (each.weights == 0) return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4, who};
+  if (piece.count >= most_elements || piece.first >= most_elements)
+    return failure{errc::out_of_range, 0, piece.count >= most_elements ? piece.count : piece.first,
+                   most_elements - 1, who};
   if (piece.first % multiple != 0) return failure{errc::bad_granularity, 0, piece.first, multiple, who};
   bool is_wide = true;
   const struct {
@@ -424,7 +442,8 @@ result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f32),
                    static_cast<std::uint64_t>(gradients.element), "optimizer_step: gradients"};
   }
-  if (hyper.step == 0) return failure{errc::out_of_range, 0, 0, ~std::uint64_t{0}, "optimizer_step: step"};
+  if (hyper.step == 0)
+    return failure{errc::out_of_range, 0, 0, ~std::uint64_t{0}, "optimizer_step: step, which counts from 1"};
   if (piece.count == 0) return {};
   const auto is_wide = detail::check_piece(form, piece, who);
   if (!is_wide.has_value()) return is_wide.error();
@@ -447,7 +466,7 @@ result<void> optimizer_begin(const Run& run, optimizer_form form, const optimize
   if (piece.count == 0) return {};
   const auto is_wide = detail::check_piece(form, piece, "optimizer_begin");
   if (!is_wide.has_value()) return is_wide.error();
-  if (weights == nullptr) return failure{errc::too_short, 0, piece.count, 0, "optimizer_begin: weights"};
+  if (auto done = detail::check_floats(weights, piece.count, "optimizer_begin: weights"); !done) return done;
   return detail::with_form(form, [&]<optimizer_form Form>() -> result<void> {
     return run.each(detail::begin_work<Form, detail::elements_an_item<Run>>(piece, weights, *is_wide));
   });
@@ -459,7 +478,8 @@ result<void> optimizer_weights(const Run& run, optimizer_form form, const optimi
   if (piece.count == 0) return {};
   const auto is_wide = detail::check_piece(form, piece, "optimizer_weights");
   if (!is_wide.has_value()) return is_wide.error();
-  if (weights == nullptr) return failure{errc::too_short, 0, piece.count, 0, "optimizer_weights: weights"};
+  if (auto done = detail::check_floats(weights, piece.count, "optimizer_weights: weights"); !done)
+    return done;
   return detail::with_form(form, [&]<optimizer_form Form>() -> result<void> {
     return run.each(detail::read_work<Form, detail::elements_an_item<Run>>(piece, weights, *is_wide));
   });
