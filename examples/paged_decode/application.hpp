@@ -79,9 +79,9 @@ inline void run_tiers(const command_line& asked, std::FILE* out) {
 }
 
 /// A trained model on a text.
-inline void run_perplexity(const command_line& asked, std::FILE* out) {
+inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE* notes) {
   const perplexity_plan& plan = *asked.quality;
-  const trained_model made = load_trained_model(plan.weights);
+  const trained_model made = load_trained_model(plan.weights, notes);
   const std::vector<std::uint8_t> text = detail::read_tokens(plan.text, plan.most_tokens);
   const perplexity_finding found = measure_perplexity(made, plan.text, text, asked.what.cache, plan.windows);
   example::write(out, asked.json ? to_json(found) : to_report(plan, found), "standard output");
@@ -94,7 +94,7 @@ inline void run_perplexity(const command_line& asked, std::FILE* out) {
   return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,
                       notes, parse_command_line, [&](const command_line& asked) {
                         if (asked.tiers) return run_tiers(asked, out);
-                        if (asked.quality) return run_perplexity(asked, out);
+                        if (asked.quality) return run_perplexity(asked, out, notes);
                         const finding found = compare(asked.what);
                         const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);
                         example::write(out, text, "standard output");

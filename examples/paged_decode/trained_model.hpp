@@ -240,10 +240,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Reads the newest whole checkpoint of a folder that train_gpt saved to, every byte verified.
+/// Reads the newest whole checkpoint of a folder that train_gpt saved to, every byte verified. Where newer
+/// ones are damaged, `notes` says so.
 /// @throws llmmem::system_error  when the folder does not exist; `format_error` when it has no checkpoint of
 ///   train_gpt, `storage_error` when it cannot be read.
-[[nodiscard]] inline trained_model load_trained_model(const std::string& folder) {
+[[nodiscard]] inline trained_model load_trained_model(const std::string& folder, std::FILE* notes = stderr) {
   if (std::error_code why; !std::filesystem::is_directory(folder, why)) {
     throw llmmem::system_error(fmt::format("--weights {}: {}; train_gpt --checkpoint-dir makes one",
                                            example::printable(folder, 512),
@@ -255,6 +256,11 @@ namespace detail {
     throw llmmem::format_error(fmt::format("--weights {}: {}; train_gpt --checkpoint-dir saves one",
                                            example::printable(folder, 512), search.message()));
   }
+  if (!search.skipped.empty())
+    example::write(
+        notes,
+        fmt::format("paged_decode: --weights {}: {}\n", example::printable(folder, 512), search.message()),
+        "notes");
   const train_gpt::gpt_shape shape = detail::shape_of(storage, folder, *search.found);
   std::vector<std::vector<float>> layers;
   std::vector<llmmem::wanted_tensor> wanted;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -59,7 +60,7 @@ TEST_CASE("what train_gpt saved is served, and told by its perplexity in every f
                                      "--checkpoint-dir",
                                      in + "weights",
                                      "--checkpoint-every",
-                                     "60"},
+                                     "30"},
                                     in + "out", in + "notes");
   REQUIRE(child.wait().status == 0);
 
@@ -92,6 +93,23 @@ TEST_CASE("what train_gpt saved is served, and told by its perplexity in every f
     CHECK(came.notes.find(why) != std::string::npos);
   };
   using enum exit_status;
+  {  // The newest checkpoint is damaged: the one before is taken, with a word about it.
+    std::vector<std::filesystem::path> tensors;
+    for (const auto& each : std::filesystem::recursive_directory_iterator(in + "weights")) {
+      if (each.path().extension() == ".safetensors" &&
+          each.path().string().find("step-0000000060") != std::string::npos)
+        tensors.push_back(each.path());
+    }
+    REQUIRE(!tensors.empty());
+    std::fstream file(tensors[0], std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(-1, std::ios::end);
+    file.put('\x7F');
+    file.close();
+    const outcome older = run({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "100"});
+    CHECK(older.status == success);
+    CHECK(older.notes.find("passed over step-0000000060") != std::string::npos);
+    CHECK(table.notes.empty());
+  }
   refused({"--weights", in + "weights", "--text", in + "empty.txt"}, failure,
           "empty.txt: it has no token, and perplexity needs 2");
   refused({"--weights", in + "weights", "--text", in + "one.txt"}, failure,
