@@ -59,6 +59,7 @@ llmmem_add_gate(
 llmmem_add_gate(words COMMAND Python3::Interpreter "${gates}/words.py")
 llmmem_add_gate(doc_links COMMAND Python3::Interpreter "${gates}/doc_links.py")
 llmmem_add_gate(measured_picture COMMAND Python3::Interpreter scripts/measured_picture.py --check)
+llmmem_add_gate(primitive_pictures COMMAND Python3::Interpreter scripts/primitive_pictures.py --check)
 llmmem_add_gate(mutations_apply COMMAND Python3::Interpreter scripts/mutate.py --check tests/mutations)
 llmmem_add_gate(include_cost COMMAND Python3::Interpreter "${gates}/include_cost.py" "${CMAKE_CXX_COMPILER}")
 llmmem_add_gate(documented_code COMMAND Python3::Interpreter "${gates}/documented_code.py" "${CMAKE_CXX_COMPILER}")
