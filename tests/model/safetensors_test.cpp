@@ -240,7 +240,7 @@ TEST_CASE("a length that is too short, too long or past the file's end is refuse
     }
     return "taken";
   };
-  CHECK(has(refused("1234567", 7), "7 bytes, where 8 tell"));
+  CHECK(has(refused("1234567", 7), "7 bytes, too few for the 8 that hold"));
   CHECK(has(refused(file_of("{}").substr(0, 9), 9), "takes 10 bytes, there are 9"));
   CHECK(has(refused(file_of("{}").substr(0, 9), 20), "takes 10 bytes, there are 9"));
   CHECK(has(refused(file_of("{}"), 9), "takes 10 bytes, there are 9"));

@@ -97,14 +97,14 @@ class block_pool {
   /// Allocates `out.size()` blocks with one reference each, or none.
   /// @param on_evict  called, `noexcept`, with each idle block whose contents are dropped, before it is
   ///   allocated.
-  /// @param near  the block to which the first new block should be adjacent, for free lists that support
+  /// @param neighbour  the block to which the first new block should be adjacent, for free lists that support
   ///   it.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {},
-                        block_id near = null_block) noexcept;
+                        block_id neighbour = null_block) noexcept;
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {},
-                        block_id near = null_block) noexcept;
+                        block_id neighbour = null_block) noexcept;
 
   /// Allocates one block.
   template <eviction_callback OnEvict = ignore_eviction>
@@ -239,7 +239,7 @@ class block_pool {
   void give(block_id block, block_handle& out) const noexcept { out = handle(block); }
 
   template <class Name, class OnEvict>
-  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id near) noexcept;
+  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id neighbour) noexcept;
   template <class More, class OnEvict>
   std::uint64_t evict_while(More&& more, OnEvict& on_evict) noexcept;
   // Brings the free list to `count` blocks by evicting the rest.
@@ -255,7 +255,7 @@ class block_pool {
   void add_reference(block_id block) noexcept;
   void drop_reference(block_id block) noexcept;
   void undo_drop(block_id block) noexcept;
-  block_id take_free(block_id near) noexcept;
+  block_id take_free(block_id neighbour) noexcept;
   void push_free(block_id block) noexcept;
 
   std::string name_;

@@ -19,7 +19,7 @@ inline namespace v0 {
 /// The free blocks of a pool.
 ///
 ///     push(block)        adds a block that has become free
-///     take(near)       removes a block, if possible adjacent to `near`; @pre size() is not 0
+///     take(neighbour)       removes a block, if possible adjacent to `neighbour`; @pre size() is not 0
 ///     undo_push(block)   removes the block pushed last
 ///     keep_if(keep)      removes the blocks for which `keep(block_id)` is false. O(blocks)
 ///     for_each(visit)    visits every free block, for audits
@@ -102,8 +102,8 @@ class ascending_free_list {
     ++size_;
   }
 
-  block_id take(block_id near) noexcept {
-    const std::uint64_t next = std::uint64_t{to_index(near)} + 1;
+  block_id take(block_id neighbour) noexcept {
+    const std::uint64_t next = std::uint64_t{to_index(neighbour)} + 1;
     const block_id block{static_cast<std::uint32_t>(is_free(next) ? next : lowest())};
     remove(block);
     return block;

@@ -119,8 +119,8 @@ class recode_work {
     floats out{};
     LLMMEM_UNROLL
     for (unsigned half = 0; half < value_bytes / 16; ++half) {
-      const auto in =
-          load_aligned<16, cache_hint::kept, group_access::pieces>(from + half * 16U, of_.value_width);
+      const auto in = load_aligned<16, cache_hint::kept, group_access::pieces>(from + std::size_t{16} * half,
+                                                                               of_.value_width);
       constexpr unsigned in_half = 16 / sizeof(element_bits<Value>);
       LLMMEM_UNROLL
       for (unsigned i = 0; i < in_half; ++i)
@@ -147,7 +147,7 @@ class recode_work {
       LLMMEM_UNROLL
       for (unsigned i = 0; i < in_half; ++i)
         set_element(out, i, nearest_of<Value>(held_finite(values.of[half * in_half + i])));
-      store_aligned<group_access::pieces>(to + half * 16U, out, of_.value_width);
+      store_aligned<group_access::pieces>(to + std::size_t{16} * half, out, of_.value_width);
     }
   }
 
@@ -379,8 +379,8 @@ result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory&
     of.value_width = std::min<std::uint32_t>(plane_width(of.values), 16);
     of.code_width =
         std::min<std::uint32_t>(plane_width(of.codes), codes.layout.element_of(p) == dtype::int4 ? 4 : 8);
-    const std::uint32_t element = static_cast<std::uint32_t>(bits_of(values.layout.element) / 8);
-    const std::uint32_t scale = static_cast<std::uint32_t>(bits_of(scales.element) / 8);
+    const auto element = static_cast<std::uint32_t>(bits_of(values.layout.element) / 8);
+    const auto scale = static_cast<std::uint32_t>(bits_of(scales.element) / 8);
     if (of.value_width < element) return failure{errc::bad_granularity, 0, of.value_width, element, who};
     if (plane_width(of.scales) < scale)
       return failure{errc::bad_granularity, 0, plane_width(of.scales), scale, who};

@@ -3,7 +3,8 @@
 #pragma once
 
 #include <llmmem/kernels/detail/float_steps.hpp>
-#include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/kernels/optimizer_types.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 
 #include <cstdint>
 #include <limits>

@@ -134,10 +134,10 @@ LLMMEM_HD inline void load_gradients(float (&g)[N], const std::byte* from, std::
 
 /// What of a step is the same for all elements.
 struct optimizer_work {
-  optimizer_piece piece;
-  const std::byte* gradients;
-  optimizer_constants by;
-  bool is_wide;
+  optimizer_piece piece{};
+  const std::byte* gradients = nullptr;
+  optimizer_constants by{};
+  bool is_wide = false;
 };
 
 /// An item for each N elements.

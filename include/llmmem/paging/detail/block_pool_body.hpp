@@ -64,15 +64,16 @@ block_pool<Eviction, FreeList, History>::block_pool(block_pool_options options, 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
 result<void> block_pool<Eviction, FreeList, History>::allocate(std::span<block_id> out, OnEvict&& on_evict,
-                                                               block_id near) noexcept {
-  return allocate_all(out, on_evict, near);
+                                                               block_id neighbour) noexcept {
+  return allocate_all(out, on_evict, neighbour);
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
 result<void> block_pool<Eviction, FreeList, History>::allocate(std::span<block_handle> out,
-                                                               OnEvict&& on_evict, block_id near) noexcept {
-  return allocate_all(out, on_evict, near);
+                                                               OnEvict&& on_evict,
+                                                               block_id neighbour) noexcept {
+  return allocate_all(out, on_evict, neighbour);
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
@@ -87,20 +88,20 @@ result<block_handle> block_pool<Eviction, FreeList, History>::allocate(OnEvict&&
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name, class OnEvict>
 result<void> block_pool<Eviction, FreeList, History>::allocate_all(std::span<Name> out, OnEvict& on_evict,
-                                                                   block_id near) noexcept {
+                                                                   block_id neighbour) noexcept {
   if (out.size() > free()) {
     if (const auto done = make_free(out.size(), on_evict); !done) return done;
   }
   for (Name& name : out) {
-    near = take_free(near);
-    give(near, name);
+    neighbour = take_free(neighbour);
+    give(neighbour, name);
   }
   return {};
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
-inline block_id block_pool<Eviction, FreeList, History>::take_free(block_id near) noexcept {
-  const block_id block = free_.take(near);
+inline block_id block_pool<Eviction, FreeList, History>::take_free(block_id neighbour) noexcept {
+  const block_id block = free_.take(neighbour);
   records_[to_index(block)].allocate();
   history_.note(block, paging::transition::allocated);
   ++allocations_;
