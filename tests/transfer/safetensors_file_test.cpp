@@ -106,7 +106,8 @@ TEST_CASE("what cannot be opened or is no such file is refused by its path") {
   CHECK(refusal<io_error>(pipe).find("not a regular file") != std::string::npos);
   const std::string empty = written.folder.file("empty");
   std::ofstream(empty, std::ios::binary).flush();
-  CHECK(refusal<format_error>(empty).find("empty: 0 bytes, too few for the 8 that hold") != std::string::npos);
+  CHECK(refusal<format_error>(empty).find("empty: 0 bytes, too few for the 8 that hold") !=
+        std::string::npos);
   std::filesystem::resize_file(written.path, written.layout.file_bytes() - 1);
   CHECK(refusal<format_error>(written.path).find("the tensors end at byte") != std::string::npos);
 }
