@@ -56,9 +56,9 @@ result<void> step_pieces(const Run& run, Store& store, optimizer_form form,
       return why;
     };
     // Before numbers of bytes are computed from it.
-    if (of.count >= detail::most_elements)
-      return failure{errc::out_of_range, static_cast<std::uint32_t>(i), of.count, detail::most_elements - 1,
-                     "step_pieces: count"};
+    if (of.count >= detail::most_tensor_elements)
+      return failure{errc::out_of_range, static_cast<std::uint32_t>(i), of.count,
+                     detail::most_tensor_elements - 1, "step_pieces: count"};
     if (gradient != dtype::f32 && gradient != dtype::bf16)
       return failure{errc::no_conversion, static_cast<std::uint32_t>(i),
                      static_cast<std::uint64_t>(dtype::f32), static_cast<std::uint64_t>(gradient),

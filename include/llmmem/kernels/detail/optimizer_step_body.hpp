@@ -357,7 +357,7 @@ class read_work {
 };
 
 /// Elements that no tensor has, so that no number of bytes overflows.
-inline constexpr std::uint64_t most_elements = std::uint64_t{1} << 60U;
+inline constexpr std::uint64_t most_tensor_elements = std::uint64_t{1} << 60U;
 
 /// Checks an array of floats outside of a piece.
 [[nodiscard]] inline result<void> check_floats(const float* data, std::uint64_t count,
@@ -374,9 +374,9 @@ inline constexpr std::uint64_t most_elements = std::uint64_t{1} << 60U;
   const optimizer_widths each = widths_of(form);
   const std::uint64_t multiple = cut_multiple(form);
   if (each.weights == 0) return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4, who};
-  if (piece.count >= most_elements || piece.first >= most_elements)
-    return failure{errc::out_of_range, 0, piece.count >= most_elements ? piece.count : piece.first,
-                   most_elements - 1, who};
+  if (piece.count >= most_tensor_elements || piece.first >= most_tensor_elements)
+    return failure{errc::out_of_range, 0, piece.count >= most_tensor_elements ? piece.count : piece.first,
+                   most_tensor_elements - 1, who};
   if (piece.first % multiple != 0) return failure{errc::bad_granularity, 0, piece.first, multiple, who};
   bool is_wide = true;
   const struct {
