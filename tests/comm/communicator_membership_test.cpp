@@ -551,7 +551,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a process that has failed and is still a member of the next epoch has failed in it, whoever sits "
+      "a process that has failed and is still a member of the next epoch has failed in it, whichever process "
+      "sits "
       "there by now") {
     for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = first_of_three();

@@ -210,7 +210,8 @@ TEST_CASE("a hello of the wrong direction, to another seat, or sent back to who 
 }
 
 TEST_CASE(
-    "a process that is refused for its version, or calls the wrong seat, learns who is there, and knows "
+    "a process that is refused for its version, or calls the wrong seat, learns which process is there, and "
+    "knows "
     "why") {
   const auto key = secret_of("s");
   using why = detail::socket_handshake::refusal;

@@ -301,7 +301,7 @@ TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks i
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
-TEST_CASE("whoever waits behind one that has nothing to compute learns what it waits for") {
+TEST_CASE("a request that waits behind one with nothing to compute learns what it waits for") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});

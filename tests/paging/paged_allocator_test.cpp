@@ -934,7 +934,7 @@ TEST_CASE("what is committed behind blocks that went is found, whoever's they we
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("idle blocks that a smaller pool loses are cached again by whoever has equal ones") {
+TEST_CASE("idle blocks that a smaller pool loses are cached again by sequences with equal blocks") {
   paged_allocator<> cache({.blocks = 12, .block_tokens = 1});
   const auto prompt = counting(1, 6);
   const sequence_id first = own(cache, counting(100, 6), 6);
