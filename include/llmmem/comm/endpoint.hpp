@@ -117,6 +117,12 @@ concept tells_absence = requires(const E& seen, seat_id seat) {
   { seen.why_missing(seat) } noexcept -> std::same_as<seat_absence>;
 };
 
+/// An endpoint that can say whether a seat takes messages faster than they are sent.
+template <class E>
+concept tells_told_capacity = requires(const E& seen, seat_id seat) {
+  { seen.has_told_capacity(seat) } noexcept -> std::same_as<bool>;
+};
+
 /// An endpoint that can say why a seat's process failed.
 template <class E>
 concept tells_failure = requires(const E& seen, seat_id seat) {
@@ -163,6 +169,9 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 ///   told frames still go, as far as possible without waiting. The process there must not take it for a
 ///   death: it is informed, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
+/// - `has_told_capacity(seat)`  optional: whether less than half of the bytes that `tell` keeps for that seat
+///   are in use. A sender of many messages keeps the next ones until it is true, because a process for which
+///   too many bytes wait is suspected. Without it, a user of the endpoint sends at once.
 /// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;
 ///   reported by `communicator::join`.
 /// - `why_failed(seat)`    optional: the error for operations with a dead or suspected process, if

@@ -85,6 +85,8 @@ class socket_endpoint {
   void tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     peers_.tell(to, header, bytes);
   }
+  /// See `endpoint`: less than half of `told_bytes` waits for the seat. True for an empty seat.
+  [[nodiscard]] bool has_told_capacity(seat_id to) const noexcept { return control_.has_capacity(to); }
   /// See `endpoint`. Returns false when `wake` ended it.
   template <frame_handler H>
   [[nodiscard]] bool poll(deadline by, H& handler) {
@@ -147,7 +149,7 @@ namespace llmmem {
 inline namespace v0 {
 
 static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint> &&
-              detail::tells_failure<socket_endpoint>);
+              detail::tells_failure<socket_endpoint> && detail::tells_told_capacity<socket_endpoint>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -168,6 +168,8 @@ class kv_pool {
   void tell_hello(seat_id to) noexcept;
   void tell_published(std::uint32_t entry) noexcept;
   void tell_missing(const detail::pool_serving& what) noexcept;
+  [[nodiscard]] bool may_tell(seat_id to) const noexcept;
+  void tell_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
 
   // The directory
   [[nodiscard]] seat_id directory_of(const block_key& span) const noexcept;
@@ -175,7 +177,8 @@ class kv_pool {
                                          std::array<std::uint32_t, pool::span_chunks>& into) const noexcept;
   void find_holders(const block_key& span, std::span<const std::uint32_t> digests, seat_id without,
                     detail::pool_span& into, std::span<std::uint64_t> masks) const noexcept;
-  void ask_span(std::uint32_t slot, std::size_t index) noexcept;
+  void ask_spans(std::uint32_t slot) noexcept;
+  [[nodiscard]] bool ask_span(std::uint32_t slot, std::size_t index) noexcept;
   void publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks) noexcept;
   void retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                const block_key& key) noexcept;

@@ -69,11 +69,12 @@ struct stats {
   std::uint64_t fetched_bytes = 0;
   std::uint64_t served_blocks = 0;  ///< to other nodes
   std::uint64_t served_bytes = 0;
-  std::uint64_t missing_blocks = 0;   ///< that others asked for and this node had no more
-  std::uint64_t damaged_blocks = 0;   ///< arrived with a wrong checksum
-  std::uint64_t refused_frames = 0;   ///< that are malformed, or for blocks that no request awaits
-  std::uint64_t directory_spans = 0;  ///< that this node remembers now
-  std::uint64_t told_messages = 0;    ///< small messages sent: questions, answers, announcements
+  std::uint64_t missing_blocks = 0;    ///< that others asked for and this node had no more
+  std::uint64_t damaged_blocks = 0;    ///< arrived with a wrong checksum
+  std::uint64_t refused_frames = 0;    ///< that are malformed, or for blocks that no request awaits
+  std::uint64_t directory_spans = 0;   ///< that this node remembers now
+  std::uint64_t told_messages = 0;     ///< small messages sent: questions, answers, announcements
+  std::uint64_t dropped_messages = 0;  ///< not sent, because the receiver had not read those before
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -111,6 +111,12 @@ class control_channel {
     put(out, frame_sort::frame, header, bytes);
     return !out.is_overflowed;
   }
+  /// Whether less than half of the bytes that may wait for the seat are waiting.
+  [[nodiscard]] bool has_capacity(seat_id seat) const noexcept {
+    if (to_index(seat) >= writers_.size()) return true;
+    const std::lock_guard lock(mutex_);
+    return writers_[to_index(seat)].waiting.waiting().size() < most_waiting_ / 2;
+  }
   /// Informs the process that it is ignored from now on. There is space for this even after an overflow.
   void give_up(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);

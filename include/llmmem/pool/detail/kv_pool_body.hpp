@@ -239,7 +239,12 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   });
   if (is_known) return;
   const std::uint32_t entry = published_.put(key, self(), nonce_, told, std::span(masks).first(groups_));
-  if (entry != detail::span_table::none) tell_published(entry);
+  if (entry == detail::span_table::none) return;
+  const seat_id directory = directory_of(key);
+  if (directory == self() || may_tell(directory)) return tell_published(entry);
+  published_.at(entry).place = to_index(no_seat);
+  must_republish_ = true;
+  republished_ = 0;
 }
 
 /// A block is no longer here. Corrects the directory also when this node no longer remembers to have
@@ -256,10 +261,12 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
   out.put(group);
   out.put(place);
   out.put(digest);
-  tell(to, detail::pool_frame::gone, out);
+  tell_or_drop(to, detail::pool_frame::gone,
+               out);  // without it, the next node that asks for the block says so
 }
 
-/// Announces what this node holds to the nodes that now keep the spans' entries.
+/// Announces what this node holds to the nodes that now keep the spans' entries. A node that is busy receives
+/// the rest in a later step.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::republish() noexcept {
   constexpr std::uint32_t most = 64;  // entries told in one step
@@ -267,7 +274,9 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
   std::uint32_t told = 0;
   for (; republished_ < published_.capacity() && told < most; ++republished_) {
     const detail::span_entry& each = published_.at(republished_);
-    if (each.holder == no_seat || each.place == to_index(directory_of(each.span))) continue;
+    const seat_id directory = directory_of(each.span);
+    if (each.holder == no_seat || each.place == to_index(directory)) continue;
+    if (directory != self() && !may_tell(directory)) return;
     tell_published(republished_);
     ++told;
   }
@@ -282,6 +291,25 @@ void kv_pool<Tiers, Endpoint>::tell(seat_id to, detail::pool_frame kind,
   if (!message.is_whole()) return;  // cannot be: the largest has 600 bytes
   ++counted_.told_messages;
   end_->tell(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
+}
+
+/// Whether a node reads what it is sent. The endpoint suspects a node for which too many bytes wait, and then
+/// none of its blocks would arrive: questions, requests for blocks and announcements wait instead.
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::may_tell(seat_id to) const noexcept {
+  if constexpr (detail::tells_told_capacity<Endpoint>) {
+    return end_->has_told_capacity(to);
+  } else {
+    return true;
+  }
+}
+
+/// For messages without which the receiver only waits until its patience ends.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::tell_or_drop(seat_id to, detail::pool_frame kind,
+                                            const detail::pool_writer& message) noexcept {
+  if (may_tell(to)) return tell(to, kind, message);
+  ++counted_.dropped_messages;
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -318,7 +346,7 @@ void kv_pool<Tiers, Endpoint>::tell_missing(const detail::pool_serving& what) no
   detail::pool_writer out;
   out.put(what.id);
   out.put(what.part);
-  tell(what.to, detail::pool_frame::missing, out);
+  tell_or_drop(what.to, detail::pool_frame::missing, out);
 }
 
 }  // namespace v0

@@ -51,28 +51,39 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
   made.is_late = false;
   made.first_open = 0;
   made.came = {.first = first, .tokens = first};
+  made.asked_spans = 0;
   made.is_live = true;
-  for (std::size_t i = 0; i < count; ++i)
-    ask_span(slot, i);
+  ask_spans(slot);
   return request(*this, slot);
 }
 
+/// Sends the questions of a request, as far as their receivers take them; the next `progress` sends the rest.
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
+void kv_pool<Tiers, Endpoint>::ask_spans(std::uint32_t slot) noexcept {
+  record& of = requests_[slot];
+  while (of.asked_spans < of.spans.size() && ask_span(slot, of.asked_spans))
+    ++of.asked_spans;
+}
+
+/// Returns false, and sends nothing, while the receiver is busy.
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
   record& of = requests_[slot];
   detail::pool_span& span = of.spans[index];
   const std::uint64_t which = of.first_span + index;
   const block_key& key = of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)];
+  const seat_id directory = directory_of(key);
+  if (directory != self() && !may_tell(directory)) return false;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   const std::uint32_t count = digests_of(*of.chain, which, digests);
   ++counted_.asked_spans;
-  span.asked = directory_of(key);
+  span.asked = directory;
   if (span.asked == self()) {
     find_holders(
         key, std::span(digests).first(count), self(), span,
         std::span(of.masks).subspan(index * pool::most_holders * groups_, pool::most_holders * groups_));
     span.is_answered = true;
-    return;
+    return true;
   }
   detail::pool_writer out;
   out.put(id_of(slot, of));
@@ -82,6 +93,7 @@ void kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
   for (std::uint32_t i = 0; i < count; ++i)
     out.put(digests[i]);
   tell(span.asked, detail::pool_frame::ask, out);
+  return true;
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -211,6 +223,7 @@ template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   if (end_->now_ns() >= of.deadline) give_up_late(of);  // also of a request that fetches when it is late
+  if (!of.is_late) ask_spans(slot);
   detail::pool_writer out;
   seat_id to = no_seat;
   std::uint64_t span = 0;
@@ -230,9 +243,10 @@ void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
       each.state = part_state::failed;
       continue;
     }
-    if (!take_slot(of, each)) continue;
     const std::uint64_t in = each.chunk / pool::span_chunks;
-    each.holder = of.spans[static_cast<std::size_t>(in - of.first_span)].holders[holder].seat;
+    const seat_id from = of.spans[static_cast<std::size_t>(in - of.first_span)].holders[holder].seat;
+    if (!may_tell(from) || !take_slot(of, each)) continue;
+    each.holder = from;
     each.tried |= static_cast<std::uint8_t>(1U << holder);
     each.state = part_state::asked;
     ++in_flight_;

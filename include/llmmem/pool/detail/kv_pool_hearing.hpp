@@ -193,7 +193,7 @@ void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) no
     for (std::size_t g = 0; g < groups_; ++g)
       out.put(masks[h * groups_ + g]);
   }
-  tell(from, detail::pool_frame::answer, out);
+  tell_or_drop(from, detail::pool_frame::answer, out);
 }
 
 template <class Tiers, endpoint Endpoint>

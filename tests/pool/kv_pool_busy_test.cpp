@@ -1,0 +1,119 @@
+/// Nodes that do not read for a while, over sockets.
+#include <llmmem/pool/kv_pool.hpp>
+
+#include <doctest/doctest.h>
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <array>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "pool/pool_node.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using node_type = pool_node<paged_allocator<pooled_traits>, socket_endpoint>;
+
+constexpr std::uint64_t spans = 600;
+constexpr std::uint64_t looked_at = 100;  // one span of so many is looked for
+constexpr std::uint64_t span_tokens = std::uint64_t{4} * pool::span_chunks;
+const std::array small_group{full_attention({"kv", 1, 16, 4})};
+
+/// The smallest buffers that a socket has: a few messages of a pool fill them.
+socket_options options_of(const std::string& folder, std::uint32_t seat) {
+  return {.seat = seat_id{seat},
+          .seats = 2,
+          .folder = folder,
+          .told_bytes = 8 * max_told_bytes,
+          .socket_bytes = 4096};
+}
+
+/// Two nodes; one holds the first block of each span of a chain.
+struct pair_of_nodes {
+  pair_of_nodes() {
+    for (std::uint64_t span = 0; span < spans; ++span) {
+      const std::uint64_t chunk = span * pool::span_chunks;
+      const std::uint64_t parent = chunk == 0 ? 0 : paging::key_digest(chain.keys()[chunk - 1]);
+      const auto slot = holder.tiers().begin_arrival(0, chain.keys()[chunk], parent).value();
+      CHECK(holder.tiers().end_arrival(slot, true));
+      holder.tiers().release(slot);
+    }
+  }
+  void meet() {
+    for (int i = 0; i < 2000 && (holder.pool().peers() == 0 || asker.pool().peers() == 0); ++i)
+      step_both();
+    REQUIRE(asker.pool().peers() == 1);
+    REQUIRE(holder.pool().peers() == 1);
+  }
+  void step_both() {
+    holder.pool().progress();
+    asker.pool().progress();
+  }
+  /// How many of the blocks of these spans the asker finds.
+  std::uint64_t found() {
+    std::uint64_t count = 0;
+    for (std::uint64_t span = 0; span < spans; span += looked_at) {
+      auto request = asker.pool().ask(chain, span * span_tokens, ~std::uint64_t{0}).value();
+      for (int i = 0; i < 100'000 && request.where().next == offload::answer::pending; ++i)
+        step_both();
+      count += request.where().elsewhere;
+    }
+    return count;
+  }
+  void check_peers() {
+    CHECK(holder.pool().peers() == 1);
+    CHECK(asker.pool().peers() == 1);
+  }
+
+  temporary_folder folder;
+  socket_endpoint one{options_of(folder.path(), 0)};
+  socket_endpoint other{options_of(folder.path(), 1)};
+  node_form form{.groups = small_group, .slots = spans + 8, .lower_slots = 4};
+  node_type holder{one, form, {}};
+  node_type asker{other, form, {}};
+  std::vector<token_id> prompt = [] {
+    std::vector<token_id> out(spans * span_tokens);
+    std::iota(out.begin(), out.end(), token_id{1});
+    return out;
+  }();
+  kv_chain chain{holder.cache(), prompt};
+};
+
+}  // namespace
+
+TEST_SUITE("kv_pool busy") {
+  TEST_CASE(
+      "a node that asks faster than the other one reads keeps its peer, and every question is answered") {
+    pair_of_nodes nodes;
+    nodes.holder.pool().publish(nodes.chain, nodes.chain.tokens());
+    nodes.meet();
+    for (int i = 0; i < 32; ++i) {
+      const auto request = nodes.asker.pool().ask(nodes.chain, 0).value();
+      nodes.asker.pool().progress();
+    }
+    for (int i = 0; i < 100; ++i)
+      nodes.step_both();
+    nodes.check_peers();
+    CHECK(nodes.found() == spans / looked_at);
+    CHECK(nodes.other.stats().overflowed == 0);
+  }
+
+  TEST_CASE("a node that announces more than the other one reads keeps its peer, and the rest follows") {
+    pair_of_nodes nodes;
+    nodes.meet();
+    nodes.holder.pool().publish(nodes.chain, nodes.chain.tokens());
+    for (int i = 0; i < 100; ++i)
+      nodes.holder.pool().progress();
+    for (int i = 0; i < 1000; ++i)
+      nodes.step_both();
+    nodes.check_peers();
+    CHECK(nodes.found() == spans / looked_at);
+    CHECK(nodes.one.stats().overflowed == 0);
+    CHECK(nodes.holder.pool().stats().directory_spans + nodes.asker.pool().stats().directory_spans == spans);
+  }
+}
