@@ -26,6 +26,9 @@ cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   static const std::map<int, int> values{{cudaDevAttrMaxThreadsPerBlock, 1024},
+                                         {cudaDevAttrMaxGridDimX, 0x7FFF'FFFF},
+                                         {cudaDevAttrMaxGridDimY, 65535},
+                                         {cudaDevAttrMaxGridDimZ, 65535},
                                          {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
                                          {cudaDevAttrWarpSize, 32},
                                          {cudaDevAttrMultiProcessorCount, 8},
