@@ -81,6 +81,41 @@ macro(llmmem_component_nccl)
   endif()
 endmacro()
 
+# llmmem::cccl: CCCL 3.2 or newer, which is newer than CUDA 13.0's own. Its folder must come before the toolkit's, also for
+# nvcc, which searches those of -isystem after its own: hence no system folder. CCCL's headers silence warnings by themselves.
+macro(llmmem_component_cccl)
+  find_package(CUDAToolkit 12.8 QUIET)
+  if(NOT TARGET CCCL::CCCL)
+    find_path(LLMMEM_CCCL_INCLUDE_DIR cuda/memory_resource
+              HINTS "$ENV{CCCL_HOME}" "${CUDAToolkit_ROOT}" "${CUDAToolkit_TARGET_DIR}" /usr/local/cuda
+              PATH_SUFFIXES include include/cccl
+              DOC "Folder of CCCL's <cuda/memory_resource>, version 3.2 or newer; empty or -NOTFOUND: no llmmem::cccl")
+    mark_as_advanced(LLMMEM_CCCL_INCLUDE_DIR)
+    set(llmmem_cccl_version 0)
+    if(EXISTS "${LLMMEM_CCCL_INCLUDE_DIR}/cuda/std/__cccl/version.h")
+      file(STRINGS "${LLMMEM_CCCL_INCLUDE_DIR}/cuda/std/__cccl/version.h" llmmem_cccl_version
+           REGEX "^# *define CCCL_VERSION [0-9]+")
+      string(REGEX REPLACE "[^0-9]" "" llmmem_cccl_version "${llmmem_cccl_version}")
+    endif()
+  endif()
+  if(NOT CUDAToolkit_FOUND)
+    set(llmmem_cccl_missing "the CUDA Toolkit 12.8 or newer was not found (https://developer.nvidia.com/cuda-toolkit)")
+  elseif(NOT TARGET CCCL::CCCL AND llmmem_cccl_version LESS 3002000)
+    set(llmmem_cccl_missing
+        "CCCL 3.2 or newer was not found, but version ${llmmem_cccl_version} in '${LLMMEM_CCCL_INCLUDE_DIR}' (pip install nvidia-cuda-cccl; https://github.com/NVIDIA/cccl); set LLMMEM_CCCL_INCLUDE_DIR"
+    )
+  elseif(NOT TARGET llmmem::cccl)
+    add_library(llmmem::cccl INTERFACE IMPORTED GLOBAL)
+    set_target_properties(llmmem::cccl PROPERTIES IMPORTED_NO_SYSTEM ON SYSTEM OFF)
+    if(TARGET CCCL::CCCL)
+      target_link_libraries(llmmem::cccl INTERFACE llmmem::llmmem CCCL::CCCL CUDA::cudart_static)
+    else()
+      target_link_libraries(llmmem::cccl INTERFACE llmmem::llmmem CUDA::cudart_static)
+      target_include_directories(llmmem::cccl INTERFACE "${LLMMEM_CCCL_INCLUDE_DIR}")
+    endif()
+  endif()
+endmacro()
+
 # llmmem::cuda: the runtime. The consumer's own nvcc flags and architectures stay his. No header here includes CCCL, so any
 # generation of it may be beside.
 macro(llmmem_component_cuda)

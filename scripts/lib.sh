@@ -145,6 +145,23 @@ find_nvcc() {
   return 1
 }
 
+# find_cccl: prints CMake's arguments for CCCL 3.2 or newer: that of CCCL_HOME, or the package of the Python index, which is
+# headers alone. Nothing where it is not to be had.
+cccl_package=nvidia-cuda-cccl==13.3.5.0.6
+find_cccl() {
+  local home=${CCCL_HOME-}
+  if [[ -z $home ]]; then
+    home=$PWD/build/cccl
+    if [[ ! -d $home/nvidia ]]; then
+      mkdir -p "$home"
+      python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home" "$cccl_package" >&2 || return 0
+      python3 -m zipfile -e "$home"/*.whl "$home" >&2 || return 0
+    fi
+    home=$(dirname "$(find "$home" -path '*/cuda/memory_resource' -print -quit)")/..
+  fi
+  say -DLLMMEM_CCCL=ON "-DLLMMEM_CCCL_INCLUDE_DIR=$(realpath "$home")"
+}
+
 # logged NAME COMMAND...: the command's output goes to build/log/NAME, and is shown when it fails.
 logged() {
   local log=build/log/$1

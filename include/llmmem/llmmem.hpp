@@ -19,6 +19,9 @@
 // <llmmem/device/cuda.hpp> needs llmmem::cuda
 // <llmmem/device/cuda_calls.hpp> needs llmmem::cuda
 // <llmmem/hash/xxh3.hpp> needs llmmem::xxhash
+// <llmmem/interop/cccl_resource.hpp> needs llmmem::cccl
+// <llmmem/interop/cccl_source.hpp> needs llmmem::cccl
+// <llmmem/interop/thrust_allocator.cuh> needs llmmem::cccl
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once

@@ -182,12 +182,20 @@ class device_pool_source {
   /// A refused range keeps its place in the table, so nothing must be allocated for it.
   device_status release(const std::byte* data) noexcept {
     const auto range = starts_.remove(data);
-    const device_status status = runtime_.release(range.payload.first, stream_);
+    const device_status status = give_to_pool(range.payload);
     if (status != 0) {
       starts_.insert(range.data, range.bytes, {range.payload.first, range.payload.bytes, true});
       kept_bytes_ += range.payload.bytes;
     }
     return status;
+  }
+  /// A runtime over an engine's resource needs the number of bytes, too.
+  device_status give_to_pool(const beneath& range) noexcept {
+    if constexpr (requires { runtime_.release(range.first, std::size_t{}, stream_); }) {
+      return runtime_.release(range.first, static_cast<std::size_t>(range.bytes), stream_);
+    } else {
+      return runtime_.release(range.first, stream_);
+    }
   }
   void end() noexcept {
     if (std::exchange(has_stream_, false)) {

@@ -178,7 +178,12 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
   return call([&] { return launch(function, grid, block, arguments, shared, stream); });
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* function, void** arguments) {
-  if (how->numAttrs != 0) return told(not_offered("cudaLaunchKernelExC: attributes"));
+  // A kernel that may begin before the one ahead of it has ended may also begin behind it.
+  for (unsigned i = 0; i < how->numAttrs; ++i) {
+    const auto which = how->attrs[i].id;
+    if (which != cudaLaunchAttributeIgnore && which != cudaLaunchAttributeProgrammaticStreamSerialization)
+      return told(not_offered("cudaLaunchKernelExC: attribute " + std::to_string(which)));
+  }
   return call([&] {
     return launch(function, how->gridDim, how->blockDim, arguments, how->dynamicSmemBytes, how->stream);
   });
