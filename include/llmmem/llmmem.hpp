@@ -99,6 +99,7 @@
 #include <llmmem/device/device_runtime.hpp>
 #include <llmmem/device/errors.hpp>
 #include <llmmem/device/pinned.hpp>
+#include <llmmem/device/stream_ordered.hpp>
 #include <llmmem/device/streamed_space.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/errors.hpp>
@@ -128,6 +129,7 @@
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/interop/resource_refusal.hpp>
 #include <llmmem/model/activations.hpp>
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/model/dtype.hpp>

@@ -181,6 +181,22 @@ void check_erased() {
   require(memory.used() == 0, "all memory is back", memory.used());
 }
 
+/// Whatever has a stream is one, where a stream is asked for.
+void check_streams() {
+  device_space device(first, {.budget = mib});
+  memory_type memory(device, first);
+  const own_stream on;
+  const cuda::stream_ref stream(on.stream);
+  device_queue copies(device, first, stream);
+  const auto range = memory.try_allocate(4096, 256).value();
+  require(cudaMemsetAsync(range.data, 1, 4096, stream.get()) == cudaSuccess, "memset", 0);
+  require(copies.mark().value().hold(stream).has_value(), "a stream waits", 0);
+  memory.deallocate(range, stream);
+  on.wait();
+  memory.collect();
+  require(memory.used() == 0, "all memory is back", memory.used());
+}
+
 void check_capture() {
   device_space device(first, {.budget = mib});
   memory_type memory(device, first);
@@ -338,6 +354,7 @@ int main() {
   check_cub();
   check_refusal();
   check_erased();
+  check_streams();
   check_capture();
   check_thrust();
   check_source();

@@ -140,16 +140,16 @@ class batch_copier {
   /// Copies without a kernel. Joins `pieces` in place. @pre no byte is written twice, or both read and
   /// written.
   result<batch_copy> copy(std::span<copy_task> pieces, const copy_route& route,
-                          typename Runtime::stream stream) {
-    return copy_by(pieces, route, stream, static_cast<no_kernel*>(nullptr));
+                          stream_argument<typename Runtime::stream> stream) {
+    return copy_by(pieces, route, stream.get(), static_cast<no_kernel*>(nullptr));
   }
   /// `kernel(pieces)` launches one on the stream, if that is the fastest way, and returns the launch's
   /// result.
   template <class Kernel>
     requires std::same_as<std::invoke_result_t<Kernel&, std::span<const copy_task>>, result<void>>
   result<batch_copy> copy(std::span<copy_task> pieces, const copy_route& route,
-                          typename Runtime::stream stream, Kernel kernel) {
-    return copy_by(pieces, route, stream, &kernel);
+                          stream_argument<typename Runtime::stream> stream, Kernel kernel) {
+    return copy_by(pieces, route, stream.get(), &kernel);
   }
 
   [[nodiscard]] const copy_plan& plan() const noexcept { return plan_; }

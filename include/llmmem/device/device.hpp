@@ -232,7 +232,9 @@ concept resource_with_allocate = requires(R& from, void* data, std::size_t n) {
 };
 
 /// A `byte_source` over an engine's own memory resource: `cuda::mr`, RMM, or another. It does not own the
-/// resource, which outlives it. A resource that throws has refused; no exception passes.
+/// resource, which outlives it. A resource that throws has refused; no exception passes. It takes any
+/// resource of that shape, and passes the alignment on: for the pools of CCCL, which refuse more than 256 and
+/// use a stream of device 0, `cccl_source` (interop/cccl_source.hpp) is better.
 ///
 /// @par Thread safety   the space holds its lock around every call; a resource that other code uses at the
 ///                      same time must be synchronised itself.

@@ -46,9 +46,9 @@ class device_fence {
   /// Makes a stream, of this device or another, wait for the point; the host does not wait.
   /// `errc::device_failed` if the driver refuses, index its status, and for a stream during its capture,
   /// unless the point has passed: call it before the capture begins.
-  result<void> hold(typename Runtime::stream stream) const noexcept {
+  result<void> hold(stream_argument<typename Runtime::stream> stream) const noexcept {
     if (events_ == nullptr) return {};
-    const device_status status = events_->hold(stream, slot_, generation_);
+    const device_status status = events_->hold(stream.get(), slot_, generation_);
     if (status == 0) return {};
     return failure{errc::device_failed, status, 0, 0,
                    status == Runtime::not_ready
@@ -101,7 +101,8 @@ class device_events {
 
   /// Returns the point that a stream has reached by now. Refused during a capture of the stream: mark it
   /// after the launch of the graph.
-  [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
+  [[nodiscard]] result<device_fence<Runtime>> mark(stream_argument<typename Runtime::stream> of) noexcept {
+    const typename Runtime::stream stream = of.get();
     // An event in a graph never passes as a point.
     if (runtime_.is_capturing(stream))
       return failure{errc::device_failed, Runtime::not_ready, 0, 0,

@@ -71,13 +71,13 @@ class basic_device_queue {
     is_own_ = true;
   }
   /// Uses a stream of the caller's, which outlives it.
-  basic_device_queue(const Space& space, device_id device, typename Runtime::stream stream,
+  basic_device_queue(const Space& space, device_id device, stream_argument<typename Runtime::stream> stream,
                      device_queue_options options = {}, Runtime runtime = {})
       : runtime_(runtime),
         space_(&space),
         options_(std::move(options)),
         events_(device, options_.depth, runtime),
-        stream_(stream) {}
+        stream_(stream.get()) {}
   basic_device_queue(const basic_device_queue&) = delete;
   basic_device_queue& operator=(const basic_device_queue&) = delete;
   /// Waits for its own stream.

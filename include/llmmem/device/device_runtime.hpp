@@ -25,6 +25,32 @@ enum class device_id : std::uint32_t {};
   return static_cast<std::uint32_t>(device);
 }
 
+/// An argument that is a stream: the library's handle, or an object that has one, such as `cuda::stream_ref`,
+/// `cuda::stream` or `rmm::cuda_stream_view` (by their `get()` or `value()`). Owns nothing.
+template <class Stream>
+class stream_argument {
+ public:
+  constexpr stream_argument(Stream handle) noexcept  // NOLINT(google-explicit-constructor)
+      : handle_(handle) {}
+  template <class Owner>
+    requires requires(const Owner& owner) {
+      { owner.get() } -> std::same_as<Stream>;
+    }
+  constexpr stream_argument(const Owner& owner) noexcept  // NOLINT(google-explicit-constructor)
+      : handle_(owner.get()) {}
+  template <class Owner>
+    requires requires(const Owner& owner) {
+      { owner.value() } -> std::same_as<Stream>;
+    } && (!requires(const Owner& owner) { owner.get(); })
+  constexpr stream_argument(const Owner& owner) noexcept  // NOLINT(google-explicit-constructor)
+      : handle_(owner.value()) {}
+
+  [[nodiscard]] constexpr Stream get() const noexcept { return handle_; }
+
+ private:
+  Stream handle_;
+};
+
 /// The calls of a device's library, one by one. Cheap to copy: it owns nothing. No call depends on the
 /// current device, or changes it; nor does it end a graph that another thread captures. (In CUDA, the stream
 /// handles 0, 1 and 2 identify no stream by themselves: their meaning depends on the current device, and for

@@ -132,13 +132,13 @@ class stream_ordered {
   /// @}
 
   /// Takes back a range that the work in `after` still uses.
-  void deallocate(range_type range, stream after) noexcept {
+  void deallocate(range_type range, stream_argument<stream> after) noexcept {
     if (range.empty()) return;
     {
       std::unique_lock lock(mutex_);
       if (is_right(range)) {
         live_.remove(range.data);
-        keep(lock, range, after);
+        keep(lock, range, after.get());
         return;
       }
       ++misuses_;

@@ -78,8 +78,8 @@ class space_resource {
       "stream_ordered memory(space, device_id{0}, cuda_runtime{}); space_resource(memory)");
   static_assert(
       requires { memory_access_of<Owner>::value; },
-      "it is unknown who can dereference the addresses of this space: specialise "
-      "llmmem::memory_access_of for it; a file's addresses are no memory");
+      "llmmem::memory_access_of does not say which processors can dereference the addresses of this "
+      "space: specialise it; a file's addresses are no memory");
 
  public:
   static constexpr memory_access access = memory_access_of<Owner>::value;
@@ -113,7 +113,7 @@ class space_resource {
   }
   void deallocate(cuda::stream_ref stream, void* data, std::size_t bytes,
                   std::size_t /*alignment*/ = 0) const noexcept {
-    if (data != nullptr) owner_->deallocate(range_of(data, bytes), stream.get());
+    if (data != nullptr) owner_->deallocate(range_of(data, bytes), stream);
   }
   [[nodiscard]] friend bool operator==(const space_resource& a, const space_resource& b) noexcept {
     return a.owner_ == b.owner_;

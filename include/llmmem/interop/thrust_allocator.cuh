@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/device/device_runtime.hpp>
 #include <llmmem/interop/resource_refusal.hpp>
 #include <llmmem/space/concepts.hpp>
 
@@ -52,8 +53,8 @@ class thrust_allocator {
   };
 
   explicit thrust_allocator(Owner& owner) noexcept : owner_(&owner) {}
-  thrust_allocator(Owner& owner, typename Owner::stream after) noexcept
-      : owner_(&owner), after_(after), is_ordered_(true) {}
+  thrust_allocator(Owner& owner, stream_argument<typename Owner::stream> after) noexcept
+      : owner_(&owner), after_(after.get()), is_ordered_(true) {}
   template <class Other>
   thrust_allocator(
       const thrust_allocator<Other, Owner>& other) noexcept  // NOLINT(google-explicit-constructor)

@@ -7,6 +7,7 @@
 #endif
 
 #include <llmmem/config.hpp>
+#include <llmmem/device/device_runtime.hpp>
 #include <llmmem/device/errors.hpp>
 #include <llmmem/kernels/detail/tensor_tiles.hpp>
 #include <llmmem/kernels/errors.hpp>
@@ -166,8 +167,8 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::th
 class device_executor {
  public:
   /// @param limits  `launch_limits{.multiprocessors = ...}` of the device.
-  explicit device_executor(cudaStream_t stream, const launch_limits& limits = {}) noexcept
-      : stream_(stream), limits_(limits) {}
+  explicit device_executor(stream_argument<cudaStream_t> stream, const launch_limits& limits = {}) noexcept
+      : stream_(stream.get()), limits_(limits) {}
 
   template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
