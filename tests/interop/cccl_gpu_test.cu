@@ -13,6 +13,7 @@
 #include <thrust/execution_policy.h>
 #include <thrust/reduce.h>
 #include <thrust/transform.h>
+#include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_reduce.cuh>
 #include <cub/device/device_scan.cuh>
 #include <cub/device/device_select.cuh>
@@ -112,6 +113,14 @@ void check_cub() {
     std::vector<std::uint32_t> wanted(count);
     std::exclusive_scan(data.numbers.begin(), data.numbers.end(), wanted.begin(), 0U);
     require(sums == wanted, "the sums are right", 0);
+
+    require(cub::DeviceRadixSort::SortKeys(data.input(), data.result(), count, 0, 10, env) == cudaSuccess,
+            "cub sorts", 0);
+    on.wait();
+    require(cudaMemcpy(sums.data(), data.result(), count * 4, cudaMemcpyDefault) == cudaSuccess, "copy", 0);
+    wanted = data.numbers;
+    std::sort(wanted.begin(), wanted.end());
+    require(sums == wanted, "the order is right", 0);
 
     // The numbers that are even, in order: what a compaction list is.
     const space_buffer<memory_type> found(memory, 8, std::align_val_t{8});

@@ -99,15 +99,26 @@ class binder : private arithmetic_binder {
       return bind_lanes(i, s, p);
     return bind_arithmetic(i, s, p);
   }
-  /// Barriers of all threads. One of some threads, or one that combines values, is not known.
+  /// Barriers of all threads, and those that combine a predicate of each. One of some threads is not known.
   handler bind_barrier(inst& i, const statement& s, opcode& p) {
     const auto& o = s.operands;
     p.ignore({"cta", "aligned"});
     if (p.take("warp")) return p.take("sync") && o.size() == 1 ? meets(i, &o[0], meet_in_order) : nullptr;
-    if (!p.take("sync") || o.size() != 1 || o[0].kind != operand_kind::number) return nullptr;
+    const bool combines = p.take("red");
+    if (combines) {
+      const int how = p.take_one({"and", "or", "popc"});
+      if (how < 0 || o.size() != 3 || p.type() != (how == 2 ? "u32" : "pred")) return nullptr;
+      i.size = static_cast<u8>(combine_and + how);
+      i.row[0] = row(o[0], how == 2 ? 32 : 1);
+      i.row[1] = row(o[2], 1);
+      i.offset = o[2].is_negated ? ~u64{0} : 0;
+    }
+    const operand& which = o.at(combines ? 1 : 0);
+    if ((!combines && (!p.take("sync") || o.size() != 1)) || which.kind != operand_kind::number)
+      return nullptr;
     made_.has_barrier = true;
     i.how = flow::barrier;
-    i.form = static_cast<u8>(o[0].number);
+    i.form = static_cast<u8>(which.number);
     return nothing;
   }
 

@@ -65,8 +65,14 @@ class machine {
           }
           while (of.has_barrier && meet(all)) {
             ++launch.epoch;
+            u32 count = 0, arrived = 0;
+            for (warp& each : all) {
+              if (!each.is_waiting) continue;
+              count += static_cast<u32>(std::popcount(each.votes_at_barrier()));
+              arrived += static_cast<u32>(std::popcount(each.parked[0].mask));
+            }
             for (warp& each : all)
-              if (each.is_waiting) each.pass_barrier(), each.run();
+              if (each.is_waiting) each.pass_barrier(count, arrived), each.run();
           }
           ++launch.block_number;
         }
@@ -130,7 +136,7 @@ class machine {
       if (first == nullptr) first = &each;
       const inst& here = each.in.of.insts[each.parked[0].pc];
       const inst& there = each.in.of.insts[first->parked[0].pc];
-      if (here.form != there.form)
+      if (here.form != there.form || here.size != there.size)
         each.wrong(here, fault_kind::divergence, 0,
                    "divergence: warps of a block wait at different barriers");
     }

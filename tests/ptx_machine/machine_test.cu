@@ -147,6 +147,19 @@ __global__ void divergent_barrier(std::uint32_t* to, int some) {
     to[threadIdx.x] += 3;
   }
 }
+/// What all threads say together: bit 0 any, bit 1 all, above them how many.
+__global__ void votes_of_a_block(std::uint32_t* to) {
+  const int any = __syncthreads_or(threadIdx.x == 40);
+  const int all = __syncthreads_and(threadIdx.x != 50);
+  const int some = __syncthreads_count(threadIdx.x % 3 == 0);
+  to[threadIdx.x] = static_cast<std::uint32_t>((any != 0 ? 1 : 0) | (all != 0 ? 2 : 0) | some << 2);
+}
+__global__ void unlike_barriers(std::uint32_t* to) {
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    to[0] = static_cast<std::uint32_t>(__syncthreads_count(1));
+}
 __global__ void divergent_shuffle(std::uint32_t* to, int some) {
   std::uint32_t got = 0;
   if (threadIdx.x < some)
@@ -249,6 +262,14 @@ void check_faults() {
   faults("barriers apart", "lanes wait for others|lanes 0xff at|lanes 0xffffff00 at", failed,
          [&] { divergent_barrier<<<1, 64>>>(out.data(), 8); });
   runs("barriers of whole warps", [&] { divergent_barrier<<<1, 64>>>(out.data(), 32); });
+  for (const std::uint32_t threads : {40U, 41U, 64U}) {
+    runs("votes of a block", [&] { votes_of_a_block<<<1, threads>>>(out.data()); });
+    const std::uint32_t wanted = (threads > 40 ? 1U : 0U) | (threads > 50 ? 0U : 2U) | (threads + 2) / 3 << 2;
+    for (std::uint32_t t = 0; t < threads; ++t)
+      require(out.host()[t] == wanted, "each thread hears what all said");
+  }
+  faults("a vote and a barrier", "wait at different barriers", failed,
+         [&] { unlike_barriers<<<1, 64>>>(out.data()); });
   faults("shuffles apart", "lanes wait for others|shfl.sync", failed,
          [&] { divergent_shuffle<<<1, 32>>>(out.data(), 16); });
   faults("a mask without oneself", "not in the mask", failed,

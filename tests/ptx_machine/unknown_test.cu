@@ -19,7 +19,6 @@ using std::uint32_t;
   STATEMENT(2, 80, "atom.global.add.noftz.f16x2 %0, [%1], %0;")                                             \
   STATEMENT(3, 80, "cp.async.ca.shared.global [%1], [%1], 4;")                                              \
   STATEMENT(4, 80, "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];")                                  \
-  STATEMENT(5, 80, "{ .reg .pred p; setp.eq.u32 p, %0, 1; bar.red.popc.u32 %0, 0, p; }")                    \
   STATEMENT(6, 80, "bar.sync 0, 64;")                                                                       \
   STATEMENT(7, 80, "bar.arrive 0, 64;")                                                                     \
   STATEMENT(8, 80, "mad.hi.sat.s32 %0, %0, %0, %0;")                                                        \

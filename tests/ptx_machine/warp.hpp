@@ -25,6 +25,9 @@ using handler = void (*)(warp&, inst&);
 
 enum class flow : u8 { plain, branch, end, meet, meet_all, barrier };
 
+/// What a barrier makes of the predicates of its threads (inst::size).
+enum barrier_combination : u8 { combine_nothing, combine_and, combine_or, combine_count };
+
 /// A statement, ready to execute. Rows are offsets into the register file.
 struct inst {
   handler run = nullptr;
@@ -439,9 +442,23 @@ struct warp {
       }
     }
   }
-  /// Goes on behind the barrier at which it waits.
-  void pass_barrier() {
+  /// The lanes that wait at a barrier and whose predicate there is true.
+  [[nodiscard]] u32 votes_at_barrier() {
+    const inst& i = in.of.insts[parked[0].pc];
+    return (*row<u32>(i.row[1]) ^ static_cast<u32>(i.offset)) & parked[0].mask;
+  }
+  /// Goes on behind the barrier at which it waits, where `count` of `threads` predicates were true.
+  void pass_barrier(u32 count, u32 threads) {
     is_waiting = false;
+    const inst& i = in.of.insts[parked[0].pc];
+    if (i.size == combine_count) {
+      for (u32 lane = 0; lane < 32; ++lane)
+        if ((parked[0].mask >> lane & 1) != 0) row<u32>(i.row[0])[lane] = count;
+    } else if (i.size != combine_nothing) {
+      const bool is_true = i.size == combine_or ? count != 0 : count == threads;
+      u32& to = *row<u32>(i.row[0]);
+      to = is_true ? to | parked[0].mask : to & ~parked[0].mask;
+    }
     groups.assign(1, {parked[0].pc + 1, parked[0].mask});
     parked.clear();
     stamp = in.order.stamp(in.block_number, in.epoch, number);
