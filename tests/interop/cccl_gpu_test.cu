@@ -6,6 +6,7 @@
 #include <llmmem/interop/cccl_source.hpp>
 #include <llmmem/interop/thrust_allocator.cuh>
 #include <llmmem/space/buffer.hpp>
+#include <llmmem/tiered_buffer.hpp>
 
 #include <cuda_runtime.h>
 #include <thrust/copy.h>
@@ -20,6 +21,7 @@
 #include <cuda/memory_resource>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
@@ -337,6 +339,39 @@ void check_source() {
   space.deallocate(space.try_allocate(100, 16).value());
 }
 
+/// A tier of a `tiered_buffer`, and the blocks of a cache, in an engine's pool.
+void check_parts() {
+  using pool_source = cccl_source<engine_resource, cuda_runtime>;
+  using pool_tier = basic_streamed_space<pool_source, cuda_runtime>;
+  constexpr std::uint64_t bytes = 4096;
+  const engine_resource theirs;
+  {
+    pool_tier gpu(pool_source(first, theirs), first, {.budget = 4 * bytes, .name = "weights"});
+    pinned_space host({.budget = mib});
+    tiered_buffer<pool_tier, pinned_space> buffer({}, {gpu, 2 * bytes}, {host, 16 * bytes});
+    std::vector<chunk_handle> chunks;
+    const own_stream on;
+    for (int n = 0; n < 6; ++n) {
+      chunks.push_back(buffer.create(bytes).value());
+      const auto lease = buffer.write(chunks.back()).value();
+      require(cudaMemsetAsync(lease.range().data, n + 1, bytes, on.stream) == cudaSuccess, "a kernel writes",
+              0);
+      on.wait();
+    }
+    for (int n = 0; n < 6; ++n) {
+      const auto lease = buffer.read(chunks[static_cast<std::size_t>(n)]).value();
+      gpu.queue().mark().value().wait();
+      std::array<unsigned char, bytes> seen{};
+      require(cudaMemcpy(seen.data(), lease.range().data, bytes, cudaMemcpyDefault) == cudaSuccess, "copy",
+              0);
+      require(std::all_of(seen.begin(), seen.end(), [n](unsigned char each) { return each == n + 1; }),
+              "a chunk that was evicted comes back", static_cast<std::uint64_t>(n));
+    }
+    require(theirs.seen().live.size() != 0 && gpu.used() <= gpu.capacity(), "its places are of the pool", 0);
+  }
+  require(theirs.seen().live.empty(), "all memory is back", theirs.seen().live.size());
+}
+
 /// A space over an engine's resource over a space: both ways at once.
 void check_round_trip() {
   device_space device(first, {.budget = mib});
@@ -367,6 +402,7 @@ int main() {
   check_capture();
   check_thrust();
   check_source();
+  check_parts();
   check_round_trip();
   std::printf("llmmem and CCCL %d.%d: all is as it should be\n", CCCL_MAJOR_VERSION, CCCL_MINOR_VERSION);
   return 0;
