@@ -129,6 +129,7 @@
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/interop/dlpack.hpp>
 #include <llmmem/interop/resource_refusal.hpp>
 #include <llmmem/model/activations.hpp>
 #include <llmmem/model/bf16.hpp>
