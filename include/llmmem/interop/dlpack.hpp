@@ -130,7 +130,7 @@ struct dlpack_export {
 ///     DLManagedTensorVersioned* out = to_dlpack<DLManagedTensorVersioned>(
 ///         {.data = ..., .type = safetensors_type::bf16, .shape = shape, .is_read_only = true}, lease);
 ///
-/// @param owner  whatever keeps the bytes valid: a lease, a `std::shared_ptr`, a buffer. Movable. A lease
+/// @param owner  what keeps the bytes valid: a lease, a `std::shared_ptr`, a buffer. Movable. A lease
 /// must
 ///               end in the thread that its buffer belongs to, so hand its consumer's end back to that
 ///               thread.
