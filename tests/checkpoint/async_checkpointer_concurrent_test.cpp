@@ -209,7 +209,7 @@ TEST_SUITE("async_checkpointer") {
       CHECK(stats.staging_bytes == 0);
       CHECK(stats.staged_bytes == stats.persisted_bytes);
       CHECK(stats.persisted_bytes > 4 * of.total());
-      CHECK(stats.last_trouble == "");
+      CHECK(stats.last_error == "");
     }
   }
 
@@ -289,11 +289,11 @@ TEST_SUITE("async_checkpointer") {
         if (status == commit_status::committed) {
           CHECK(newest == 2);
           CHECK(ticket.why() == "");
-          ended = saves.stats().last_trouble.empty();  // else it met what comes behind the commit
+          ended = saves.stats().last_error.empty();  // else it met what comes behind the commit
         } else {
           CHECK(newest == (status == commit_status::not_committed ? 1 : 2));
           CHECK(ticket.why().find("Disk quota exceeded") != std::string::npos);
-          CHECK(saves.stats().last_trouble == ticket.why());
+          CHECK(saves.stats().last_error == ticket.why());
         }
         if (status == commit_status::durability_uncertain) continue;  // no sync of that folder is believed
         CHECK(saves.begin_snapshot(3, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
@@ -444,7 +444,7 @@ TEST_SUITE("async_checkpointer") {
     async_checkpointer<throwing_traits> saves(coordinator, of.tensors, tiny);
     CHECK(saves.begin_snapshot(1, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
     saves.flush();
-    CHECK(saves.stats().last_trouble == "the observer threw");
+    CHECK(saves.stats().last_error == "the observer threw");
   }
 
   TEST_CASE("waiting for a ticket ends when it is to, also where the owner copies") {
@@ -463,7 +463,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(guard.ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("after a save that failed on a full disk, what is superfluous goes, and the next one fits") {
+  TEST_CASE("after a save that failed on a full disk, what is removable goes, and the next one fits") {
     state of(5);
     simulated_storage storage;
     solo_coordinator many(storage, keep_last_and_every{.last = 9});

@@ -239,7 +239,7 @@ TEST_SUITE("comm_coordinator") {
       "regardless of which rank dies in whatever call, what is told is what is there, and the others "
       "continue saving") {
     constexpr std::uint32_t seats = 3;
-    std::uint64_t most_calls = 0;
+    std::uint64_t max_calls = 0;
     {
       sim_network net({.seats = seats});
       simulated_storage storage(tiny());
@@ -247,11 +247,11 @@ TEST_SUITE("comm_coordinator") {
       net.run([&](sim_endpoint& end) { save_steps(end, storage, 3, seen); });
       CHECK(check_told(storage, seen) == 3);
       for (std::uint32_t i = 0; i < seats; ++i)
-        most_calls = std::max(most_calls, net.calls(seat_id{i}));
+        max_calls = std::max(max_calls, net.calls(seat_id{i}));
     }
-    CHECK(most_calls > 30);
+    CHECK(max_calls > 30);
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         sim_network net({.seats = seats, .seed = call + 1});
@@ -349,7 +349,7 @@ TEST_SUITE("comm_coordinator") {
       static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
       // The draft of rank 0 is gone.
       for (const storage_entry& each : below.list(""))
-        CHECK(each.name.rfind(checkpoint_names::in_the_making, 0) != 0);
+        CHECK(each.name.rfind(checkpoint_names::draft, 0) != 0);
     };
     rank_0_dies_in(storage_call::rename, "step-", false, true, check);
   }

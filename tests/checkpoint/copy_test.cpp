@@ -296,7 +296,7 @@ TEST_SUITE("copy_checkpoint") {
         CHECK(progress.bytes == 200);
         CHECK(progress.id == checkpoint_id{30, 1});
         seen.push_back(progress.copied);
-        return copy_verdict::go_on;
+        return copy_verdict::proceed;
       });
     }
     CHECK(seen == std::vector<std::uint64_t>{0, 40, 80, 100, 140, 180, 200});
@@ -304,7 +304,7 @@ TEST_SUITE("copy_checkpoint") {
       simulated_storage durable(called("durable"));
       checkpoint_folder folder(durable);
       const auto stop = [&](const copy_progress& progress) {
-        return progress.copied < stop_at ? copy_verdict::go_on : copy_verdict::stop;
+        return progress.copied < stop_at ? copy_verdict::proceed : copy_verdict::stop;
       };
       CHECK_THROWS_WITH_AS(copy_checkpoint(local, newest(local), folder, {.buffer_bytes = 80}, stop),
                            ("local/step-0000000030-g00000001: its copy was stopped after " +

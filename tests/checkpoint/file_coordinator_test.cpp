@@ -398,11 +398,11 @@ TEST_SUITE("file_coordinator") {
     all.write_and_vote(two, draft, 0);
     // Every sync after that of the decision fails: rank 0 neither commits nor tells.
     storage.set_faults(
-        {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::for_ever}});
+        {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::forever}});
     CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::io);
-    CHECK(all[0].take_trouble().find("the other ranks could not be informed of its outcome") !=
+    CHECK(all[0].take_error().find("the other ranks could not be informed of its outcome") !=
           std::string::npos);
-    CHECK(all[0].take_trouble() == "");
+    CHECK(all[0].take_error() == "");
     all.all[0].reset();
     storage.set_faults({});
     CHECK(!all[1].try_conclude(draft));
@@ -627,7 +627,7 @@ TEST_SUITE("file_coordinator") {
       const checkpoint_draft draft = all.begin(20);
       checkpoint_manifest part = write_rank(storage, two, draft, 1);
       all.write_and_vote(two, draft, 0);
-      each.tell(part, storage, draft.folder);
+      each.post(part, storage, draft.folder);
       all[1].vote(draft, part);
       const std::string why = text_of([&] { static_cast<void>(all[0].try_conclude(draft)); });
       CHECK(why.find("simulated: step 20, generation 1: the vote of rank 1") == 0);
@@ -1002,7 +1002,7 @@ TEST_SUITE("file_coordinator") {
     both_voted voted(storage, before);
     forbidden = "step-0000000010-g00000001/MANIFEST.json";
     CHECK(voted.zero.try_conclude(voted.draft));
-    CHECK(voted.zero.take_trouble() ==
+    CHECK(voted.zero.take_error() ==
           "simulated: step 10, generation 1: the other ranks could not be informed of its outcome: "
           "std::bad_alloc");
     CHECK(newest(storage) == 10);

@@ -173,7 +173,7 @@ TEST_SUITE("checkpoint_folder") {
       const simulated_storage start = settled(world, {10, 20}, tiny(renames));
       for (const auto what :
            {storage_fault::kind::refused, storage_fault::kind::lost, storage_fault::kind::reported}) {
-        for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::for_ever}) {
+        for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::forever}) {
           bool ended = false;
           for (std::uint64_t first = 1; !ended; ++first) {
             CAPTURE(first);
@@ -197,7 +197,7 @@ TEST_SUITE("checkpoint_folder") {
             const checkpoint_search search = find_checkpoint(storage);
             REQUIRE(search.found);
             // Where every call fails from the rename on, nobody can tell whether that was done.
-            const bool is_untold = count == storage_fault::for_ever && uncertain;
+            const bool is_untold = count == storage_fault::forever && uncertain;
             if (is_untold) {
               CHECK((search.found->id.step == 20 || search.found->id.step == 30));
             } else if (committed || uncertain) {
@@ -235,7 +235,7 @@ TEST_SUITE("checkpoint_folder") {
 
     // Where nobody can tell, that is what is said, and it does not count as one that stays.
     const storage_fault no_answer{.call = storage_call::rename, .what = storage_fault::kind::reported};
-    storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::for_ever}});
+    storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::forever}});
     const std::string unknown = text_of([&] { save_step(folder, world, 30); });
     CHECK(
         unknown.ends_with("cannot be renamed: Input/output error; a planned fault; step-0000000030-g00000003 "
@@ -478,7 +478,7 @@ TEST_SUITE("checkpoint_folder") {
       checkpoint_folder folder(storage);
       const checkpoint_draft draft = folder.begin_as({70, 7});
       static_cast<void>(write_rank(storage, world, draft, 0));
-      storage.set_faults({{.call = storage_call::remove, .every = 1, .count = storage_fault::for_ever}});
+      storage.set_faults({{.call = storage_call::remove, .every = 1, .count = storage_fault::forever}});
       folder.abandon(draft);
       // As long as it cannot be, that is what is told.
       CHECK(text_of([&] {
@@ -574,7 +574,7 @@ TEST_SUITE("checkpoint_folder") {
   TEST_CASE("a folder that cannot be written to is refused with what the system says") {
     simulated_storage storage;
     storage.set_faults(
-        {{.call = {}, .first = 1, .every = 1, .count = storage_fault::for_ever, .number = EROFS}});
+        {{.call = {}, .first = 1, .every = 1, .count = storage_fault::forever, .number = EROFS}});
     CHECK(text_of([&] { const checkpoint_folder folder(storage); }) ==
           "simulated/LOCK: cannot be locked: Read-only file system; a planned fault");
   }

@@ -70,7 +70,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
       CHECK(memory.values == of.values);
       const std::uint64_t chunks = of.found.manifest.files.at(0).chunks.size();
       CHECK(chunks > count / 10);
-      CHECK(report.looks <= count + chunks);  // a copy across two chunks is looked at by both
+      CHECK(report.lookups <= count + chunks);  // a copy across two chunks is looked at by both
     }
   }
 
@@ -99,7 +99,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
 
   TEST_CASE("a loader loads again and again, and reads a header once") {
     many_tensors of(300);
-    checkpoint_loader loader(of.storage, of.found, {.how = verification::sizes});
+    checkpoint_loader loader(of.storage, of.found, {.verify = verification::sizes});
     std::uint64_t first_bytes = 0;
     for (std::uint32_t i = 0; i < of.wanted.size(); i += 10) {
       tensor_memory memory(of);
@@ -129,7 +129,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
                           others += std::this_thread::get_id() == caller ? 0U : 1U;
                           memory(i, offset, bytes);
                         },
-                        {.how = how, .readers = readers});
+                        {.verify = how, .readers = readers});
         CHECK(others == 0);
         CHECK(memory.values == of.values);
       }

@@ -83,16 +83,16 @@ struct process {
   void keep(std::uint64_t version) {
     std::vector<std::vector<std::byte>> bytes;
     std::vector<part_bytes> parts;
-    for (const part_id part : replica.mine())
+    for (const part_id part : replica.own_parts())
       bytes.push_back(part_at(part, version));
-    for (const part_id part : replica.mine())
+    for (const part_id part : replica.own_parts())
       parts.push_back({part, bytes[parts.size()]});
     replica.keep(version, parts, ranks.after(60 * second)).value();
     agree();
     replica.commit();
   }
   [[nodiscard]] bool has(std::uint64_t version) const {
-    return std::ranges::all_of(replica.mine(), [&](part_id part) {
+    return std::ranges::all_of(replica.own_parts(), [&](part_id part) {
       return std::ranges::equal(replica.recovered(part), part_at(part, version));
     });
   }
@@ -173,7 +173,7 @@ TEST_SUITE("replica_source") {
       self.keep(120);
       if (end.self() == seat_id{1}) self.replica.forget();  // as a fresh process
       CHECK(found().version == 120U);
-      CHECK(asked == self.replica.mine());
+      CHECK(asked == self.replica.own_parts());
       CHECK(self.has(120));
       for (const part_id part : asked)
         CHECK(self.replica.recovered(part).data() == destinations[to_index(part)].data());
@@ -275,9 +275,9 @@ TEST_SUITE("replica_source") {
               text +
                   "rank 1 cannot load it; passed over local: step-0000000030-g00000003: "
                   "not all ranks have it");
-        CHECK(recovered.skipped[0].what == passed_over::not_everywhere);
+        CHECK(recovered.skipped[0].what == skip_reason::not_everywhere);
       }
-      if (end.self() == seat_id{1}) CHECK(recovered.skipped[0].what == passed_over::damaged);
+      if (end.self() == seat_id{1}) CHECK(recovered.skipped[0].what == skip_reason::damaged);
       if (end.self() == seat_id{2}) CHECK(recovered.message() == text + "rank 1 cannot load it");
     });
   }
@@ -343,9 +343,9 @@ TEST_SUITE("replica_source") {
   TEST_CASE(
       "regardless of which rank dies in whatever call, the others are told, agree, and come to the same "
       "result") {
-    std::uint64_t most_calls = 0;
+    std::uint64_t max_calls = 0;
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call == 0 || call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call == 0 || call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         folders of;
@@ -378,7 +378,7 @@ TEST_SUITE("replica_source") {
           }
         });
         for (std::uint32_t i = 0; i < seats; ++i) {
-          if (call == 0) most_calls = std::max(most_calls, net.calls(seat_id{i}));
+          if (call == 0) max_calls = std::max(max_calls, net.calls(seat_id{i}));
           if (net.was_killed(seat_id{i}) || !joined[i]) continue;
           CHECK((steps[i] == 10 || steps[i] == 20));
           for (std::uint32_t other = 0; other < seats; ++other) {
@@ -387,6 +387,6 @@ TEST_SUITE("replica_source") {
         }
       }
     }
-    CHECK(most_calls > 10);
+    CHECK(max_calls > 10);
   }
 }

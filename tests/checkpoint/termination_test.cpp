@@ -34,9 +34,9 @@ int ending_of(Work work) {
 TEST_CASE("a signal is held back, told once it came, and stays told") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
-          if (termination.is_there()) ::_exit(1);
+          if (termination.is_requested()) ::_exit(1);
           ::kill(::getpid(), SIGUSR1);
-          if (!termination.is_there() || !termination.is_there()) ::_exit(2);
+          if (!termination.is_requested() || !termination.is_requested()) ::_exit(2);
         }) == 7);
 }
 
@@ -45,7 +45,7 @@ TEST_CASE("threads that are started later do not die of it either") {
           const termination_request termination(SIGUSR1);
           std::thread([] { ::pthread_kill(::pthread_self(), SIGUSR1); }).join();
           ::kill(::getpid(), SIGUSR1);
-          if (!termination.is_there()) ::_exit(2);
+          if (!termination.is_requested()) ::_exit(2);
         }) == 7);
 }
 

@@ -222,7 +222,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     checkpointer saves(coordinator, described,
-                       {.ring_bytes = 2 * page, .chunk_bytes = page, .whole_every = 4});
+                       {.ring_bytes = 2 * page, .chunk_bytes = page, .full_every = 4});
     static_cast<void>(saves.begin_snapshot(1, one.tensors));
     saves.flush();
     const std::uint64_t before = saves.stats().persisted_bytes;

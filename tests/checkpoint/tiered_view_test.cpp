@@ -241,7 +241,7 @@ TEST_SUITE("tiered_state_view") {
     tiered_state w(7, 64 * tiered_state::most);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
-    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 12, .chunk_bytes = 64, .whole_every = 4});
+    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 12, .chunk_bytes = 64, .full_every = 4});
     for (std::uint64_t step = 1; step <= 8; ++step) {
       w.update(static_cast<std::size_t>(step) % w.chunks.size());
       const std::vector<bytes> expected = w.now();

@@ -23,7 +23,7 @@ namespace {
 
 /// Sums, weighted and not: enough to tell these chunks apart.
 struct sum_digest {
-  static constexpr bool tells = true;
+  static constexpr bool detects_changes = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {
     std::array<std::uint64_t, 2> sum{};
     for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -59,7 +59,7 @@ void save_run(const std::string& path, const std::vector<rows_changed>& steps) {
       coordinator,
       {{.name = "weights", .type = safetensors_type::f32, .shape = {4, row}, .group = "model", .part = {}},
        {.name = "moments", .type = safetensors_type::f32, .shape = {2, row}, .group = "adam", .part = {}}},
-      {.ring_bytes = 64 << 10, .chunk_bytes = 4096, .whole_every = 100});
+      {.ring_bytes = 64 << 10, .chunk_bytes = 4096, .full_every = 100});
   std::uint64_t step = 0;
   for (const rows_changed& changed : steps) {
     ++step;

@@ -87,7 +87,7 @@ class members_at_work {
     } else {
       const agree_message message = wire_[now.from][now.to].front();
       wire_[now.from][now.to].pop_front();
-      parts_[now.to].hear(at(now.from), message, send);
+      parts_[now.to].on_message(at(now.from), message, send);
     }
     take(now.to);
     return true;
@@ -207,7 +207,7 @@ TEST_SUITE("agreement") {
     const std::vector<std::uint64_t> said = sayings(4);
     constexpr std::uint32_t most_messages = 9;
     std::uint64_t runs = 0;
-    std::uint32_t most_sent = 0;
+    std::uint32_t max_sent = 0;
     std::vector<std::size_t> order{0, 1, 2, 3};
     do {
       for (std::size_t victims = 1; victims <= 3; ++victims) {
@@ -226,13 +226,13 @@ TEST_SUITE("agreement") {
           all.run();
           check_same(all, 1, said);
           for (std::size_t i = 0; i < 4; ++i)
-            most_sent = std::max(most_sent, all.sent(i));
+            max_sent = std::max(max_sent, all.sent(i));
           ++runs;
         }
       }
     } while (std::next_permutation(order.begin(), order.end()));
     CHECK(runs == 4 * 9 + 12 * 81 + 24 * 729);
-    CHECK(most_sent == most_messages);  // each of them was the last of somebody
+    CHECK(max_sent == most_messages);  // each of them was the last of somebody
   }
 
   TEST_CASE("agreements one after another stay the same for all, regardless of which rank dies between") {
@@ -376,12 +376,12 @@ TEST_SUITE("agreement") {
     const auto none = [](seat_id, const agree_message&) noexcept { CHECK(false); };
     agreement part(seat_id{1}, set_of({1, 2, 5}));
     agree_message decides{.kind = agree_kind::decide};
-    part.hear(seat_id{3}, decides, none);
-    part.hear(seat_id{1}, decides, none);
+    part.on_message(seat_id{3}, decides, none);
+    part.on_message(seat_id{1}, decides, none);
     part.on_death(seat_id{3}, comm::death::certain, none);
     CHECK(part.failed().empty());
     CHECK_FALSE(part.take_outcome());
-    part.hear(seat_id{2}, decides, none);
+    part.on_message(seat_id{2}, decides, none);
     CHECK(part.take_outcome());
     CHECK_FALSE(part.take_outcome());
   }
@@ -410,8 +410,8 @@ TEST_SUITE("agreement") {
       part.on_death(seat_id{1}, comm::death::certain, sent.post());
       const agree_message of_0{.accepted_by = seat_id{0}, .value = {.bits = 100}};
       const agree_message of_1{.accepted_by = seat_id{1}, .value = {.bits = 101}};
-      part.hear(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
-      part.hear(seat_id{4}, latest_first ? of_0 : of_1, sent.post());
+      part.on_message(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
+      part.on_message(seat_id{4}, latest_first ? of_0 : of_1, sent.post());
       REQUIRE(sent.of(agree_kind::propose).size() == 2);
       CHECK(sent.of(agree_kind::propose)[0].value.bits == 101);
     }
@@ -422,7 +422,7 @@ TEST_SUITE("agreement") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
-    part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
+    part.on_message(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
     part.on_death(seat_id{0}, comm::death::certain,
                   sent.post());  // which may have decided, and acted upon it
@@ -435,11 +435,11 @@ TEST_SUITE("agreement") {
     part.begin(1, {}, sent.post());
     // Who tells it suspects nobody: a coordinator left it out that was not heard any more itself.
     const llmmem::comm::agreed without_it{.bits = 1, .failed = set_of({3})};
-    part.hear(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
+    part.on_message(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
     CHECK_FALSE(part.take_outcome().has_value());
     CHECK_FALSE(part.has_quorum());
     // What it knows, it tells.
-    part.hear(seat_id{1}, {.kind = agree_kind::query}, sent.post());
+    part.on_message(seat_id{1}, {.kind = agree_kind::query}, sent.post());
     REQUIRE(sent.of(agree_kind::decide).size() == 1);
     CHECK(sent.of(agree_kind::decide)[0].value == without_it);
   }
@@ -448,11 +448,11 @@ TEST_SUITE("agreement") {
     letters sent;
     agreement part(seat_id{2}, seat_set::first(rank_count{3}));
     const agree_message proposal{.kind = agree_kind::propose, .value = {.bits = 3}};
-    part.hear(seat_id{0}, proposal, sent.post());  // it has not said anything yet
+    part.on_message(seat_id{0}, proposal, sent.post());  // it has not said anything yet
     part.begin(7, {}, sent.post());
-    part.hear(seat_id{1}, proposal, sent.post());
+    part.on_message(seat_id{1}, proposal, sent.post());
     CHECK(sent.of(agree_kind::accept).empty());
-    part.hear(seat_id{0}, proposal, sent.post());
+    part.on_message(seat_id{0}, proposal, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
   }
 
@@ -461,8 +461,8 @@ TEST_SUITE("agreement") {
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
     part.on_death(seat_id{2}, comm::death::suspected, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 1);
-    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
-    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    part.on_message(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    part.on_message(seat_id{2}, {.kind = agree_kind::report}, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 3);
   }
 }

@@ -92,17 +92,17 @@ TEST_SUITE("communicator") {
       "regardless of which rank dies at whatever call, the others end with the state of a run in which "
       "nobody died") {
     constexpr std::uint32_t seats = 3;
-    std::uint64_t most_calls = 0;
+    std::uint64_t max_calls = 0;
     {
       sim_network net({.seats = seats});
       job_history history;
       static_cast<void>(run_in(net, seats, history, {.steps = 3}));
       for (std::uint32_t i = 0; i < seats; ++i)
-        most_calls = std::max(most_calls, net.calls(seat_id{i}));
+        max_calls = std::max(max_calls, net.calls(seat_id{i}));
     }
-    CHECK(most_calls > 20);
+    CHECK(max_calls > 20);
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         sim_network net({.seats = seats, .seed = call});
@@ -337,7 +337,7 @@ TEST_SUITE("communicator") {
 
   TEST_CASE(
       "who waits for one that lives learns by a revoke that another has died, long before its deadline") {
-    sim_network net({.seats = 3, .most_notice_ns = millisecond});
+    sim_network net({.seats = 3, .max_notice_ns = millisecond});
     net.kill_at(seat_id{2}, 5 * millisecond);
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);

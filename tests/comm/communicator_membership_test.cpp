@@ -82,7 +82,7 @@ class scripted_endpoint {
     } while (poll(by, handler));
     return failure{.code = errc::peer_timed_out};
   }
-  void tell(seat_id seat, const frame_header& header, std::span<const std::byte>) noexcept {
+  void post(seat_id seat, const frame_header& header, std::span<const std::byte>) noexcept {
     told_.emplace_back(seat, header);
   }
   template <class Handler>
@@ -474,8 +474,8 @@ TEST_SUITE("communicator_membership") {
       [[nodiscard]] seat_absence why_missing(seat_id) const noexcept { return knows; }
       seat_absence knows = seat_absence::no_contact;
     };
-    static_assert(endpoint<knowing_endpoint> && detail::tells_absence<knowing_endpoint>);
-    static_assert(!detail::tells_absence<scripted_endpoint>);
+    static_assert(endpoint<knowing_endpoint> && detail::reports_absence<knowing_endpoint>);
+    static_assert(!detail::reports_absence<scripted_endpoint>);
     knowing_endpoint end(one, 2, 21);
     communicator ranks(end);
     const auto why = [&](std::uint64_t by) { return seat_absence(ranks.join({by}).error().wanted); };
@@ -496,8 +496,8 @@ TEST_SUITE("communicator_membership") {
         return seat == one ? errc::frame_forged : errc::peer_failed;
       }
     };
-    static_assert(endpoint<knowing_endpoint> && llmmem::detail::tells_failure<knowing_endpoint>);
-    static_assert(!llmmem::detail::tells_failure<scripted_endpoint>);
+    static_assert(endpoint<knowing_endpoint> && llmmem::detail::reports_failure<knowing_endpoint>);
+    static_assert(!llmmem::detail::reports_failure<scripted_endpoint>);
     knowing_endpoint end(zero, 3, 10);
     for (const seat_id seat : {one, two}) {
       end.comes(seat);

@@ -240,7 +240,7 @@ TEST_CASE(
           one.pass(random.below(1000U));
       }
     }
-    CHECK(one.stats().came == lives);
+    CHECK(one.stats().joined == lives);
     CHECK(one.stats().suspected == suspected);
     CHECK(one.stats().died == died);
   }

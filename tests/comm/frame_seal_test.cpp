@@ -59,7 +59,7 @@ struct watched_pair {
     high.seal = second;
     world.ends[0] = std::make_unique<socket_endpoint>(low);
     world.ends[1] = std::make_unique<socket_endpoint>(high);
-    REQUIRE(until([&] { return world.is_whole(); }));
+    REQUIRE(until([&] { return world.is_complete(); }));
   }
   template <class Is>
   bool until(Is is) {
@@ -72,7 +72,7 @@ struct watched_pair {
   void say(socket_lane lane, std::byte byte) {
     const std::array content{byte, std::byte{42}, std::byte{43}};
     const frame_header header{.epoch = 1, .message = 3, .bytes = 3, .kind = 9};
-    if (lane == socket_lane::told) return world.ends[1]->tell(seat_id{0}, header, content);
+    if (lane == socket_lane::told) return world.ends[1]->post(seat_id{0}, header, content);
     world.ends[1]->send(seat_id{0}, header, content, world.in(1000 * ms), world.heard[1]).value();
   }
   [[nodiscard]] std::vector<std::byte> heard(socket_lane lane) const {

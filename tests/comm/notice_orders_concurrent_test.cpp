@@ -49,8 +49,8 @@ std::uint64_t run_all_orders(const mishap& how) {
     CAPTURE(orders.orders());
     sim_network net({.seats = 3,
                      .seed = how.seed,
-                     .least_notice_ns = 1'000,
-                     .most_notice_ns = 20'000,
+                     .min_notice_ns = 1'000,
+                     .max_notice_ns = 20'000,
                      .hard_silence_ns = 50 * millisecond});
     net.stop(seat_id{how.stopped}, how.stops_ns, how.goes_on_ns);
     for (const auto& [seat, ns] : how.deaths) {

@@ -105,15 +105,15 @@ TEST_CASE("frames arrive whole and in order though each may be cut anywhere and 
       while (sender.flush(seat_id{1}) != lane_flush::done)
         receive();
       detail::outgoing_frame frame = sender.begin_frame(seat_id{1}, header, bytes);
-      while (!frame.is_whole()) {
+      while (!frame.is_complete()) {
         REQUIRE(sender.write(seat_id{1}, frame) >= 0);
-        if (frame.is_begun() && !frame.is_whole() && random.once_in(3)) {
+        if (frame.is_begun() && !frame.is_complete() && random.once_in(3)) {
           sender.keep_rest(seat_id{1}, frame);
           bytes.assign(bytes.size(), std::byte{0});  // the lanes have a copy
           ++cut;
           break;
         }
-        if (!frame.is_whole()) receive();
+        if (!frame.is_complete()) receive();
       }
     }
     for (int i = 0; i < 2000 && receiver.heard.frames.size() < sent.size(); ++i) {
@@ -144,7 +144,7 @@ TEST_CASE("the rest of a frame is sent from a copy, whatever the caller then doe
   while (sender.write(seat_id{1}, frame) > 0) {
   }
   REQUIRE(frame.is_begun());
-  REQUIRE_FALSE(frame.is_whole());
+  REQUIRE_FALSE(frame.is_complete());
   sender.keep_rest(seat_id{1}, frame);
   std::ranges::fill(bytes, std::byte{9});
   std::vector<std::byte> came;

@@ -137,7 +137,7 @@ TEST_SUITE("reduction_buckets") {
       sums.ready(0, eight, no_deadline).value();
       CHECK(sums.ready(0, eight, no_deadline).error() == failure{errc::size_mismatch, 0, 0, 8});
       CHECK(sums.finish(nothing).error() == failure{errc::size_mismatch, 1, 2, 1});
-      sums.begin_again();
+      sums.reset();
       sums.ready(0, eight, no_deadline).value();
       sums.ready(1, eight, no_deadline).value();
       CHECK(sums.finish([](std::uint32_t, std::span<const std::byte>) {}).has_value());
@@ -159,11 +159,11 @@ TEST_SUITE("reduction_buckets") {
         }
         return true;
       };
-      const bool is_whole = all();  // in which rank 2 ends by an exception
-      CHECK_FALSE(is_whole);
+      const bool is_complete = all();  // in which rank 2 ends by an exception
+      CHECK_FALSE(is_complete);
       CHECK(ranks.is_revoked());
       ranks.shrink(ranks.agree(0, ranks.after(second)).value());
-      sums.begin_again();
+      sums.reset();
       CHECK(all());
       sums.finish([](std::uint32_t, std::span<const std::byte> sum) {
             float first = 0;

@@ -73,7 +73,7 @@ TEST_CASE("both that have another secret know that of each other") {
     // Once the right one has come it is forgotten.
     world.ends[1].reset();
     world.start(1);
-    REQUIRE(world.until([&] { return world.is_whole(); }));
+    REQUIRE(world.until([&] { return world.is_complete(); }));
     CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
     CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::no_contact);
   }
@@ -107,7 +107,7 @@ TEST_CASE("a stranger that says it sits where somebody is connected leaves nothi
   const raw_caller caller(address_of(world.options(0)));
   REQUIRE(caller.say(hello_bytes(seat_id{1}, seat_id{0})));
   REQUIRE(caller.say(std::vector<std::byte>(detail::wire_proof_bytes)));
-  REQUIRE(world.until([&] { return world.ends[0]->stats().strangers == 1; }));
+  REQUIRE(world.until([&] { return world.ends[0]->stats().unauthenticated == 1; }));
   world.ends[1].reset();
   REQUIRE(world.until([&] { return !world.ends[0]->is_connected(seat_id{1}); }));
   CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
@@ -160,7 +160,7 @@ TEST_CASE("another version of the protocol is known to both sides, and counted")
       REQUIRE(caller.say(other));
       CHECK(learned(world, 0) == seat_absence::other_version);
       CHECK(world.ends[0]->stats().other_version == 1);
-      CHECK(world.ends[0]->stats().strangers == 1);
+      CHECK(world.ends[0]->stats().unauthenticated == 1);
       // It is told which version is here.
       std::array<std::byte, detail::wire_hello_bytes> said{};
       REQUIRE(caller.hear(said));

@@ -170,7 +170,7 @@ TEST_SUITE("thread_network") {
     const deadline by{begin + 20 * second};
 
     SUBCASE("told") {
-      handler.what = [&] { first.tell(seat_id{2}, {}, {}); };
+      handler.what = [&] { first.post(seat_id{2}, {}, {}); };
       CHECK(self.poll(by, handler));
       CHECK(handler.teller == seat_id{0});
     }
@@ -268,7 +268,7 @@ TEST_SUITE("thread_network") {
     const std::array<std::byte, 100> bytes{};
     CHECK(from.is_connected(seat_id{1}));  // it has not noticed yet
     CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).code() == errc::peer_failed);
-    from.tell(seat_id{1}, {}, bytes);
+    from.post(seat_id{1}, {}, bytes);
     while (to->poll({0}, newcomer)) {
     }
     CHECK(newcomer.arrivals == 1);
@@ -276,7 +276,7 @@ TEST_SUITE("thread_network") {
     while (from.poll({0}, others)) {
     }
     CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).has_value());
-    from.tell(seat_id{1}, {}, bytes);
+    from.post(seat_id{1}, {}, bytes);
     while (to->poll({0}, newcomer)) {
     }
     CHECK(newcomer.heard == 2);
@@ -321,7 +321,7 @@ TEST_SUITE("thread_network") {
     listener other;
     while (giver->poll({0}, other) || given.poll({0}, handler)) {
     }
-    giver->tell(seat_id{1}, {}, {});
+    giver->post(seat_id{1}, {}, {});
     giver->give_up(seat_id{1});
     giver->give_up(seat_id{1});
     while (given.poll({0}, handler)) {

@@ -218,7 +218,7 @@ TEST_SUITE("device_queue") {
           CHECK((in ? out : in).error().index == fake_device::refused);
           const std::vector<std::byte> there(room.data, room.data + room.bytes);
           const std::vector<std::byte> here_now = back;
-          if (!in) device.go_on(100);
+          if (!in) device.proceed(100);
           CHECK(std::memcmp(there.data(), room.data, there.size()) == 0);
           if (!out) CHECK(here_now == back);
         } else {

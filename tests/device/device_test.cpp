@@ -168,13 +168,13 @@ TEST_SUITE("device") {
     CHECK(space.try_allocate(page, 1).error() == failure{errc::out_of_bytes, 0, page, page - 256});
     const auto third = space.try_allocate(256, 1).value();
     CHECK(space.stats().kept_bytes == 3 * page + 256);
-    device.go_on(1000);
+    device.proceed(1000);
     CHECK(device.live() == 3);
     device.no_release = 0;
     space.deallocate(third);  // and what was kept along with it
     CHECK(space.used() == 0);
     CHECK(space.stats().kept_bytes == 0);
-    device.go_on(1000);
+    device.proceed(1000);
     CHECK(device.live() == 0);
 
     const auto fourth = space.try_allocate(4 * page, 1).value();
@@ -294,7 +294,7 @@ TEST_SUITE("device") {
     space.deallocate(range.subrange(1, 999).value());
     space.deallocate({range.data, 999});
     CHECK(told.size() == 2);
-    device.go_on(100);
+    device.proceed(100);
     CHECK(device.live() == 1);
     space.deallocate(range);
     space.deallocate(range);

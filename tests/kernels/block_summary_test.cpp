@@ -82,7 +82,7 @@ TEST_SUITE("block_summary") {
         for (std::uint32_t b = 0; b < world.columns; ++b) {
           const float bound = bounds[row * world.columns + b];
           if (sequence < 0) {
-            CHECK(bound == untold);
+            CHECK(bound == unknown_tokens);
             continue;
           }
           const std::int32_t length =

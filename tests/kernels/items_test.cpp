@@ -145,7 +145,7 @@ TEST_SUITE("items") {
   }
 
   TEST_CASE("as many blocks as items need, and at most as many as are allowed") {
-    constexpr std::uint32_t threads = item_launch::usual_threads;
+    constexpr std::uint32_t threads = item_launch::default_threads;
     CHECK(plan_items(0, 32, {}) == item_launch{});
     CHECK(plan_items(1, 1, {}) == item_launch{1, 0});
     CHECK(plan_items(threads, 1, {}) == item_launch{1, 0});

@@ -301,7 +301,7 @@ TEST_SUITE("kv_append") {
           "append_kv: layer: 2 requested, but the highest allowed is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
           "append_kv: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
-          "cache's most_physical_blocks()");
+          "cache's max_physical_blocks()");
     CHECK(append(slot_front(slots, 8, 3), 0, dtype::fp8_e5m2).message() ==
           "append_kv: blocks hold 8 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==

@@ -298,7 +298,7 @@ TEST_SUITE("kv_metadata") {
       page_expansion of{.rows = below(8),
                         .columns = below(9),
                         .blocks = 1 + below(50),
-                        .pages_a_block = 1 + below(70),
+                        .pages_per_block = 1 + below(70),
                         .plane_offset = below(40),
                         .planes = 1 + below(2)};
       of.row_stride = of.columns + below(4);
@@ -317,7 +317,7 @@ TEST_SUITE("kv_metadata") {
         for (std::uint32_t plane = 0; plane < of.planes; ++plane) {
           for (std::uint32_t column = 0; column < of.columns; ++column) {
             const std::int64_t block = table[row * of.row_stride + column];
-            std::int64_t page = block * of.pages_a_block + std::int64_t{plane} * of.plane_offset;
+            std::int64_t page = block * of.pages_per_block + std::int64_t{plane} * of.plane_offset;
             if (block < 0) {
               page = block;
             } else if (block >= static_cast<std::int64_t>(of.blocks) || page > 0x7FFF'FFFF) {
@@ -348,7 +348,7 @@ TEST_SUITE("kv_metadata") {
                       .rows = 1,
                       .columns = 2,
                       .blocks = 0x4000'0001,
-                      .pages_a_block = 2,
+                      .pages_per_block = 2,
                       .plane_offset = 1};
     std::vector<std::int32_t> pages(4);
     std::uint32_t flag = 0;
@@ -363,7 +363,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(pages[1] == -1);
     CHECK(flag == 1);
     // What would come back into range in 32 or 64 bits.
-    of.pages_a_block = 0xFFFF'FFFF;
+    of.pages_per_block = 0xFFFF'FFFF;
     of.plane_offset = 0xFFFF'FFFF;
     expand_pages(grid_executor(), of, pages).value();
     CHECK(pages[0] == -1);

@@ -62,8 +62,8 @@ struct merge_how {
 template <log_base Base = log_base::e, class Run = host_executor>
 merged_floats merged(const attention_part_shape& shape, std::span<const attention_part> parts,
                      const merge_how& how = {}, const Run& run = {}) {
-  merged_floats made{std::vector<float>(shape.rows * shape.query_heads * shape.value_dim, untold),
-                     std::vector<float>(shape.rows * shape.query_heads, untold)};
+  merged_floats made{std::vector<float>(shape.rows * shape.query_heads * shape.value_dim, unknown_tokens),
+                     std::vector<float>(shape.rows * shape.query_heads, unknown_tokens)};
   const std::uint64_t vector = std::uint64_t{shape.value_dim} * sizeof(float);
   merged_attention<Base> out;
   out.out = {reinterpret_cast<std::byte*>(made.out.data()), vector * shape.query_heads, vector};
@@ -298,7 +298,7 @@ TEST_SUITE("merge_attention") {
       const attended whole = attend(world, host_executor{});
       const attention_part_shape shape = part_shape_of(world);
       const auto merge = [&](std::vector<part_memory>& parts) {
-        attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+        attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
         merged_attention<> out;
         out.out = {made.out.data(), world.out_strides[0], world.out_strides[1]};
         out.element = world.options.element;
@@ -335,7 +335,7 @@ TEST_SUITE("merge_attention") {
         attend_part(world, host_executor{}, table_form::csr, parts.back(), cuts.begins[i].data(),
                     cuts.ends[i].data());
       }
-      attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+      attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
       merged_attention<> out;
       out.out = {made.out.data(), world.out_strides[0], world.out_strides[1]};
       out.element = world.options.element;
@@ -482,8 +482,8 @@ TEST_SUITE("merge_attention") {
     parts[0].set(1, 0, {0, 1});
     std::fill_n(parts[0].sum(1, 0), 8, 2.0F);
     const merged_floats made = merged({2, 1, 8}, views(parts), {.sequences = sequences});
-    CHECK(made.out[0] == untold);
-    CHECK(made.log_sum_exp[0] == untold);
+    CHECK(made.out[0] == unknown_tokens);
+    CHECK(made.log_sum_exp[0] == unknown_tokens);
     CHECK(made.out[8] == 2);
     for (const auto seed : seeds(40)) {
       CAPTURE(seed);

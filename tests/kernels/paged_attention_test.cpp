@@ -64,7 +64,7 @@ struct one_head {
   };
   came attend(attention_options options) {
     flag = 0;
-    came made{std::vector<float>(layout.head_dim, untold), untold};
+    came made{std::vector<float>(layout.head_dim, unknown_tokens), unknown_tokens};
     options.query_heads = 1;
     options.element = dtype::f32;
     options.log_sum_exp = &made.log_sum_exp;
@@ -248,7 +248,7 @@ TEST_SUITE("paged_attention") {
       CHECK(negative.flag == 1);
       one_head stranger = world;
       stranger.sequence = 1;
-      CHECK(stranger.attend({}).out[0] == untold);
+      CHECK(stranger.attend({}).out[0] == unknown_tokens);
       CHECK(stranger.flag == 1);
     }
   }
@@ -273,7 +273,7 @@ TEST_SUITE("paged_attention") {
     const reversed_blocks tables{.num_sequences = 2, .strange = &was_strange};
     const std::int32_t sequences[] = {-1, 1, 2, 0, -7};
     const std::vector<float> query(5 * 8);
-    std::vector<float> out(5 * 8, untold);
+    std::vector<float> out(5 * 8, unknown_tokens);
     std::uint32_t flag = 0;
     paged_attention(host_executor{}, tables, {.rows = 5, .sequences = sequences},
                     {reinterpret_cast<const std::byte*>(query.data()), 32, 32},
@@ -285,7 +285,7 @@ TEST_SUITE("paged_attention") {
     CHECK(flag == 1);
     const std::vector<float> came{out[0], out[8], out[16], out[24], out[32]};
     // Sequence 1 has blocks 1 and 0, of which it has nine tokens: 8 to 15 and 0.
-    CHECK(came == std::vector<float>{untold, 92.0F / 9, untold, 92.0F / 9, untold});
+    CHECK(came == std::vector<float>{unknown_tokens, 92.0F / 9, unknown_tokens, 92.0F / 9, unknown_tokens});
   }
 
   TEST_CASE("a row longer than its shares were planned for is attended to whole") {

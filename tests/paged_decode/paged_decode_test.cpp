@@ -108,7 +108,7 @@ TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguo
     all.copies_on_write += found.counts.copies_on_write;
     all.rolled_back += found.counts.rolled_back;
     accepted += found.paged.accepted;
-    CHECK(found.counts.most_blocks <= found.counts.most_unshared);
+    CHECK(found.counts.block_capacity <= found.counts.most_unshared);
   }
   // Nothing of this is left out by chance.
   CHECK(all.shared_tokens > 100);

@@ -63,7 +63,7 @@ struct mirror {
 
 std::map<key_numbers, std::uint32_t> index_of(const logged_cache& cache) {
   std::map<key_numbers, std::uint32_t> all;
-  for (std::uint32_t i = 1; i < cache.most_physical_blocks(); ++i) {
+  for (std::uint32_t i = 1; i < cache.max_physical_blocks(); ++i) {
     if (cache.index().contains(block_id{i}))
       all.emplace(numbers(cache.index().key(block_id{i})), cache.index().tokens(block_id{i}));
   }

@@ -98,10 +98,10 @@ TEST_CASE("an append that one group cannot serve changes no group, and says whic
   cache.append(sequence, count_up(0, 8)).value();  // a page of each
   std::array<group_shortage, 3> lacks{};
   CHECK(cache.shortage(sequence, 12, lacks).value());
-  CHECK(lacks[0].lacking() == 0);
-  CHECK(lacks[1].lacking() == 0);
+  CHECK(lacks[0].missing() == 0);
+  CHECK(lacks[1].missing() == 0);
   CHECK(lacks[1].pages == 1);
-  CHECK(lacks[2].lacking() == 2);
+  CHECK(lacks[2].missing() == 2);
   const auto none = cache.append(sequence, count_up(8, 12));
   CHECK(none.error().message() ==
         "kv: group 2 needs 2 blocks, but 0 are available to it; release sequences, or build it with a larger "

@@ -69,7 +69,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
         return {l, b, inner, innermost, plane};
       case block_order::block_first_joined:
         return {b, l, inner, innermost, plane};
-      case block_order::block_first_apart:
+      case block_order::block_first_separate:
         return {plane, b, l, inner, innermost};
       case block_order::layer_between:
         return {plane, b, inner, l, innermost};

@@ -416,6 +416,6 @@ TEST_CASE("the second touch is remembered for as many contents as there are slot
   for (std::uint64_t id = 1; id <= 1'000; ++id)
     remembered += admits(id) ? 1U : 0U;
   CHECK(remembered < 30);
-  const access_hint untold{};
-  CHECK(admission.admit({.hint = untold}));
+  const access_hint unknown_tokens{};
+  CHECK(admission.admit({.hint = unknown_tokens}));
 }

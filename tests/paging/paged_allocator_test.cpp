@@ -187,7 +187,7 @@ TEST_CASE("speculation is rolled back by truncating, and the chain continues fro
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a sequence of untold tokens that is cut back to told ones caches again") {
+TEST_CASE("a sequence of unknown tokens that is cut back to known ones caches again") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 4)));
@@ -215,9 +215,9 @@ TEST_CASE("writing into cached contents that no other sequence shares takes them
     CHECK(cache.cached_tokens(counting(0, 8)) == 4);
     CHECK(cache.audit() == sound);
 
-    const sequence_id untold = written(cache, counting(20, 8));
-    REQUIRE(cache.truncate(untold, keep));
-    REQUIRE(cache.extend(untold, 1));
+    const sequence_id unknown_tokens = written(cache, counting(20, 8));
+    REQUIRE(cache.truncate(unknown_tokens, keep));
+    REQUIRE(cache.extend(unknown_tokens, 1));
     CHECK(cache.cached_tokens(counting(20, 8)) == 4);
     CHECK(cache.audit() == sound);
   }
@@ -526,7 +526,7 @@ TEST_CASE("the hints of keyed blocks reach the policy") {
   CHECK(run(3, 50));
 }
 
-TEST_CASE("a partial block that was committed by key may grow, by told tokens as by untold ones") {
+TEST_CASE("a partial block that was committed by key may grow, by known and by unknown tokens") {
   for (const bool told : {true, false}) {
     CAPTURE(told);
     paged_allocator<> cache({.blocks = 8, .block_tokens = 4});

@@ -48,7 +48,7 @@ struct spoken_endpoint {
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id) const noexcept { return true; }
   result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, auto&) { return {}; }
-  void tell(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  void post(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     told.emplace_back(header.kind, std::vector<std::byte>(bytes.begin(), bytes.end()));
   }
   bool poll(deadline, auto& handler) {

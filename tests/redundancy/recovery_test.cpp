@@ -142,7 +142,7 @@ void check_recovery(const replica_map& map, std::mt19937_64& random) {
     for (const std::uint64_t each : load)
       sum += each;
     REQUIRE(plan.bytes_sent == sum);
-    REQUIRE(plan.most_sent == *std::max_element(load.begin(), load.end()));
+    REQUIRE(plan.max_sent == *std::max_element(load.begin(), load.end()));
     const std::vector<byte_vector> back = kept.recovered(plan, failed);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       if (!plan.unrecoverable.contains(rank_id{rank})) REQUIRE(back[rank] == states[rank]);
@@ -189,7 +189,7 @@ TEST_CASE("copies are fetched from the least loaded holder, those with few holde
   CHECK(plan.steps[2].lost == rank_id{4});
   CHECK(plan.steps[2].sources[0].holder == rank_id{1});
   CHECK(plan.bytes_sent == 270);
-  CHECK(plan.most_sent == 170);
+  CHECK(plan.max_sent == 170);
 }
 
 TEST_CASE("a rebuild draws evenly on those who live") {
@@ -209,7 +209,7 @@ TEST_CASE("a rebuild draws evenly on those who live") {
   for (std::uint32_t rank = 0; rank < 8; ++rank) {
     if (rank != 2) CHECK(load[rank] >= 3 * 64 * 7);
   }
-  CHECK(plan.most_sent == 4 * 64 * 7);  // 25 pieces from 7 ranks: no plan has less
+  CHECK(plan.max_sent == 4 * 64 * 7);  // 25 pieces from 7 ranks: no plan has less
 }
 
 TEST_CASE("a single parity is an exclusive or: every coefficient is 1") {

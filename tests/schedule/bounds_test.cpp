@@ -210,7 +210,7 @@ TEST_CASE("no bound of a program that writes is above the best of all plans, and
                    .offload_bytes_per_second = random.once_in(2) ? 0 : 700'000'000U,
                    .duplex = random.once_in(2) ? link_duplex::full : link_duplex::half}}};
     const std::uint64_t least = least_time_of_changes(trace, machine).once();
-    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::single}(trace, machine);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     const std::uint64_t stall = least - trace.compute_ns();

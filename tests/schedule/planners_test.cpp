@@ -33,9 +33,9 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
     const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{5}),
                                              .accesses = 4 + random.below(std::uint32_t{14}),
                                              .overlaps = random.once_in(2)});
-    const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
+    const std::uint64_t slots = trace.max_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
     const auto machine = over_one_link(slots * 1'000);
-    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::single}(trace, machine);
     least_fetched oracle(trace, slots * 1'000);
     REQUIRE(plan.first.forecast.bytes() == oracle.once());
     REQUIRE(plan.first.bound.bytes() == oracle.once());
@@ -53,7 +53,7 @@ TEST_CASE(
     const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{5}),
                                              .accesses = 4 + random.below(std::uint32_t{14}),
                                              .overlaps = random.once_in(2)});
-    const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
+    const std::uint64_t slots = trace.max_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
     const auto plan = schedule::next_use{plan_objective::bytes}(trace, over_one_link(slots * 1'000));
     const std::uint64_t least = least_fetched(trace, slots * 1'000).cyclic();
     REQUIRE(plan.steady.bound.bytes() == least);
@@ -98,9 +98,9 @@ excess beyond_the_best(std::uint64_t count, bool equal) {
                                              .overlaps = random.once_in(2)});
     const std::uint64_t beyond =
         equal ? 1'000 * random.below(std::uint64_t{3}) : random.below(std::uint64_t{3'000});
-    const auto machine = over_one_link(trace.most_leased_bytes() + beyond,
+    const auto machine = over_one_link(trace.max_leased_bytes() + beyond,
                                        {.bytes_per_second = 1'000'000'000, .latency_ns = equal ? 0U : 100U});
-    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::single}(trace, machine);
     const std::uint64_t least = least_time(trace, machine).once();
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
@@ -132,9 +132,9 @@ TEST_CASE("a look-ahead of nothing is on demand, which waits for every byte it f
     CAPTURE(seed);
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 5, .accesses = 16, .overlaps = true});
-    const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
-    const auto demanded = schedule::on_demand{plan_span::once}(trace, machine);
-    REQUIRE(schedule::lookahead{0, plan_span::once}(trace, machine).first.steps == demanded.first.steps);
+    const auto machine = over_one_link(trace.max_leased_bytes() + 2'000);
+    const auto demanded = schedule::on_demand{plan_span::single}(trace, machine);
+    REQUIRE(schedule::lookahead{0, plan_span::single}(trace, machine).first.steps == demanded.first.steps);
     REQUIRE(demanded.first.forecast.stalls.total() == demanded.first.forecast.edges[0].onboard.bytes);
   }
 }
@@ -143,7 +143,7 @@ TEST_CASE("planning twice gives the same plan, bit for bit") {
   for (const auto seed : seeds(50)) {
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 6, .accesses = 20, .most_units = 4, .writes = true});
-    const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
+    const auto machine = over_one_link(trace.max_leased_bytes() + 2'000);
     REQUIRE(schedule::next_use{}(trace, machine) == schedule::next_use{}(trace, machine));
   }
 }

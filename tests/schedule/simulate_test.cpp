@@ -23,7 +23,7 @@ schedule_machine random_machine(random_numbers& random, const schedule_trace& tr
   schedule_machine machine;
   const std::size_t tiers = 2 + random.below(std::size_t{3});
   for (std::size_t i = 0; i + 1 < tiers; ++i) {
-    const std::uint64_t least = i == 0 ? trace.most_leased_bytes() : 8'000;
+    const std::uint64_t least = i == 0 ? trace.max_leased_bytes() : 8'000;
     machine.budgets.push_back(least + 500 * random.below(std::uint64_t{12}));
     machine.links.push_back({.bytes_per_second = 300'000'000 + random.below(std::uint64_t{1'000'000'000}),
                              .latency_ns = random.once_in(2) ? 0 : random.below(std::uint64_t{300}),
@@ -67,7 +67,7 @@ TEST_CASE("every planner's plan runs as predicted, within budgets, above its bou
                                              .discards = random.once_in(2),
                                              .overlaps = random.once_in(2)});
     const auto machine = random_machine(random, trace);
-    for (const auto span : {plan_span::cyclic, plan_span::once}) {
+    for (const auto span : {plan_span::cyclic, plan_span::single}) {
       const bool cyclic = span == plan_span::cyclic;
       CAPTURE(cyclic);
       holds_its_promises(trace, schedule::on_demand{span}(trace, machine), cyclic);

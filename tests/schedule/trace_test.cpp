@@ -51,7 +51,7 @@ TEST_CASE("a trace tells what was recorded") {
   CHECK(trace.events()[1] == trace_event{11, second, trace_call::acquire, access_mode::write});
   CHECK(trace.compute_ns() == 18);
   CHECK(trace.tail_ns() == 7);
-  CHECK(trace.most_leased_bytes() == 300);
+  CHECK(trace.max_leased_bytes() == 300);
   const auto thrice = trace.repeated(3);
   CHECK(thrice.events().size() == 12);
   CHECK(thrice.compute_ns() == 54);

@@ -214,7 +214,7 @@ std::uint64_t scheduled(std::uint64_t seed, on_divergence what, bool is_foreseen
       if (each.call == trace_call::acquire) known.acquire(each.chunk, each.mode);
       if (each.call == trace_call::release) known.release(each.chunk);
     }
-    schedule.foresee(known.freeze());
+    schedule.plan_known_trace(known.freeze());
   }
   const std::uint64_t took = time_of_batches(on, seed, [&](std::uint64_t draw) {
     schedule.begin_iteration();

@@ -85,7 +85,7 @@ std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tenso
   look();  // zeros
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     const auto mine = state.lease(tensor_id{t}, access_mode::write).value();
-    const auto piece = dense(contents(tensors[t], t), state.who().local(tensor_id{t}, state.rank()), 4);
+    const auto piece = dense(contents(tensors[t], t), state.layout().local(tensor_id{t}, state.rank()), 4);
     REQUIRE(mine.local().size() == piece.size());
     std::copy(piece.begin(), piece.end(), mine.local().begin());
   }

@@ -34,10 +34,10 @@ struct noting_target {
                                                       std::size_t tier) const {
     const auto is_in = [&](const auto& chunks) { return std::ranges::find(chunks, chunk) != chunks.end(); };
     if (is_in(told->throwing)) throw std::runtime_error("the target cannot");
-    if (is_in(told->later)) return llmmem::tiering::step_outcome::later;
+    if (is_in(told->later)) return llmmem::tiering::step_outcome::deferred;
     (is_in(told->useless) ? noted->useless : noted->begun).push_back(chunk);
     noted->tiers.push_back(tier);
-    return is_in(told->useless) ? llmmem::tiering::step_outcome::useless
+    return is_in(told->useless) ? llmmem::tiering::step_outcome::unneeded
                                 : llmmem::tiering::step_outcome::done;
   }
   void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }

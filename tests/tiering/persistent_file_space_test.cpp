@@ -29,7 +29,7 @@ constexpr std::uint64_t kib = 1024;
     llmmem::tiering::other_layout on_other = llmmem::tiering::other_layout::refuse) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::driven_by::waiters;
   options.layout = layout;
   options.on_other_layout = on_other;
   return options;

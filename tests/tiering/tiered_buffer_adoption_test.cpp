@@ -40,7 +40,7 @@ constexpr std::uint64_t kib = 1024;
 
 [[nodiscard]] model_file_options without_thread() {
   model_file_options options;
-  options.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.queue.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 

@@ -265,7 +265,7 @@ TEST_CASE("what moves one of them moves what they share") {
   buffer.progress();
   CHECK(buffer.tier_of(chunk).value() == 0);
   CHECK(buffer.execute(chunk, plan_operation::drop, 0) == llmmem::tiering::step_outcome::done);
-  CHECK(buffer.execute(twin, plan_operation::drop, 0) == llmmem::tiering::step_outcome::useless);
+  CHECK(buffer.execute(twin, plan_operation::drop, 0) == llmmem::tiering::step_outcome::unneeded);
   CHECK(buffer.stats().moved.links[0].offload.bytes == page);
 }
 

@@ -49,7 +49,7 @@ using three = tiered_buffer<host_space, host_space, kept_tier<Codec>>;
 [[nodiscard]] persistent_file_options of(std::uint64_t budget, std::uint32_t max_chunks = 64) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::driven_by::waiters;
   options.max_chunks = max_chunks;
   return options;
 }

@@ -126,7 +126,7 @@ TEST_CASE("a buffer's regret under LRU is what it brought up beyond MIN") {
     const access_regret found = world.regret();
     CHECK(found.accesses == accesses.size());
     CHECK(found.moved_bytes == world.brought());
-    CHECK(found.least_bytes == naive_min_misses(accesses, capacity, resident) * page);
+    CHECK(found.min_bytes == naive_min_misses(accesses, capacity, resident) * page);
   }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("of a long run a window tells the last part") {
     const access_regret found = world.regret();
     CHECK(found.accesses == told);
     CHECK(found.moved_bytes == world.brought() - before);
-    CHECK(found.least_bytes == naive_min_misses(last, 4, resident) * page);
+    CHECK(found.min_bytes == naive_min_misses(last, 4, resident) * page);
   }
 }
 
@@ -194,7 +194,7 @@ TEST_CASE(
         static_cast<void>(buffer.update(other));
       }
       const access_regret now = world.regret();
-      REQUIRE(now.moved_bytes >= now.least_bytes);
+      REQUIRE(now.moved_bytes >= now.min_bytes);
     }
   }
 }

@@ -457,7 +457,7 @@ TEST_CASE("a write-back that has to wait does not change who leaves next") {
   host_space above({.budget = 1 << 20});
   host_space between({.budget = 1 << 20});
   file_space<> disk(folder.file("tier"),
-                    {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}});
+                    {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters}});
   tiered_buffer<host_space, host_space, file_space<>> buffer({.max_transfers = 1}, {above, 3 * page, unit},
                                                              {between, page, unit}, {disk, 1 << 20});
   std::vector<chunk_handle> chunks;
@@ -694,7 +694,7 @@ TEST_CASE("patience ends with its text, the chunk continues coming, and best_eff
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
-      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
       std::vector{planned_fault{
           .what = io_fault::late, .first = 1, .number = 40, .way = planned_fault::side::reads}});
   tiered_buffer<host_space, file_space<faulty_io<posix_io>>> buffer({.name = "state"}, {above, 8192},

@@ -125,7 +125,7 @@ TEST_CASE("no more is leased at once than one layer's state or activations, weig
     const std::size_t record = activation_layout(tiny_shape, tiny_shape.layer(i)).elements;
     most = std::max({most, 4 * parameters, 2 * parameters + record});
   }
-  CHECK(checked.log.most_leased_bytes == most * sizeof(float));
+  CHECK(checked.log.max_leased_bytes == most * sizeof(float));
   CHECK(most_leased_elements(tiny_shape) == most);
 }
 

@@ -74,7 +74,7 @@ kept_records_stats live(Store& store, const std::vector<record_form>& forms) {
         }
         ++rebuilt;
       });
-      CHECK(rebuilt == (forms[i].is_whole() ? 0U : 1U));
+      CHECK(rebuilt == (forms[i].is_complete() ? 0U : 1U));
       const std::span<const std::byte> all = found.value();
       for (std::size_t k = 0; k < all.size(); ++k)
         REQUIRE(all[k] == value(step, i, k));

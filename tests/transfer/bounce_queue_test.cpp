@@ -130,7 +130,7 @@ TEST_CASE("polling does not wait for a place in a device's queue that has fewer 
     const auto up = queue.copy_up_async(above, beneath).value();
     while (!up.ready()) {
       queue.poll();
-      device.go_on(1);
+      device.proceed(1);
       clock.advance(10'000);
     }
     up.wait();
@@ -328,7 +328,7 @@ TEST_CASE("a failure on either side is reported with its cause, and the ring con
 }
 
 TEST_CASE("a slot that a device may still write to is never used again; without slots nothing is begun") {
-  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
   // An engine that has lost a request answers no other either: both slots go.
   const auto lose = [&](const std::vector<planned_fault>& above, const std::vector<planned_fault>& beneath,
                         error_code expected) {
@@ -352,7 +352,7 @@ TEST_CASE("a slot that a device may still write to is never used again; without 
 TEST_CASE("a destination that may still be written to is told of before what failed first") {
   two_files world({{.what = io_fault::error, .first = 2, .number = EIO, .way = side::reads}},
                   {{.what = io_fault::lost, .first = 1, .way = side::writes}},
-                  {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000});
+                  {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000});
   world.fill(world.upper, world.from);
   CHECK(world.queue->copy_down_async(world.to, world.from).value().conclude().code() ==
         errc::completion_lost);
@@ -360,7 +360,7 @@ TEST_CASE("a destination that may still be written to is told of before what fai
 }
 
 TEST_CASE("when the last slot is lost, what waits for one fails too") {
-  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
   two_files world({{.what = io_fault::lost, .first = 1, .way = side::reads}}, {}, impatient, 1);
   const transfer_fence first = world.queue->copy_down_async(world.to, world.from).value();
   const transfer_fence second = world.queue->copy_down_async(world.to, world.from).value();
@@ -400,7 +400,7 @@ TEST_CASE("a queue that is full with what others asked for is asked again") {
   file_space<> upper(folder.file("upper"), {.budget = 1 << 20});
   file_space<> lower(
       folder.file("lower"),
-      {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters, .max_operations = 1}});
+      {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters, .max_operations = 1}});
   host_space host({.budget = 1 << 20});
   bounce_queue between(upper, lower, host, {.budget_bytes = 4 * page, .slot_bytes = page});
   random_numbers random(3);

@@ -48,7 +48,7 @@ class slow_io : public posix_io {
 [[nodiscard]] file_space_options with_budget(std::uint64_t budget) {
   file_space_options options;
   options.budget = budget;
-  options.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.queue.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 

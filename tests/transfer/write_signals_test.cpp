@@ -72,7 +72,7 @@ TEST_SUITE("signals of writes") {
   TEST_CASE("a transfer past the limit fails, whoever drives the queue") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(limit + 4096, std::byte{7});
-    for (const auto driver : {transfer::drive_by::own_thread, transfer::drive_by::waiters}) {
+    for (const auto driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
       file_queue_options options;
       options.driver = driver;
       file_queue<> queue(options);

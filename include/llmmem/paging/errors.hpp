@@ -84,7 +84,7 @@ inline constexpr std::array paging_errors{
                .wanted = "blocks asked for",
                .found = "the most the pool was built for",
                .sentence = "{wanted} blocks asked for, but the pool allows 1 to {found}; build it with a "
-                           "larger most_blocks to "
+                           "larger block_capacity to "
                            "grow further"},
     error_info{.number = 17,
                .name = "bad_priority",
@@ -177,7 +177,7 @@ inline constexpr std::array paging_errors{
                .found = "blocks in the memory, including the null block",
                .sentence = "block {wanted} asked for, but the memory has {found}, numbered from 0; build the "
                            "memory with the "
-                           "cache's most_physical_blocks()"},
+                           "cache's max_physical_blocks()"},
     error_info{
         .number = 45,
         .name = "past_the_table",

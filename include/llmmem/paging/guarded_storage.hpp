@@ -30,7 +30,7 @@ inline namespace v0 {
 /// reads unwritten memory computes NaN instead of using stale numbers. `damaged` names the blocks whose
 /// guards were overwritten.
 ///
-///     guarded_storage<host_space> memory(host, cache.most_physical_blocks(), block_bytes);
+///     guarded_storage<host_space> memory(host, cache.max_physical_blocks(), block_bytes);
 ///     auto grown = cache.append(sequence, tokens).value();
 ///     memory.poison(cache.blocks(sequence).last(grown.new_blocks));
 ///     ...

@@ -168,8 +168,7 @@ class replayed {
   /// Replaces the engine's callback: repeats what it did.
   static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
     auto& self = *static_cast<replayed*>(context);
-    if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == most_pressure_depth)
-      return false;
+    if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == max_pressure_depth) return false;
     ++self.depth_;
     bool again = false;
     try {

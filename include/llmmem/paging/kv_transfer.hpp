@@ -233,7 +233,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 /// After a refusal, the source is positioned somewhere inside the stream. If more data follows the stream,
 /// frame streams or close the source.
 ///
-/// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
+/// @param memory  of at least `max_physical_blocks()` blocks, else `errc::no_such_block`.
 /// @return `errc::not_a_kv_stream` for another magic or version, `errc::layout_mismatch` when the contents'
 ///   fingerprints differ (another model, shape, element type, block size, form or part), with the name of the
 ///   field if the stream contains it, `errc::block_tokens_differ` for a memory whose blocks differ from the
@@ -274,8 +274,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
                    who};
   if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
     return failure{errc::damaged_stream, 0, 0, 0, who};
-  if (memory.blocks < cache.most_physical_blocks())
-    return failure{errc::no_such_block, 0, cache.most_physical_blocks() - 1, memory.blocks, who};
+  if (memory.blocks < cache.max_physical_blocks())
+    return failure{errc::no_such_block, 0, cache.max_physical_blocks() - 1, memory.blocks, who};
   if (header.tokens > cache.max_sequence_tokens())
     return failure{errc::sequence_full, 0, header.tokens, cache.max_sequence_tokens(), who};
 

@@ -345,7 +345,7 @@ class paged_allocator {
 
   /// Returns the key by which `match` finds the block's contents, if they are cached.
   [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
-    if (to_index(block) > pool_.most_blocks() || !index_.contains(block)) return std::nullopt;
+    if (to_index(block) > pool_.block_capacity() || !index_.contains(block)) return std::nullopt;
     return index_.key(block);
   }
 
@@ -370,7 +370,7 @@ class paged_allocator {
 
   // The whole cache
 
-  /// Sets the number of usable blocks to `blocks`, 1 to `most_blocks`; see `block_pool::resize`.
+  /// Sets the number of usable blocks to `blocks`, 1 to `block_capacity`; see `block_pool::resize`.
   /// @return how many blocks above the new end are still in use: their memory may be reclaimed once
   ///   `stats().retiring_blocks` is 0.
   result<std::uint64_t> resize(std::uint64_t blocks) noexcept;
@@ -402,11 +402,15 @@ class paged_allocator {
   /// The most tokens that a sequence may have.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks are
-  /// above and are not counted: memory that may be resized has `most_physical_blocks()`, or keeps the memory
+  /// above and are not counted: memory that may be resized has `max_physical_blocks()`, or keeps the memory
   /// above until no block is retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The value of `physical_blocks()` at the largest size that `resize` may set.
-  [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
+  [[nodiscard]] std::uint64_t max_physical_blocks() const noexcept { return pool_.block_capacity() + 1; }
+  [[nodiscard, deprecated("call max_physical_blocks()")]] std::uint64_t most_physical_blocks()
+      const noexcept {
+    return max_physical_blocks();
+  }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
@@ -438,7 +442,7 @@ class paged_allocator {
   }
   // Every modifying call on a sequence begins here.
   [[nodiscard]] result<void> begin(sequence_id sequence) noexcept {
-    pool_.act_for(sequence.slot);
+    pool_.set_actor(sequence.slot);
     return check(sequence);
   }
   [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
@@ -539,7 +543,7 @@ class paged_allocator {
   LLMMEM_COLD void drop_orphan() noexcept;
   std::uint64_t drop_tree(block_id block) noexcept;
   std::uint64_t spread_invalid() noexcept;
-  void begin_again(record& sequence) noexcept;
+  void reset(record& sequence) noexcept;
   [[nodiscard]] block_key root_of(const record& sequence) const noexcept {
     return paging::root_key(hash_, sequence.context, sequence.epoch);
   }

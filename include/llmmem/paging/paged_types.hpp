@@ -50,7 +50,7 @@ struct pressure_callback {
 /// The construction parameters of a `paged_allocator`.
 struct paged_options {
   std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
-  std::uint64_t most_blocks = 0;      ///< the most blocks that `resize` may set; 0: at most `blocks`
+  std::uint64_t block_capacity = 0;   ///< the most blocks that `resize` may set; 0: at most `blocks`
   std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
   /// The most tokens a sequence may have; the pool bounds it anyway.
@@ -122,7 +122,7 @@ namespace paging {
 struct growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
-  std::uint64_t untold = 0;  ///< tokens without given values, as in `extend`, behind `tokens`
+  std::uint64_t unknown_tokens = 0;  ///< tokens without given values, as in `extend`, behind `tokens`
 };
 
 }  // namespace paging

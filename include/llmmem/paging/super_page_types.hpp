@@ -65,8 +65,11 @@ struct group_shortage {
   std::uint64_t available = 0;  ///< blocks available to it, after the groups before it got theirs
   std::uint64_t pages = 0;      ///< pages it needs in addition to those it cannot lose
 
-  [[nodiscard]] constexpr std::uint64_t lacking() const noexcept {
+  [[nodiscard]] constexpr std::uint64_t missing() const noexcept {
     return wanted > available ? wanted - available : 0;
+  }
+  [[nodiscard, deprecated("call missing()")]] constexpr std::uint64_t lacking() const noexcept {
+    return missing();
   }
 };
 

@@ -164,7 +164,7 @@ class kv_pool {
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
   // Sending words
-  void tell(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
+  void post(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
   void tell_hello(seat_id to) noexcept;
   void tell_published(std::uint32_t entry) noexcept;
   void tell_missing(const detail::pool_serving& what) noexcept;
@@ -187,16 +187,16 @@ class kv_pool {
 
   // Requests
   [[nodiscard]] std::span<std::uint64_t> masks_of(record& of, std::size_t span, std::uint32_t holder) const {
-    return std::span(of.masks).subspan((span * pool::most_holders + holder) * groups_, groups_);
+    return std::span(of.masks).subspan((span * pool::max_holders + holder) * groups_, groups_);
   }
   [[nodiscard]] std::uint64_t mask(const record& of, std::size_t span, std::uint32_t holder,
                                    std::size_t group) const noexcept {
-    return of.masks[(span * pool::most_holders + holder) * groups_ + group];
+    return of.masks[(span * pool::max_holders + holder) * groups_ + group];
   }
-  [[nodiscard]] offload::kv_where where(const record& of, std::uint64_t upto,
-                                        bool& is_pending) const noexcept;
+  [[nodiscard]] offload::kv_lookup_result where(const record& of, std::uint64_t upto,
+                                                bool& is_pending) const noexcept;
   void begin_fetch(std::uint32_t slot, std::uint64_t upto);
-  void go_on(std::uint32_t slot) noexcept;
+  void proceed(std::uint32_t slot) noexcept;
   [[nodiscard]] bool take_slot(record& of, part& each) noexcept;
   void wait_once(const record& of);
   void settle_nearby(record& of, part& each) noexcept;
@@ -248,7 +248,7 @@ class kv_pool<Tiers, Endpoint>::request {
 
   /// How much of the chain this node's tiers and others' have: `next` is `pending` until the directory has
   /// answered for what comes next, and `unknown` where it has not within the patience. Moves nothing.
-  [[nodiscard]] offload::kv_where where() const noexcept;
+  [[nodiscard]] offload::kv_lookup_result where() const noexcept;
   /// Begins to bring the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Once.
   void fetch(std::uint64_t upto = unlimited) {
     if (pool_ != nullptr) pool_->begin_fetch(slot_, upto);

@@ -42,7 +42,8 @@ namespace pool {
 /// The chunks of a chain that one node looks after in the directory, and that travel together.
 inline constexpr std::uint32_t span_chunks = 64;
 /// The nodes that a directory names for a span.
-inline constexpr std::uint32_t most_holders = 4;
+inline constexpr std::uint32_t max_holders = 4;
+[[deprecated("its name is max_holders")]] inline constexpr std::uint32_t most_holders = max_holders;
 
 /// Whether blocks pass between this node and another.
 enum class peer_state : std::uint8_t {
@@ -73,7 +74,7 @@ struct stats {
   std::uint64_t damaged_blocks = 0;   ///< arrived with a wrong checksum
   std::uint64_t refused_frames = 0;   ///< that are malformed, or for blocks that no request awaits
   std::uint64_t directory_spans = 0;  ///< that this node remembers now
-  std::uint64_t told_messages = 0;    ///< small messages sent: questions, answers, announcements
+  std::uint64_t posted_messages = 0;  ///< small messages sent: questions, answers, announcements
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -49,7 +49,7 @@ template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
                                          const link_model& link, Planner planner = {}) {
-  planner.span = plan_span::once;  // what was gathered is stale once the weights have changed
+  planner.span = plan_span::single;  // what was gathered is stale once the weights have changed
   trace_recorder recorder;
   for (const std::uint64_t bytes : scope_bytes)
     static_cast<void>(recorder.add_chunk(bytes));

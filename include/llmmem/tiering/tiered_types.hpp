@@ -93,9 +93,11 @@ namespace tiering {
 
 /// The outcome of one step of a plan.
 enum class step_outcome : std::uint8_t {
-  done,     ///< begun, or finished if it takes no time
-  later,    ///< something in flight comes first: ask again after it has ended
-  useless,  ///< already done, or no longer possible
+  done,      ///< begun, or finished if it takes no time
+  deferred,  ///< something in flight comes first: ask again after it has ended
+  unneeded,  ///< already done, or no longer possible
+  later [[deprecated("its name is deferred")]] = deferred,
+  useless [[deprecated("its name is unneeded")]] = unneeded
 };
 
 }  // namespace tiering

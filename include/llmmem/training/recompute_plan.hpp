@@ -98,7 +98,7 @@ inline void check_choices(std::span<const record_choices> records) {
 
 /// The least budget that `plan_recompute` can keep. O(ways x log bytes).
 /// @throws as `plan_recompute`.
-[[nodiscard]] inline std::uint64_t least_recompute_budget(std::span<const record_choices> records) {
+[[nodiscard]] inline std::uint64_t min_recompute_budget(std::span<const record_choices> records) {
   detail::check_choices(records);
   std::uint64_t high = 0;
   for (const record_choices& each : records)
@@ -111,6 +111,11 @@ inline void check_choices(std::span<const record_choices> records) {
         detail::fits_budget(records, middle) ? middle : middle + 1;
   }
   return high;
+}
+
+[[nodiscard, deprecated("call min_recompute_budget()")]] inline std::uint64_t least_recompute_budget(
+    std::span<const record_choices> records) {
+  return min_recompute_budget(records);
 }
 
 /// The way for each record that costs least together, with at most `budget` bytes alive at any moment of
@@ -153,7 +158,7 @@ inline void check_choices(std::span<const record_choices> records) {
     if (next.empty()) {
       throw argument_error("plan_recompute: a budget of " + std::to_string(budget) +
                            " bytes of activations at once; the least that will do is " +
-                           std::to_string(least_recompute_budget(records)));
+                           std::to_string(min_recompute_budget(records)));
     }
     std::ranges::sort(next, [](const partial& a, const partial& b) {
       return std::tie(a.kept, a.cost, a.before, a.way) < std::tie(b.kept, b.cost, b.before, b.way);

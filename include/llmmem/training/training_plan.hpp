@@ -106,9 +106,9 @@ struct training_prediction {
   std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
   std::uint64_t sent_once = 0;    ///< by setting weights up, and by each use of all weights in turn (zero 3)
   std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank
-  std::vector<std::uint64_t> fewest_moved{};  ///< over each edge between tiers a step, both ways; a bound
-  std::uint64_t stall_ns = 0;                 ///< no schedule waits less, for tiers and for ranks; a bound
-  std::uint64_t step_ns = 0;                  ///< computing and that
+  std::vector<std::uint64_t> min_moved_bytes{};  ///< over each edge between tiers a step, both ways; a bound
+  std::uint64_t stall_ns = 0;                    ///< no schedule waits less, for tiers and for ranks; a bound
+  std::uint64_t step_ns = 0;                     ///< computing and that
 };
 
 /// Refuses what cannot be trained.

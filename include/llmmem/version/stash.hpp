@@ -39,7 +39,7 @@ inline namespace v0 {
 /// @tparam Depth  versions; 0 for a depth known at run time: `stash{stash_depth(stages, stage)}`.
 template <std::uint32_t Depth = 0>
 struct stash {
-  static constexpr const char* usual_name = "stash";
+  static constexpr const char* default_name = "stash";
 
   [[nodiscard]] static constexpr std::uint32_t slots() noexcept { return Depth; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return Depth; }
@@ -51,7 +51,7 @@ struct stash {
 /// The same with its depth as a value of at least 1: the state's constructor refuses 0.
 template <>
 struct stash<0> {
-  static constexpr const char* usual_name = "stash";
+  static constexpr const char* default_name = "stash";
 
   std::uint32_t depth = 0;
 

@@ -72,7 +72,7 @@ class split_blocks {
     return slot;
   }
 
-  /// Removes a free block that is a whole segment. @pre `is_whole(slot)`.
+  /// Removes a free block that is a whole segment. @pre `is_complete(slot)`.
   void remove_segment(std::uint32_t slot) noexcept {
     unfile(slot);
     blocks_.release(slot);
@@ -130,7 +130,7 @@ class split_blocks {
     return slot;
   }
 
-  [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept {
+  [[nodiscard]] bool is_complete(std::uint32_t slot) const noexcept {
     const block& b = blocks_[slot];
     return b.is_free && b.before == none && b.behind == none;
   }

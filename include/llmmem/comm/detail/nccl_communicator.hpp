@@ -194,7 +194,7 @@ void nccl_communicator<Api>::stop(const Clock& clock) {
         return;
       }
       if (clock.after(0).ns >= latest) break;
-      api_.pause(options_.look_ns);
+      api_.pause(options_.poll_ns);
       status = status_of(comm_);
     }
   }

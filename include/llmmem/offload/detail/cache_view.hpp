@@ -53,11 +53,11 @@ class cache_view {
       return cache_->blocks(sequence);
     }
   }
-  [[nodiscard]] std::uint64_t most_blocks() const noexcept {
+  [[nodiscard]] std::uint64_t block_capacity() const noexcept {
     if constexpr (is_hybrid) {
       return cache_->pool().block_ids();
     } else {
-      return cache_->most_physical_blocks();
+      return cache_->max_physical_blocks();
     }
   }
 

@@ -23,9 +23,9 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
     if (!next) break;
     at = *next;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens == 0) scan.see(g, chain_.cached(at.node, g) != null_block);
+      if (end % groups_[g].block_tokens == 0) scan.add(g, chain_.cached(at.node, g) != null_block);
     }
-    if (scan.serves(end)) best = {.tokens = end, .at = at};
+    if (scan.has_hit(end)) best = {.tokens = end, .at = at};
   }
   return best;
 }

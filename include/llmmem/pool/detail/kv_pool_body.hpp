@@ -113,7 +113,7 @@ void kv_pool<Tiers, Endpoint>::progress() {
   tiers_->progress();
   serve();
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i].is_live) go_on(i);
+    if (requests_[i].is_live) proceed(i);
   }
   republish();
 }
@@ -168,7 +168,7 @@ template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<const std::uint32_t> digests,
                                             seat_id without, detail::pool_span& into,
                                             std::span<std::uint64_t> masks) const noexcept {
-  std::array<int, pool::most_holders> sizes{};
+  std::array<int, pool::max_holders> sizes{};
   directory_.for_each_of(span, [&](std::uint32_t entry) {
     const detail::span_entry& each = directory_.at(entry);
     if (each.holder == without) return;
@@ -183,9 +183,9 @@ void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<con
     for (std::uint32_t h = 0; h < into.holder_count; ++h) {
       if (into.holders[h].seat == each.holder) place = h;
     }
-    if (place == pool::most_holders) {
+    if (place == pool::max_holders) {
       place = 0;
-      for (std::uint32_t h = 1; h < pool::most_holders; ++h)
+      for (std::uint32_t h = 1; h < pool::max_holders; ++h)
         place = sizes[h] < sizes[place] ? h : place;
     } else if (place == into.holder_count) {
       ++into.holder_count;
@@ -256,7 +256,7 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
   out.put(group);
   out.put(place);
   out.put(digest);
-  tell(to, detail::pool_frame::gone, out);
+  post(to, detail::pool_frame::gone, out);
 }
 
 /// Announces what this node holds to the nodes that now keep the spans' entries.
@@ -277,11 +277,11 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
 // Sending words
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell(seat_id to, detail::pool_frame kind,
+void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
                                     const detail::pool_writer& message) noexcept {
-  if (!message.is_whole()) return;  // cannot be: the largest has 600 bytes
-  ++counted_.told_messages;
-  end_->tell(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
+  if (!message.is_complete()) return;  // cannot be: the largest has 600 bytes
+  ++counted_.posted_messages;
+  end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -290,7 +290,7 @@ void kv_pool<Tiers, Endpoint>::tell_hello(seat_id to) noexcept {
   detail::pool_writer out;
   out.put(likeness_);
   out.put(nonce_);
-  tell(to, detail::pool_frame::hello, out);
+  post(to, detail::pool_frame::hello, out);
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -310,7 +310,7 @@ void kv_pool<Tiers, Endpoint>::tell_published(std::uint32_t entry) noexcept {
     out.put(each.digests[i]);
   for (const std::uint64_t mask : masks)
     out.put(mask);
-  tell(to, detail::pool_frame::publish, out);
+  post(to, detail::pool_frame::publish, out);
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -318,7 +318,7 @@ void kv_pool<Tiers, Endpoint>::tell_missing(const detail::pool_serving& what) no
   detail::pool_writer out;
   out.put(what.id);
   out.put(what.part);
-  tell(what.to, detail::pool_frame::missing, out);
+  post(what.to, detail::pool_frame::missing, out);
 }
 
 }  // namespace v0

@@ -181,7 +181,7 @@ void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) no
     return;
   }
   detail::pool_span found;
-  std::array<std::uint64_t, std::size_t{pool::most_holders} * max_layer_groups> masks{};
+  std::array<std::uint64_t, std::size_t{pool::max_holders} * max_layer_groups> masks{};
   find_holders(span, std::span(digests).first(count), from, found, masks);
   detail::pool_writer out;
   out.put(id);
@@ -193,7 +193,7 @@ void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) no
     for (std::size_t g = 0; g < groups_; ++g)
       out.put(masks[h * groups_ + g]);
   }
-  tell(from, detail::pool_frame::answer, out);
+  post(from, detail::pool_frame::answer, out);
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -203,7 +203,7 @@ void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in)
   const auto count = in.take<std::uint32_t>();
   record* const of = find(id);
   if (of == nullptr || index >= of->spans.size() || of->spans[index].asked != from ||
-      of->spans[index].is_answered || count > pool::most_holders) {
+      of->spans[index].is_answered || count > pool::max_holders) {
     ++counted_.refused_frames;
     return;
   }

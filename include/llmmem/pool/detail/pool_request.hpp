@@ -53,7 +53,7 @@ struct pool_span {
   seat_id asked = no_seat;
   bool is_answered = false;
   std::uint32_t holder_count = 0;
-  std::array<pool_holder, pool::most_holders> holders{};
+  std::array<pool_holder, pool::max_holders> holders{};
 };
 
 /// A request from `ask` to its end.

@@ -98,7 +98,7 @@ inline replica_map replica_map::of_groups(const redundancy_scheme& scheme, rank_
       throw argument_error(who + " has " + std::to_string(groups[g].size()) + " ranks; " + to_text(scheme) +
                            " needs " + std::to_string(scheme.group_ranks()));
     }
-    if (scheme.is_coded() && groups[g].size() > most_pieces) {
+    if (scheme.is_coded() && groups[g].size() > max_code_pieces) {
       throw argument_error(who + " has " + std::to_string(groups[g].size()) +
                            " ranks, but a code has at most 256 pieces; use smaller groups");
     }

@@ -56,7 +56,7 @@ struct placement_costs {
   const auto nvme = [&](std::uint64_t bytes, std::uint64_t bytes_per_second) {
     return facts.nvme_bytes == 0 ? 0 : over(bytes, bytes_per_second);  // no NVMe, no bandwidth needed
   };
-  const bool sent = facts.attention == away_attention::on_device;
+  const bool sent = facts.attention == offloaded_attention::on_device;
   const std::uint64_t moved = facts.activation_moved_bytes;
   placement_costs costs;
   costs.parts[0] = {.fixed_ns = facts.compute_ns, .away_ns = {0, sent ? 0 : facts.host_attention_ns, 0}};

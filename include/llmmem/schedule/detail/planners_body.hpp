@@ -28,9 +28,9 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     throw argument_error("planner: tier " + std::to_string(tier) + " has " + std::to_string(budget) +
                          " bytes; " + needs);
   };
-  if (trace.most_leased_bytes() > machine.budgets[0]) {
+  if (trace.max_leased_bytes() > machine.budgets[0]) {
     refuse(0, machine.budgets[0],
-           "the trace leases " + std::to_string(trace.most_leased_bytes()) + " bytes at once");
+           "the trace leases " + std::to_string(trace.max_leased_bytes()) + " bytes at once");
   }
   std::uint64_t largest = 0;
   for (const std::uint64_t size : trace.sizes())

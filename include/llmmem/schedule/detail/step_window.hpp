@@ -86,9 +86,9 @@ void step_window::begin_pending(const Target& target, prefetch_stats& stats) {
     const plan_step& step = pending_[done];
     const std::size_t tier = step.operation == plan_operation::fetch ? step.to : step.from;
     const tiering::step_outcome outcome = target.execute(step.chunk, step.operation, tier);
-    if (outcome == tiering::step_outcome::later) break;
+    if (outcome == tiering::step_outcome::deferred) break;
     if (step.operation == plan_operation::allocate) continue;  // the lease that writes takes its own room
-    ++(outcome == tiering::step_outcome::done ? stats.steps : stats.useless);
+    ++(outcome == tiering::step_outcome::done ? stats.steps : stats.unneeded);
   }
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(done));
 }

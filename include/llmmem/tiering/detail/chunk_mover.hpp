@@ -108,7 +108,7 @@ class chunk_mover {
 
  private:
   template <std::size_t Index>
-  class passed_over;
+  class skip_reason;
 
   template <std::size_t Index>
   [[nodiscard]] attempt make_room(tier_copy& into, std::uint64_t bytes, transfer::urgency how);
@@ -145,12 +145,12 @@ class chunk_mover {
 /// asked again.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-class chunk_mover<Traits, Tiers...>::passed_over {
+class chunk_mover<Traits, Tiers...>::skip_reason {
  public:
-  explicit passed_over(stack_type& stack) noexcept : stack_(stack) {}
-  passed_over(const passed_over&) = delete;
-  passed_over& operator=(const passed_over&) = delete;
-  ~passed_over() {
+  explicit skip_reason(stack_type& stack) noexcept : stack_(stack) {}
+  skip_reason(const skip_reason&) = delete;
+  skip_reason& operator=(const skip_reason&) = delete;
+  ~skip_reason() {
     while (count_ != 0)
       stack_.unpin(nth<Index>, slots_[--count_]);
   }
@@ -184,7 +184,7 @@ template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes,
                                                  transfer::urgency how) {
   constexpr auto tier = nth<Index>;
-  passed_over<Index> unable(stack_);
+  skip_reason<Index> unable(stack_);
   for (;;) {
     const result<void> had = stack_.take(tier, into, bytes);
     if (had) {

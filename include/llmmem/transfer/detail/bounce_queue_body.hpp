@@ -46,7 +46,7 @@ bounce_queue<Upper, Lower, Staging>::bounce_queue(Upper& upper, Lower& lower, St
       slots_(static_cast<std::size_t>(options_.budget_bytes / options_.slot_bytes)),
       operations_(options_.max_operations, operation{}, options_.metadata, "bounce_queue: operations") {
   stats_.budget_bytes = slots_.size() * options_.slot_bytes;
-  board_.drive_by(
+  board_.driven_by(
       [](void* self, const transfer_fence& awaited) noexcept {
         static_cast<bounce_queue*>(self)->await(awaited);
       },

@@ -38,13 +38,14 @@ class version_slots {
   ///                   nothing allocates later.
   /// @param name       for error texts.
   /// @throws argument_error  for a policy without room for a version.
-  explicit version_slots(Retain retain = {}, const T& prototype = T{}, const char* name = Retain::usual_name)
+  explicit version_slots(Retain retain = {}, const T& prototype = T{},
+                         const char* name = Retain::default_name)
       : version_slots(retain, [&](std::size_t) -> T { return prototype; }, name, from_factory{}) {}
 
   /// The same with slots made by `make(0)`, `make(1)`, ...: for values that cannot be copied.
   template <class Make>
     requires std::is_invocable_r_v<T, Make&, std::size_t>
-  version_slots(Retain retain, Make&& make, const char* name = Retain::usual_name)
+  version_slots(Retain retain, Make&& make, const char* name = Retain::default_name)
       : version_slots(retain, make, name, from_factory{}) {}
 
   version_slots(const version_slots&) = delete;
@@ -203,7 +204,7 @@ class version_slots {
     if (at != none) return pin_slot(at);
     ++counts_.refused_pins;
     const bool was = version != 0 && version <= last_;
-    return failure{.code = was ? errc::version_gone : errc::no_such_version,
+    return failure{.code = was ? errc::version_expired : errc::no_such_version,
                    .wanted = version,
                    .found = was ? oldest_slot_version() : last_,
                    .where = name_.c_str()};
@@ -318,7 +319,7 @@ class version_slots {
 
   void count_live() noexcept {
     ++counts_.live;
-    if (counts_.live > counts_.most_live) counts_.most_live = counts_.live;
+    if (counts_.live > counts_.max_live) counts_.max_live = counts_.live;
   }
 
   [[nodiscard]] failure refuse_publish(const failure& why) noexcept {
