@@ -627,7 +627,7 @@ TEST_SUITE("file_coordinator") {
       const checkpoint_draft draft = all.begin(20);
       checkpoint_manifest part = write_rank(storage, two, draft, 1);
       all.write_and_vote(two, draft, 0);
-      each.post(part, storage, draft.folder);
+      each.tell(part, storage, draft.folder);
       all[1].vote(draft, part);
       const std::string why = text_of([&] { static_cast<void>(all[0].try_conclude(draft)); });
       CHECK(why.find("simulated: step 20, generation 1: the vote of rank 1") == 0);

@@ -57,7 +57,7 @@ class tensor_loading {
   tensor_loading(storage_ref storage, const found_checkpoint& from, std::span<const state_tensor> described,
                  Tensors& tensors, const tensor_load_options& options)
       : loader_(storage, from,
-                {.how = options.verify, .readers = options.readers, .sink = sink_calls::by_readers}),
+                {.verify = options.verify, .readers = options.readers, .sink = sink_calls::by_readers}),
         described_(described),
         tensors_(&tensors),
         window_bytes_(options.window_bytes) {}
