@@ -154,7 +154,7 @@ struct command_texts {
     throw usage_error("convert needs TO, a new folder");
   }
   if (asked.command == command_kind::copy && !asked.second) throw usage_error("copy needs TO, a folder");
-  if (sizes) asked.verify = llmmem::verification::sizes;
+  if (sizes) asked.how = llmmem::verification::sizes;
   if (world) asked.world = static_cast<std::uint32_t>(example::usage_count("--world", *world, 1, 65'536));
   if (partition) {
     asked.partition = detail::usage_partition(*partition);

@@ -174,7 +174,7 @@ class mirror_core {
 ///   `async_checkpointer` records as `last_error`. It never ends or delays training.
 /// - After a copy the durable folder is tidied by its own retention. The local folder removes nothing that is
 ///   being copied or waits for it.
-/// - A run continues behind the durable folder's last generation, even if the local disk was lost. If the
+/// - A run continues after the durable folder's last generation, even if the local disk was lost. If the
 ///   newest local checkpoint is newer than all durable ones, because a process ended in between, it is copied
 ///   first.
 ///

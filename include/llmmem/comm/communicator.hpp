@@ -79,7 +79,7 @@ struct communicator_stats {
 /// - **Messages** have a tag and any length, including 0. Messages with the same tag from the same rank are
 ///   received in the order in which they were sent; others may be received in any order. A message that
 ///   arrives before it is requested is kept, up to `early_bytes` in all; beyond that it waits in the
-///   transport, with everything from that rank behind it. The receive buffer must have exactly the message's
+///   transport, with everything from that rank after it. The receive buffer must have exactly the message's
 ///   length; otherwise `errc::size_mismatch`, and the message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, for `join` `errc::seat_missing`. A
 ///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The

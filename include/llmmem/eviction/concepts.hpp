@@ -108,7 +108,7 @@ concept eviction_policy = std::constructible_from<P, slot_count, const metadata_
                           };
 
 /// A policy that remembers evicted entries (ghost entries). The caller calls `evict` instead of `erase` when
-/// an entry leaves for lack of room; `erase` means that its contents became worthless.
+/// an entry leaves for lack of space; `erase` means that its contents became worthless.
 template <class P>
 concept remembers_evictions = requires(P policy, slot_id slot) {
   { policy.evict(slot) } noexcept -> std::same_as<void>;

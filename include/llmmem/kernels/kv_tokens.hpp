@@ -192,7 +192,7 @@ template <class Tables>
   }
 }
 
-/// As `place_in`, for a position that the table has room for, in an existing sequence: what was checked once
+/// As `place_in`, for a position that the table has space for, in an existing sequence: what was checked once
 /// is not checked again for each tile.
 template <class Tables>
   requires bounded_table<Tables>

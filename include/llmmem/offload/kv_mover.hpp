@@ -48,7 +48,7 @@ inline constexpr std::size_t max_slot_pairs = 128;
 /// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
 /// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
 /// - `layers(g)`: parts of a block that `restore` can bring one by one.
-/// - `save(g, slots, pairs, after)`: begins behind `after`, and reads the blocks before the engine's later
+/// - `save(g, slots, pairs, after)`: begins after `after`, and reads the blocks before the engine's later
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
 /// - Its fence, and all later fences of the mover, report a copy that fails, as for a stream whose device is

@@ -367,7 +367,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     return detail::settled(*fence);
   }
   /// The same for a mover that runs on a stream: waits for the reads of lower tiers, begins the copies of
-  /// that layer, and returns the fence behind which they are done, for the engine's stream to wait for.
+  /// that layer, and returns the fence after which they are done, for the engine's stream to wait for.
   result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
@@ -377,7 +377,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   [[nodiscard]] bool has_arrived() noexcept;
   /// Returns when everything is in the cache's memory, has failed or is late, and lets `match` find what is
   /// right. The load is over. The sequence still has `wanted()` tokens: truncate it to `load_result::tokens`
-  /// and compute the rest. Nothing behind that is cached until then.
+  /// and compute the rest. Nothing after that is cached until then.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);

@@ -61,7 +61,7 @@ enum class answer : std::uint8_t {
 struct kv_lookup_result {
   std::uint64_t first = 0;   ///< tokens that the sequence has already
   std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
-  answer next = answer::miss;  ///< the answer for what comes behind `tokens`; hit where the chain ends
+  answer next = answer::miss;  ///< the answer for what comes after `tokens`; hit where the chain ends
   /// Blocks to load from each tier.
   std::array<std::uint64_t, max_kv_tiers> blocks{};
   std::uint64_t elsewhere = 0;  ///< blocks that other caches have: `kv_pool` counts them

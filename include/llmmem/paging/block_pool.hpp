@@ -48,7 +48,7 @@ struct block_pool_stats {
 
 /// A callback that an allocation calls with the blocks whose contents it drops: `noexcept`, so that it cannot
 /// stop the allocation halfway. It may undo the caching of other blocks (`unmark_cached`). If it has a member
-/// `told_alone(block)` that returns true for a block, that block is the last one reported in its call, so
+/// `reported_alone(block)` that returns true for a block, that block is the last one reported in its call, so
 /// that what the callback undoes counts before the next block is chosen.
 template <class F>
 concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;

@@ -60,7 +60,7 @@ class block_storage {
   }
 
   /// Carries out a copy on write once all of `after` have passed. Starts nothing if there is nothing to copy.
-  /// @return the fence behind which the copy is done; `errc::no_such_block` for a block that the storage does
+  /// @return the fence after which the copy is done; `errc::no_such_block` for a block that the storage does
   ///   not have.
   template <copy_queue<Space> Queue>
   [[nodiscard]] auto copy_async(Queue& queue, const block_copy& copy,

@@ -322,7 +322,7 @@ inline constexpr error_code not_whole_blocks = detail::code_of<94>(detail::pagin
 /// An epoch that is not later than the current one: wanted = the epoch asked for, found = the current epoch.
 inline constexpr error_code old_epoch = detail::code_of<95>(detail::paging_errors);
 /// Tokens cannot be removed from the middle of a group: index = group of layers, wanted = first token to
-/// remove, found = first token to keep behind them.
+/// remove, found = first token to keep after them.
 inline constexpr error_code cannot_remove = detail::code_of<96>(detail::paging_errors);
 /// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
 inline constexpr error_code epoch_differs = detail::code_of<97>(detail::paging_errors);

@@ -23,7 +23,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `block_storage` of host-accessible memory with guard bytes before the first block and behind each block.
+/// A `block_storage` of host-accessible memory with guard bytes before the first block and after each block.
 ///
 /// Poison is all ones: NaN as float, bfloat16 and half, the highest value as an unsigned integer. An engine
 /// under test poisons the blocks that `append` allocates, and those that it releases, so that a kernel that

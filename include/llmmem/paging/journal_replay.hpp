@@ -89,7 +89,7 @@ class replayed {
   [[nodiscard]] const journal_header& header() const noexcept { return reader_.header(); }
   /// Where the journal, or the requested part of it, ended; a divergent record is counted.
   [[nodiscard]] const journal_end& end() const noexcept { return reader_.end(); }
-  /// The first outcome that differs from the recorded one; nothing behind it was replayed.
+  /// The first outcome that differs from the recorded one; nothing after it was replayed.
   [[nodiscard]] const std::optional<journal_divergence>& divergence() const noexcept { return divergence_; }
   /// The living sequences, by slot.
   [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept LLMMEM_LIFETIMEBOUND {

@@ -77,9 +77,9 @@ enum class scale_group : std::uint8_t {
 
 /// Where scales are.
 enum class scale_place : std::uint8_t {
-  in_block,      ///< behind the vectors of their plane, in the same block of the layer: [vectors][scales]
-  after_vector,  ///< directly behind the values that they scale: [values][scales] for each token and head
-  after_rotary,  ///< the same, but behind the rotary part: [values][rotary part][scales]
+  in_block,      ///< after the vectors of their plane, in the same block of the layer: [vectors][scales]
+  after_vector,  ///< directly after the values that they scale: [values][scales] for each token and head
+  after_rotary,  ///< the same, but after the rotary part: [values][rotary part][scales]
   separate,      ///< in a section of their own, like K and V (TensorRT-LLM's pools of scales)
   behind_vector [[deprecated("its name is after_vector")]] = after_vector,
   behind_rotary [[deprecated("its name is after_rotary")]] = after_rotary,

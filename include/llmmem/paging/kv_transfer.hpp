@@ -214,7 +214,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   for (std::uint64_t i = first_block; i < table.size(); ++i) {
     const std::uint64_t rest = tokens.size() - i * cache.block_tokens();
     const std::uint64_t part = rest < cache.block_tokens() ? rest : cache.block_tokens();
-    std::memset(buffer.data(), 0, buffer.size());  // bytes behind the last token are unspecified: do not leak
+    std::memset(buffer.data(), 0, buffer.size());  // bytes after the last token are unspecified: do not leak
                                                    // them
     copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]),
                   memory.layout.part.local_tokens(part));

@@ -109,18 +109,18 @@ struct layer_group {
     return {dead_blocks(n), blocks_for(n)};
   }
 
-  /// Returns the number of new table entries for `more` tokens behind `n`.
+  /// Returns the number of new table entries for `more` tokens after `n`.
   [[nodiscard]] constexpr std::uint64_t places_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     return blocks_for(n + more) - blocks_for(n);
   }
 
-  /// Returns the number of new blocks for `more` tokens behind `n`, appended in one step.
+  /// Returns the number of new blocks for `more` tokens after `n`, appended in one step.
   [[nodiscard]] constexpr std::uint64_t blocks_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     const std::uint64_t places = places_to_append(n, more);
     return skips_blocks() && places > 1 ? 1 : places;
   }
 
-  /// Whether a hit may end behind `length` tokens: only at the end of a block, because the next block will be
+  /// Whether a hit may end after `length` tokens: only at the end of a block, because the next block will be
   /// written.
   [[nodiscard]] constexpr bool may_end_hit(std::uint64_t length) const noexcept {
     return length % block_tokens == 0;
@@ -242,7 +242,7 @@ class hit_scan {
 
   /// Whether every group has a hit of `length` tokens. A length that needs no block of any group (all of them
   /// begin a new chunk) is not a hit: nothing would be found. @pre all full blocks up to there were seen, and
-  /// none behind.
+  /// none after.
   [[nodiscard]] constexpr bool has_hit(std::uint64_t length) const noexcept {
     if (is_exhausted_) return false;
     std::uint64_t needed = 0;

@@ -197,12 +197,12 @@ class paged_allocator {
   [[nodiscard]] prompt_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// Keeps the first `tokens` tokens and releases the blocks behind them at once: no kernel may still use
+  /// Keeps the first `tokens` tokens and releases the blocks after them at once: no kernel may still use
   /// those. After a cut into committed blocks, the next `commit` examines all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// Truncates while kernels may still use the blocks behind the cut: those return once `after` has passed.
-  /// The sequence may write its last remaining block at once; order such writes behind those kernels.
+  /// Truncates while kernels may still use the blocks after the cut: those return once `after` has passed.
+  /// The sequence may write its last remaining block at once; order such writes after those kernels.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become cached, so that `match` finds them. Returns
@@ -261,7 +261,6 @@ class paged_allocator {
   /// belong to the new epoch. Keys of the new epoch differ from all earlier keys (`paging::root_key`), so
   /// tiers and routers that identify blocks by key cannot mix the epochs. Observers receive `on_cleared`, or
   /// `on_dropped` for each block.
-  /// `on_dropped` of each block.
   ///
   ///     load_weights(version);
   ///     cache.reset(version).value();
@@ -304,15 +303,15 @@ class paged_allocator {
   /// up to the first invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, the tokens behind
+  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, later tokens
   /// move to lower positions, and the sequence may grow to its former limit. The tokens in front remain as
   /// the context that an engine keeps (attention sinks, a system prompt).
   ///
-  /// Blocks behind the gap are no longer a prefix. Those that only this sequence holds lose their place in
+  /// Blocks after the gap are no longer a prefix. Those that only this sequence holds lose their place in
   /// the cache, and none of them is cached again; those that other sequences hold too stay cached for them.
   /// An engine that rewrites keys for their new positions must not do so in blocks with more than one
   /// reference (`pool().record`).
-  /// @param range  first and end are multiples of `block_tokens()`; an end at or behind the last token means
+  /// @param range  first and end are multiples of `block_tokens()`; an end at or after the last token means
   ///   `truncate`.
   /// @return blocks released. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and the
   ///   errors of `check` for a handle.
@@ -332,7 +331,7 @@ class paged_allocator {
   result<void> pin(block_id block) noexcept;
   /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Prevents `commit` from caching anything behind the first `tokens` tokens of a sequence, because that is
+  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because that is
   /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
   /// to `tokens` or less.
   /// @return the errors of `check` for a handle.
@@ -469,7 +468,7 @@ class paged_allocator {
       cache->index_.erase(blocks);
       cache->drop_orphans();
     }
-    [[nodiscard]] bool told_alone(block_id block) const noexcept {
+    [[nodiscard]] bool reported_alone(block_id block) const noexcept {
       return cache->followers_.first(block) != null_block;
     }
   };

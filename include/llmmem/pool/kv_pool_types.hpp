@@ -59,7 +59,7 @@ struct fetch_result {
   std::uint64_t blocks = 0;         ///< that came from other nodes
   std::uint64_t failed_blocks = 0;  ///< damaged on their way, or their node died, or had them no more
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the request was ended
-  std::uint64_t without_slot = 0;   ///< for which the first tier had no room
+  std::uint64_t without_slot = 0;   ///< for which the first tier had no space
   failure why{};                    ///< of a block that failed; `errc::ok` where its node had it no more
 };
 

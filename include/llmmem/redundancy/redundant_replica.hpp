@@ -47,9 +47,8 @@ inline namespace v0 {
 /// - **Two phases, as with files.** A version is valid once all ranks commit it, or none: the caller makes
 ///   the agreement in between, with `communicator::agree`, since it decides more than that. Whenever a rank
 ///   dies, either the previous version is complete, or the new one: a step is repeated at most once.
-/// - **Before the first commit there is nothing to restore**: `recovered_state::is_recovered` is false, in
-/// every
-///   epoch, and `reason` says what to load.
+/// - **Before the first commit there is nothing to restore**: `recovered_state::is_recovered` is false,
+///   in every epoch, and `reason` says what to load.
 /// - **Memory**: the own parts once, and the scheme's needs (`redundancy_scheme::extra_bytes`), for each
 ///   version held: the committed one, and between `keep` and `commit` the new one. From a `recover` without
 ///   destinations to the next `commit` also the parts that came from others, or were rebuilt. A part that

@@ -79,7 +79,7 @@ struct bubble_piece {
   friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
 };
 
-/// What is placed where, and what found no room.
+/// What is placed where, and what found no space.
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending

@@ -38,7 +38,7 @@ struct placement_facts {
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
 
-  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no room
+  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no space
   std::uint64_t host_to_device = 0;
   std::uint64_t device_to_host = 0;
   std::uint64_t nvme_to_host = 0;

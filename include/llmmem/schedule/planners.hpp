@@ -44,7 +44,7 @@ struct on_demand {
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-/// At every event fetches what the next `accesses` acquires lack, if room can be made of chunks that are not
+/// At every event fetches what the next `accesses` acquires lack, if space can be made of chunks that are not
 /// among them, the least recently used first: prefetch by count, not by time, like DeepSpeed's bucket of
 /// elements and Gemini's of chunks.
 struct lookahead {

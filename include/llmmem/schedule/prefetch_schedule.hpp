@@ -208,7 +208,7 @@ class prefetch_schedule {
   }
   /// @}
 
-  /// Begins the steps that can begin now. It uses room that is freed while the program computes, which
+  /// Begins the steps that can begin now. It uses space that is freed while the program computes, which
   /// otherwise the next call uses. Never waits.
   void progress() { desk_.progress(); }
 

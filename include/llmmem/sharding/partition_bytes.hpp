@@ -51,7 +51,7 @@ template <partition P, class ElementsOf>
 
 }  // namespace detail
 
-/// Returns the bytes of all that `rank` holds: the room that it needs. @pre `rank` is less than `p.world()`
+/// Returns the bytes of all that `rank` holds: the space that it needs. @pre `rank` is less than `p.world()`
 ///
 /// @par Complexity   O(tensors) calls of `local`.
 /// @throws argument_error  when `tensors` is not the catalogue of `p`; length_error past 2^63 - 1 bytes.

@@ -178,7 +178,7 @@ class piece_lease {
 ///                      `whole_bytes` at any time.
 /// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that does not
 ///                      match the partition, `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space
-///                      lacks room for the pieces. Operations return the transport's failure, the space's
+///                      lacks space for the pieces. Operations return the transport's failure, the space's
 ///                      shortage, `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for
 ///                      elements that do not match the operation: for the last two, nothing was sent.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,

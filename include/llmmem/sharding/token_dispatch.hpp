@@ -19,7 +19,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which assignments come first if an expert lacks room for all.
+/// Which assignments come first if an expert lacks space for all.
 enum class dispatch_order : std::uint8_t {
   choice_first,  ///< the first choices of all tokens in their order, then all second choices, ... (GShard)
   token_first,   ///< token by token, each with all its choices: a stable sort by expert (FastMoE)

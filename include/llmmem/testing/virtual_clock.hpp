@@ -73,7 +73,7 @@ class virtual_clock {
     events_.push_back({time, run, context, tag});
   }
 
-  /// Makes room for another `more` events, so that as many calls of `at` cannot fail.
+  /// Makes space for another `more` events, so that as many calls of `at` cannot fail.
   void reserve(std::size_t more) { events_.reserve(events_.size() + more); }
 
   /// Drops what `context` has scheduled, before its owner ends.

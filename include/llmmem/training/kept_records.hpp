@@ -53,7 +53,7 @@ struct kept_records_stats {
 /// `prefetch_schedule` over one.
 ///
 ///     kept_records records(buffer, forms);
-///     auto room = records.save(i).value();         // filled by the forward pass
+///     auto space = records.save(i).value();         // filled by the forward pass
 ///     records.keep(i).value();                     // from now on the store's: kept in its form
 ///     ...
 ///     auto found = records.fetch(i, rebuild).value();   // as it was, its other part from rebuild(i, bytes)

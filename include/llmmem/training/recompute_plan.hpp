@@ -62,7 +62,7 @@ inline void check_choices(std::span<const record_choices> records) {
 }
 
 /// Whether some choice stays within `budget`: of the ways that fit, the one that keeps least leaves the most
-/// room for all behind it.
+/// space for all after it.
 [[nodiscard]] inline bool fits_budget(std::span<const record_choices> records, std::uint64_t budget) {
   std::uint64_t kept = 0;
   for (const record_choices& record : records) {
@@ -120,7 +120,7 @@ inline void check_choices(std::span<const record_choices> records) {
 
 /// The way for each record that costs least together, with at most `budget` bytes alive at any moment of
 /// the forward and the backward pass. Layers are a chain: forward from the first to the last, backward the
-/// other way, and each record is dropped behind its backward pass.
+/// other way, and each record is dropped after its backward pass.
 ///
 /// The bound is on the peak and not on what is saved: while a record is computed again, it lives with its
 /// kept part and those of all layers before it. A larger budget never costs more.

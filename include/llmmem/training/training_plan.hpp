@@ -41,8 +41,8 @@ struct training_shape {
 
 /// When the optimizer changes a layer's weights.
 enum class optimizer_time : std::uint8_t {
-  in_backward,    ///< behind the layer's backward pass
-  after_backward  ///< behind all of them
+  in_backward,    ///< after the layer's backward pass
+  after_backward  ///< after all of them
 };
 
 /// What a `host_space` takes for a range: whole pages from a size on (`page_options`).

@@ -181,7 +181,7 @@ class cow_range {
     return write(offset, bytes, [](std::uint64_t) noexcept { return false; });
   }
 
-  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is room or it returns false.
+  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is space or it returns false.
   /// `reclaim` may release snapshots, and must make no other call on this range.
   template <class Reclaim>
     requires std::is_invocable_r_v<bool, Reclaim&, std::uint64_t>

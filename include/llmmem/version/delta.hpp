@@ -57,7 +57,7 @@ class delta_state;
 /// For state of which little changes at a time: embeddings, experts, tables. Dense Adam changes every byte of
 /// its state every step: take `stash` or `copy_on_write` there. `versions` and `bytes` both bound the chain:
 /// each publish makes the newest version the new base, and drops the oldest differences until the new one has
-/// room. A difference of more than `bytes` drops all older versions.
+/// space. A difference of more than `bytes` drops all older versions.
 ///
 /// A pin of an older version rebuilds it in one of `views` values, which all its pins share; it then stays
 /// even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
@@ -96,7 +96,7 @@ class delta_state : public version_slots<T, delta> {
 
   /// @param prototype  has the length of every version.
   /// @throws argument_error  for 0 versions.
-  /// @throws out_of_memory   when the source has no room for the differences.
+  /// @throws out_of_memory   when the source has no space for the differences.
   explicit delta_state(delta retain = {}, const T& prototype = T{}, const char* name = delta::default_name,
                        const metadata_source& source = {})
       : base(retain, prototype, name),

@@ -30,9 +30,9 @@ inline namespace v0 {
 /// there are `Depth` newer ones.
 ///
 /// A forward pass takes the newest version and remembers its number. The backward pass of the same
-/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes room for the
-/// next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a backward
-/// pass is late. With one version, as in the last stage, the update happens in place.
+/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes space for
+/// the next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a
+/// backward pass is late. With one version, as in the last stage, the update happens in place.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 ///

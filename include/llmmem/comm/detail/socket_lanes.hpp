@@ -76,8 +76,8 @@ struct lane_count {
 enum class read_state : std::uint8_t {
   more,       ///< everything is taken, more may be read
   later,      ///< a frame has no space yet: nothing more may be read
-  malformed,  ///< no header where one must be: everything behind it is meaningless
-  forged,     ///< a frame with a wrong seal: so is this one and all behind it
+  malformed,  ///< no header where one must be: everything after it is meaningless
+  forged,     ///< a frame with a wrong seal: so is this one and all after it
 };
 
 /// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read
@@ -291,7 +291,7 @@ class told_reader {
   }
 
  private:
-  std::vector<std::byte> staging_;  // has space for a whole frame behind the beginning of another
+  std::vector<std::byte> staging_;  // has space for a whole frame after the beginning of another
   std::size_t end_ = 0;
   frame_seal seal_{};
   std::uint64_t number_ = 0;  // of the next frame

@@ -67,7 +67,7 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
   return {};
 }
 
-/// Checks whether memory is missing at either end, and whether vectors that are written have room.
+/// Checks whether memory is missing at either end, and whether vectors that are written have space.
 /// @param segments  of the batch's planes, with lengths in elements.
 template <kv_direction Direction, token_front Front>
 result<void> check_ends(const Front& front, const token_request& of,

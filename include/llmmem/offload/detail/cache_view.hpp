@@ -61,7 +61,7 @@ class cache_view {
     }
   }
 
-  /// Gives a sequence the tokens of a chain up to `end`, and room for what they need.
+  /// Gives a sequence the tokens of a chain up to `end`, and space for what they need.
   result<void> grow(sequence_id sequence, const kv_chain& chain, std::uint64_t end) const noexcept {
     const std::uint64_t have = cache_->tokens(sequence);
     if constexpr (is_hybrid) {

@@ -43,7 +43,7 @@ std::vector<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::bytes_of_blocks(con
   return bytes;
 }
 
-/// By default each group gets room for equally many tokens.
+/// By default each group gets space for equally many tokens.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
   if (mover_.groups() != groups_) {

@@ -76,7 +76,7 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
   return considered::stored;
 }
 
-/// The cache gives up contents for room: they are saved now, or lost. Called from inside the cache.
+/// The cache gives up contents for space: they are saved now, or lost. Called from inside the cache.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& key,
                                                std::size_t group) noexcept {

@@ -22,7 +22,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Checks the version before anything behind it.
+/// Checks the version before anything after it.
 inline void decode_header(byte_cursor& in, journal_header& out) {
   out.version = in.narrow();
   if (!in.ok()) return;

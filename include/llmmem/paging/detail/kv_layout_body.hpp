@@ -277,7 +277,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   const paging::plane_role role = role_of(p);
   const placement at = place_of(role);
   const std::uint64_t unit = at.section;
-  const std::uint64_t before = at.before_section;  // V is behind K
+  const std::uint64_t before = at.before_section;  // V is after K
   const std::uint64_t inside = at.before_run + at.in_record;
   switch (order) {
     case block_order::layer_first:

@@ -377,7 +377,7 @@ result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::
   return {};
 }
 
-/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks behind
+/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks after
 /// them.
 template <class Traits>
 void paged_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {

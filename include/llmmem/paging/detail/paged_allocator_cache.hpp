@@ -389,7 +389,7 @@ void paged_allocator<Traits>::unregister(block_id block) noexcept {
 
 template <class Traits>
 void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
-  if (index_.tokens(block) == block_tokens_) ++cuts_;  // behind a partial block nothing is cached
+  if (index_.tokens(block) == block_tokens_) ++cuts_;  // after a partial block nothing is cached
   unregister(block);
   pool_.unmark_cached(block);
   drop_orphans();

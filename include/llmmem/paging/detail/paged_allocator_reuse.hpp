@@ -26,7 +26,7 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id block = followers_.first(parent);
   for (std::uint32_t left = partial_type::max_compared; left != 0 && block != null_block && length < most;
        --left, block = followers_.next(block)) {
-    if (index_.tokens(block) != block_tokens_) continue;  // tokens behind them may be overwritten
+    if (index_.tokens(block) != block_tokens_) continue;  // tokens after them may be overwritten
     if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
@@ -177,7 +177,7 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   return true;
 }
 
-/// Shows the policy the blocks behind a refused block, up to block `end`, each once: a policy may admit later
+/// Shows the policy the blocks after a refused block, up to block `end`, each once: a policy may admit later
 /// what it refuses today.
 template <class Traits>
 template <class HintAt>

@@ -96,7 +96,7 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   return dropped;
 }
 
-/// Blocks behind an invalid block in a table were computed from it, and are invalid too: repeats for each
+/// Blocks after an invalid block in a table were computed from it, and are invalid too: repeats for each
 /// sequence that holds such a block, until no more is found. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::spread_invalid() noexcept {

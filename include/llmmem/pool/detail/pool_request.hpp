@@ -25,7 +25,7 @@ enum class pool_part_state : std::uint8_t {
   arrived,  ///< in the first tier, held
   failed,   ///< no node that has it is left
   late,
-  no_slot,  ///< the first tier has no room
+  no_slot,  ///< the first tier has no space
 };
 
 /// One block of a request.

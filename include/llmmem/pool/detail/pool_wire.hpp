@@ -43,7 +43,7 @@ class pool_writer {
     size_ += sizeof(T);
   }
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - size_; }
-  /// Whether everything had room.
+  /// Whether everything had space.
   [[nodiscard]] bool is_complete() const noexcept { return is_whole_; }
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
     return std::span(bytes_).first(size_);

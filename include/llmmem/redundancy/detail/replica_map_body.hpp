@@ -23,7 +23,7 @@ inline void check_replica_world(std::uint64_t world) {
   }
 }
 
-/// Advances to the next set of `failures` of `world` ranks; returns false behind the last one.
+/// Advances to the next set of `failures` of `world` ranks; returns false after the last one.
 [[nodiscard]] inline bool next_choice(std::vector<std::uint32_t>& choice, std::uint32_t world) {
   for (std::size_t i = choice.size(); i-- != 0;) {
     if (choice[i] + (choice.size() - i) >= world) continue;

@@ -23,7 +23,7 @@ enum class refusal : std::uint8_t {
   leased,         ///< the program is using it in a way that forbids the step
   only_copy,      ///< no other copy has the contents
   over_budget,
-  in_use,  ///< a transfer that waits for room needs it
+  in_use,  ///< a transfer that waits for space needs it
   home,    ///< the last tier keeps what it has
 };
 
@@ -39,7 +39,7 @@ enum class refusal : std::uint8_t {
   return texts[static_cast<std::size_t>(why)];
 }
 
-/// Start and end of what was issued; `unresolved` while it waits for room that no decided step frees.
+/// Start and end of what was issued; `unresolved` while it waits for space that no decided step frees.
 struct issued {
   refusal why = refusal::none;
   std::uint64_t start_ns = 0;

@@ -103,7 +103,7 @@ struct placement_costs {
     auto& whole = row(1).coefficients;
     whole[2 * kind] = whole[2 * kind + 1] = 1;
   }
-  // A tier with room for all sets no limit, and would be a large number among small ones.
+  // A tier with space for all sets no limit, and would be a large number among small ones.
   auto& device = row(ratio(std::min(facts.device_bytes, all), all)).coefficients;
   for (std::size_t kind = 0; kind < placed_kinds; ++kind)
     device[2 * kind] = ratio(bytes[kind], all);

@@ -118,7 +118,7 @@ class planner_engine : private evicting_engine {
 
   // Bringing in
 
-  /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes room
+  /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes space
   /// from the top down, because what leaves one tier may move to the next; the copy that is read stays.
   [[nodiscard]] bool try_bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     std::size_t from = tier + 1;

@@ -117,8 +117,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   return a.bytes() < b.bytes();
 }
 
-/// How much to hold ahead of its use trades bytes against time: more room for future chunks is less room for
-/// kept ones. Writing back early is for links that have the time.
+/// How much to hold ahead of its use trades bytes against time: more space for future chunks is less space
+/// for kept ones. Writing back early is for links that have the time.
 [[nodiscard]] inline std::vector<engine_options> ways_to_prefetch(const schedule_trace& trace,
                                                                   const schedule_machine& machine,
                                                                   bool cyclic) {

@@ -171,7 +171,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
   return done;
 }
 
-/// Takes room of the space for the length of an operation; a rank without room ends the operation for all.
+/// Takes memory of the space for the length of an operation; a rank without space ends the operation for all.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(detail::held_range<Space>& room,

@@ -1,5 +1,5 @@
 /// @file
-/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make room, on a
+/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make space, on a
 /// call, or written through.
 #pragma once
 
@@ -177,7 +177,7 @@ class chunk_mover<Traits, Tiers...>::skip_reason {
 ///
 /// A copy whose write cannot begin is passed over for the next, and costs no other chunk its lease.
 ///
-/// A prefetch takes no room from chunks that were prefetched and not yet used, nor places that other
+/// A prefetch takes no space from chunks that were prefetched and not yet used, nor places that other
 /// prefetches keep: it waits.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
@@ -292,12 +292,12 @@ attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency
   if (to.at == residence::absent) {
     attempt room;
     {
-      // Keeps it from being dropped while room is made above it.
+      // Keeps it from being dropped while space is made above it.
       const pinned_copy kept(stack_, nth<Index + 1>, slot);
       room = make_room<Index>(to, c.bytes, how);
     }
     if (!room.is_done() && room.on == no_index) {
-      // Unless the room must come from there.
+      // Unless the space must come from there.
       room = make_room<Index>(to, c.bytes, how);
       has_moved = room.is_done() && newest(c) != Index + 1;
     }

@@ -44,7 +44,7 @@ void chunk_mover<Traits, Tiers...>::progress() {
     if (c.transfer != no_index) continue;
     const attempt tried = advance(slot, true, transfer::urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
-      // First come, first served: no later chunk overtakes one that waits for room in tier 0.
+      // First come, first served: no later chunk overtakes one that waits for space in tier 0.
       if (c.transfer == no_index && c.copies[0].at == residence::absent) break;
       continue;
     }
@@ -177,7 +177,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot,
         outcome = this->template execute_store<index.value>(slot, operation);
         break;
       case plan_operation::allocate:
-        break;  // a lease that writes takes its own room
+        break;  // a lease that writes takes its own space
     }
   });
   return outcome;
@@ -194,7 +194,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   if (!c.copies[Index + 1].is_valid())
     return tiering::step_outcome::deferred;  // the hop before it has not arrived
   if (to.at == residence::absent) {
-    // Copies that are leaving make the room that the plan counts on: no other copy may leave for it.
+    // Copies that are leaving make the space that the plan counts on: no other copy may leave for it.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;

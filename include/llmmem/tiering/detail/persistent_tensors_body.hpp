@@ -143,7 +143,7 @@ void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouche
 }
 
 /// If no table says how many chunks there were, looks for further ones by their keys, because no other code
-/// would ever free their room.
+/// would ever free their space.
 template <class Buffer>
 void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {

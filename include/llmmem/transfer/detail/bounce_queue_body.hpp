@@ -262,7 +262,7 @@ void bounce_queue<Upper, Lower, Staging>::arrived(std::uint32_t index) noexcept 
   if (bounce_checksum* sum = operations_[s.owner].checksum; sum != nullptr && s.begin < sum->bytes) {
     const std::uint64_t left = sum->bytes - s.begin;
     const std::uint64_t counts = left < s.bytes ? left : s.bytes;
-    // Pieces arrive in any order: each contributes its checksum shifted by the bytes behind it.
+    // Pieces arrive in any order: each contributes its checksum shifted by the bytes after it.
     const std::uint32_t one = crc32c(0, bytes_of(index).first(static_cast<std::size_t>(counts)));
     sum->crc ^= crc32c_combine(one, 0, left - counts);
   }
