@@ -155,7 +155,7 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
       "simulate: iteration 0, step 1, fetch of chunk 1 in tier 1: it waits for memory for ever, and event 2 "
       "for it");
   CHECK(one({bring, at(2, allocate, 1, 0, 0)}) ==
-        "simulate: iteration 0, step 1, allocate of chunk 1 in tier 0: no room, and none that comes free");
+        "simulate: iteration 0, step 1, allocate of chunk 1 in tier 0: no space, and none that will be free");
   CHECK(one({at(0, drop, 0, 1, 1)}) ==
         "simulate: iteration 0, step 0, drop of chunk 0 in tier 1: the last tier keeps its copies");
   CHECK(one({at(0, fetch, 0, 0, 0)}) ==

@@ -442,7 +442,7 @@ TEST_CASE("a ring without room for a slot, or of slots at no alignment, is refus
     return {};
   };
   const std::string small = refused({.budget_bytes = page - 1, .slot_bytes = page});
-  CHECK(small.find("4095 bytes has no room for a slot of 4096") != std::string::npos);
+  CHECK(small.find("4095 bytes has no space for a slot of 4096") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = 0}).find("at least one slot") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = 1000}).find("power of two") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = page, .alignment = 24}).find("power of two") !=

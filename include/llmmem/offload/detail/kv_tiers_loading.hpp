@@ -335,7 +335,7 @@ std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) c
   if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
   if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    // A length in between is of use only where every group has what the next token looks at.
+    // A length in between is useful only where every group has what the next token looks at.
     if (sound < of.wanted.wanted) {
       const auto cuts = cache.nearest_cuts(of.sequence, sound);
       sound = cuts ? cuts->below : 0;

@@ -204,7 +204,7 @@ class evicting_engine {
   void write_back(chunk_id chunk, std::size_t tier) {
     const std::size_t below = tier + 1;
     if (below < bounded_ && !machine_.at(chunk, below).held && !make_room(below, trace_->size(chunk), 0))
-      throw argument_error("planner: tier " + std::to_string(below) + " has no room for chunk " +
+      throw argument_error("planner: tier " + std::to_string(below) + " has no space for chunk " +
                            std::to_string(to_index(chunk)));
     note(machine_.write_back(chunk, tier, when_, event_, number()), plan_operation::write_back, chunk, tier,
          below);

@@ -33,8 +33,8 @@ enum class refusal : std::uint8_t {
                                              "the newest contents are there already",
                                              "the program holds it",
                                              "no other tier has the newest contents",
-                                             "no room, and none that comes free",
-                                             "a transfer that waits for room needs it",
+                                             "no space, and none that will be free",
+                                             "a transfer that waits for space needs it",
                                              "the last tier keeps its copies"};
   return texts[static_cast<std::size_t>(why)];
 }

@@ -19,7 +19,7 @@ template <class Upper, class Lower, memory_space Staging>
 bounce_options bounce_queue<Upper, Lower, Staging>::checked(bounce_options options) {
   if (options.slot_bytes == 0 || options.slot_bytes > options.budget_bytes) {
     throw argument_error(options.name + ": a budget of " + std::to_string(options.budget_bytes) +
-                         " bytes has no room for a slot of " + std::to_string(options.slot_bytes) +
+                         " bytes has no space for a slot of " + std::to_string(options.slot_bytes) +
                          "; give it at least one slot, or two for both links to work at once");
   }
   if (options.alignment == 0 || (options.alignment & (options.alignment - 1)) != 0 ||
