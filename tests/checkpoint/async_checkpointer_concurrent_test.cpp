@@ -166,7 +166,7 @@ struct owners_stuck : stuck_traits {
 }  // namespace
 
 TEST_SUITE("async_checkpointer") {
-  TEST_CASE("what is saved is the state as it was when the snapshot began, however small the ring") {
+  TEST_CASE("a save has the state of the moment when the snapshot began, with any ring") {
     for (const auto seed : seeds(20)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -269,7 +269,8 @@ TEST_SUITE("async_checkpointer") {
       CHECK(!is_left_over(each.name));
   }
 
-  TEST_CASE("any call of the storage may fail, once or permanently: it is told, and the next one works") {
+  TEST_CASE(
+      "any call of the storage may fail, once or permanently: that is reported, and the next save works") {
     state of(5);
     for (const auto kind : {storage_fault::kind::refused, storage_fault::kind::lost}) {
       bool ended = false;
@@ -364,7 +365,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.progress().bytes == 0);
   }
 
-  TEST_CASE("one that waits for its turn does not wait for ever") {
+  TEST_CASE("a snapshot that waits for its turn does not wait for ever") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);

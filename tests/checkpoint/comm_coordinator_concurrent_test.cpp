@@ -223,7 +223,7 @@ void rank_0_dies_in(storage_call call, const std::string& of, bool is_done, bool
 }  // namespace
 
 TEST_SUITE("comm_coordinator") {
-  TEST_CASE("a checkpoint of several ranks has the bytes of each, and all are told") {
+  TEST_CASE("a checkpoint of several ranks has the bytes of each, and all learn the outcome") {
     in_threes([](auto& self, sim_endpoint&, simulated_storage& storage) {
       for (const std::uint64_t step : {10U, 20U, 30U}) {
         CHECK(self.save(step) == "committed");
@@ -236,8 +236,8 @@ TEST_SUITE("comm_coordinator") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies in whatever call, what is told is what is there, and the others "
-      "continue saving") {
+      "regardless of which rank dies in which call, reports match the folder, and the others continue "
+      "saving") {
     constexpr std::uint32_t seats = 3;
     std::uint64_t max_calls = 0;
     {
@@ -266,7 +266,7 @@ TEST_SUITE("comm_coordinator") {
     }
   }
 
-  TEST_CASE("several die at any time, some come back and are admitted, and what is told is what is there") {
+  TEST_CASE("several ranks die at any time, some return and are admitted, and reports match the folder") {
     std::size_t most_there = 0;
     std::uint64_t failures = 0;
     for (const auto seed : seeds(200)) {
@@ -370,7 +370,7 @@ TEST_SUITE("comm_coordinator") {
     rank_0_dies_in(storage_call::rename, "step-", true, true, check);
   }
 
-  TEST_CASE("where folders cannot be renamed, nobody but rank 0 knows whether a manifest lasts") {
+  TEST_CASE("where folders cannot be renamed, only rank 0 knows whether a manifest lasts") {
     const auto check = [](auto& self, sim_endpoint&, simulated_storage&) {
       const std::string told = self.save(20);
       CHECK(told ==
@@ -408,7 +408,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("one that gives up learns what stopped it before") {
+  TEST_CASE("a rank that gives up learns what stopped it before") {
     in_threes([](auto& self, sim_endpoint& end, simulated_storage&) {
       const checkpoint_draft draft = self.coordinator.begin(10);
       end.work((3 - self.rank()) * 10 * millisecond);
@@ -513,7 +513,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("what is no part of the draft is refused, by whom it is given to") {
+  TEST_CASE("a part of another draft is refused by the rank that receives it") {
     sim_network net({.seats = 2});
     simulated_storage storage(tiny());
     net.run([&](sim_endpoint& end) {

@@ -145,7 +145,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(compact_checkpoint(folder, newest(local)).copy.id == checkpoint_id{20, 3});
   }
 
-  TEST_CASE("one that is damaged is never copied, whichever bit it is") {
+  TEST_CASE("a damaged checkpoint is never copied, for any bit") {
     const checkpoint_world world{.ranks = 1, .files = 2, .file_bytes = 25, .write_bytes = 8};
     const simulated_storage whole = with_step(world, 30);
     for (const std::uint64_t buffer : {2U, 16U, 40U, 1000U}) {
@@ -285,7 +285,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(has_its_bytes(durable, world, newest(durable)));
   }
 
-  TEST_CASE("who watches a copy sees it grow, and stops it anywhere") {
+  TEST_CASE("the watch of a copy sees it grow, and can stop it anywhere") {
     const checkpoint_world world{.ranks = 2, .files = 1, .file_bytes = 100, .write_bytes = 30};
     simulated_storage local = with_step(world, 30);
     std::vector<std::uint64_t> seen;

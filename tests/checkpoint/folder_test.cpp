@@ -222,7 +222,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a rename that was done is a commit, whatever was said of it") {
+  TEST_CASE("a rename that was done is a commit, regardless of its report") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -245,7 +245,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
-  TEST_CASE("a rename of which nobody can tell is told as it is, also where there is no memory to look") {
+  TEST_CASE("a rename whose outcome is unknown is reported as such, even if there is no memory to look") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     bool is_short = false;
@@ -430,7 +430,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
   }
 
-  TEST_CASE("no generation is given twice, whatever a crash has left") {
+  TEST_CASE("no generation is used twice, for any left-overs of a crash") {
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000007-12345");
     storage.make_folder(".trash-step-0000000010-g00000004");
@@ -442,7 +442,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
   }
 
-  TEST_CASE("a draft takes the generation that it is told, unless anything of it is there") {
+  TEST_CASE("a draft takes the given generation, unless anything of that exists") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -470,7 +470,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a draft that could not be removed is in nobody's way once it can be") {
+  TEST_CASE("a draft that could not be removed blocks no save once it can be") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -493,7 +493,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("generations continue behind the one that was told, and never back") {
+  TEST_CASE("generations continue after the given one, and never go back") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     folder.raise_generation(41);
@@ -516,7 +516,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{10, 1}});
   }
 
-  TEST_CASE("behind the last generation there is none, rather than the first again") {
+  TEST_CASE("after the last generation there is none, instead of the first again") {
     simulated_storage storage;
     storage.make_folder("step-0000000001-g18446744073709551615");
     checkpoint_folder folder(storage);
@@ -552,7 +552,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 2);
   }
 
-  TEST_CASE("a left-over that cannot be removed keeps nobody from committing") {
+  TEST_CASE("a left-over that cannot be removed prevents no commit") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000001-1");

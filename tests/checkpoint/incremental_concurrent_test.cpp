@@ -184,7 +184,7 @@ found_checkpoint save(Checkpointer& saves, simulated_storage& storage, std::uint
 }  // namespace
 
 TEST_SUITE("incremental saves") {
-  TEST_CASE("whatever changes between them, each checkpoint that is kept has the state of its moment") {
+  TEST_CASE("each kept checkpoint has the state of its moment, for any changes in between") {
     for (const auto seed : seeds_within(30, 8)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -317,7 +317,7 @@ TEST_SUITE("incremental saves") {
     CHECK(saves.stats().failed == 0);
   }
 
-  TEST_CASE("retention keeps what is referred to, and lets go of it when nothing refers to it any more") {
+  TEST_CASE("retention keeps what is referred to, until nothing refers to it") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage, keep_last_and_every{.last = 2});
@@ -338,7 +338,7 @@ TEST_SUITE("incremental saves") {
     CHECK(find_checkpoint(storage).found->id.step == 8);
   }
 
-  TEST_CASE("one that refers to what no longer exists is not committed, and the next one is whole") {
+  TEST_CASE("a checkpoint that refers to a removed one is not committed, and the next one is full") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -380,7 +380,7 @@ TEST_SUITE("incremental saves") {
     CHECK(search.skipped[0].why.find(file + ": bytes 4352 to 4480 are damaged") != std::string::npos);
   }
 
-  TEST_CASE("whatever call fails, once or from then on, what is said to be committed is whole") {
+  TEST_CASE("whichever call fails, once or permanently, what is reported committed is complete") {
     for (const bool sticky : {false, true}) {
       for (std::uint64_t at = 1; at < 90; ++at) {
         CAPTURE(at);
@@ -452,7 +452,7 @@ TEST_SUITE("incremental saves") {
     CHECK(sweep.power_cuts > 20 * steps);
   }
 
-  TEST_CASE("one that waits for the one before holds training up no longer than it may") {
+  TEST_CASE("a snapshot that waits for the one before stalls training at most as long as allowed") {
     state of({chunk * 20});
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -538,7 +538,7 @@ TEST_SUITE("incremental saves") {
     CHECK(file.runs == std::vector<chunk_run>{{0, 2, 0, 0}, {2, 1, 0, 3}, {3, 1, 0, 2}});
   }
 
-  TEST_CASE("without a way to tell what changed it is refused") {
+  TEST_CASE("without a way to detect changes it is refused") {
     struct traits : checkpointer_traits {
       using storage_type = simulated_storage;
       using coordinator_type = solo_coordinator<simulated_storage>;
@@ -564,7 +564,7 @@ TEST_SUITE("incremental saves") {
   }
 
 #ifdef LLMMEM_TESTS_XXHASH
-  TEST_CASE("XXH3 tells chunks apart by any bit and by their length") {
+  TEST_CASE("XXH3 distinguishes chunks by any bit and by their length") {
     std::vector<std::byte> bytes(300);
     std::set<std::array<std::uint64_t, 2>> seen{xxh3_chunk_digest::of(bytes)};
     for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {

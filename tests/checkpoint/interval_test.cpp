@@ -117,7 +117,7 @@ TEST_CASE("Daly's interval is the one of his three published examples") {
   static_assert(young_interval(2, 100) == 20);
 }
 
-TEST_CASE("the availability-optimal period is where the availability it stands for is largest") {
+TEST_CASE("the availability-optimal period maximises the availability that it predicts") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -321,7 +321,7 @@ TEST_CASE("a tuner goes by guesses until it has measured, and then by what it me
   CHECK(fixed.steps == 99);
 }
 
-TEST_CASE("times that are none are refused by name") {
+TEST_CASE("invalid times are refused by name") {
   CHECK_THROWS_WITH_AS(static_cast<void>(young_interval(nan_s, 1)),
                        "young_interval: save_s is nan; give seconds, 0 or more", argument_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(daly_interval(-1, 1)),

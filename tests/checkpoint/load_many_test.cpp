@@ -74,7 +74,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
     }
   }
 
-  TEST_CASE("a series of runs that reaches over others is found in each chunk that has some of it") {
+  TEST_CASE("a series of runs that spans others is found in each chunk that has a part of it") {
     // A column of a matrix, and one row: the runs of one lie between those of the other.
     random_numbers random(5);
     const std::vector<state_tensor> tensors{

@@ -332,7 +332,7 @@ TEST_SUITE("load_checkpoint") {
     MESSAGE(refused << " refused, " << irrelevant << " irrelevant");
   }
 
-  TEST_CASE("damage is told by file, bytes and both checksums") {
+  TEST_CASE("damage is reported by file, bytes and both checksums") {
     small_state state;
     const found_checkpoint from = state.found();
     const std::string path = from.folder + "/" + from.manifest.files[0].name;
@@ -402,7 +402,7 @@ TEST_SUITE("load_checkpoint") {
               "than the run");
   }
 
-  TEST_CASE("elements that nobody saved are reported, not made up") {
+  TEST_CASE("elements that no rank saved are reported, not invented") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<std::vector<state_tensor>> ranks{{{.name = "w",
@@ -544,7 +544,7 @@ TEST_SUITE("load_checkpoint") {
           }).starts_with("simulated/" + file + ": bytes 4096 to 4098 are damaged: "));
   }
 
-  TEST_CASE("an extra that is said to be larger than its file makes nobody take that much memory") {
+  TEST_CASE("an extra that claims to be larger than its file takes no memory for that claim") {
     const std::string json = R"({"rank.0/x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
     const element_runs eight = element_runs::flat_range(0, 8);
     for (const std::vector<checkpoint_piece>& pieces :

@@ -168,7 +168,7 @@ struct mirrored_run {
 }  // namespace
 
 TEST_SUITE("mirrored_coordinator") {
-  TEST_CASE("what is committed comes to the durable folder, under the same name, and is reported") {
+  TEST_CASE("a committed checkpoint arrives in the durable folder, under the same name, and is reported") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
@@ -292,7 +292,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{20, 10});
   }
 
-  TEST_CASE("a run whose local disk was lost continues behind the durable folder's last generation") {
+  TEST_CASE("a run whose local disk was lost continues after the durable folder's last generation") {
     simulated_storage durable(called("durable"));
     {
       simulated_storage lost(called("local"));
@@ -377,7 +377,7 @@ TEST_SUITE("mirrored_coordinator") {
   }
 
   // Each call of the durable storage fails, once or from there on; each thing that may be wrong is told.
-  TEST_CASE("whatever fails in the durable tier, the training continues, and it is told") {
+  TEST_CASE("any failure in the durable tier is reported, and training continues") {
     for (const bool renames : {true, false}) {
       for (const mirror_options& options : {at_once, thrice}) {
         for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
@@ -521,7 +521,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK_FALSE(w.mirror.wait_copied(3, patience_ns));
   }
 
-  TEST_CASE("one whose local durability is uncertain is copied all the same") {
+  TEST_CASE("a checkpoint whose local durability is uncertain is copied nevertheless") {
     mirrored_run w(at_once);
     const checkpoint_draft draft = w.mirror.begin(10);
     const auto manifest = write_rank(w.local, world, draft, 0);
@@ -546,7 +546,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.durable.folders().empty());
   }
 
-  TEST_CASE("at the end what waits is copied, or told that it was not") {
+  TEST_CASE("at the end waiting checkpoints are copied, or reported as not copied") {
     for (const bool finishes : {true, false}) {
       simulated_storage local(called("local"));
       simulated_storage durable(called("durable"));
@@ -584,7 +584,7 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
-  TEST_CASE("a copy that does not come to its end holds up the end no longer than is said") {
+  TEST_CASE("a copy that never ends delays the end at most as long as configured") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
@@ -623,7 +623,7 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
-  TEST_CASE("a durable folder that cannot be had is refused at once, with nothing begun") {
+  TEST_CASE("a durable folder that cannot be opened is refused at once, with nothing begun") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     solo_coordinator fast(local);

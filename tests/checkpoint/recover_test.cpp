@@ -117,7 +117,8 @@ TEST_SUITE("recover") {
   }
 
   // The oracle: all copies by generation and source, the first that was not damaged.
-  TEST_CASE("the first whole one by generation and then by source is found, whatever befell the others") {
+  TEST_CASE(
+      "the first complete checkpoint by generation and then by source is found, regardless of the others") {
     for (const auto seed : seeds(200)) {
       CAPTURE(seed);
       random_numbers random(seed);

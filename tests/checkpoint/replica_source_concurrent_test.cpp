@@ -153,7 +153,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("what memory gives back lies where the engine says, and it is asked for nothing else") {
+  TEST_CASE("restored memory is where the engine says, and the engine is asked for nothing else") {
     folders of;
     of.save_everywhere({100, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {
@@ -194,7 +194,7 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "a rank dies: its part comes from memory; more than it bears die: all load a file, and it forgets") {
+      "if a rank dies its part comes from memory; if too many die all load a file, and memory is forgotten") {
     for (const bool both : {false, true}) {
       CAPTURE(both);
       folders of;
@@ -221,7 +221,8 @@ TEST_SUITE("replica_source") {
     }
   }
 
-  TEST_CASE("ranks take the newest that each of them has whole, wherever, as a search of all by hand does") {
+  TEST_CASE(
+      "ranks take the newest checkpoint that each has complete in any source, as a search by hand does") {
     std::uint64_t found = 0;
     std::uint64_t partial = 0;
     for (const auto seed : seeds(60)) {
@@ -299,7 +300,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("a rank that cannot read what may be whole stops all: none of them takes an older one") {
+  TEST_CASE("a rank that cannot read a possibly complete checkpoint stops all: none takes an older one") {
     folders of;
     of.save_everywhere({10, 1});
     of.save_everywhere({20, 2});
@@ -341,8 +342,7 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies in whatever call, the others are told, agree, and come to the same "
-      "result") {
+      "regardless of which rank dies in which call, the others learn it, agree, and get the same result") {
     std::uint64_t max_calls = 0;
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
       for (std::uint64_t call = 0; call == 0 || call < max_calls; ++call) {

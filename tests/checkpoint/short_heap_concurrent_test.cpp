@@ -85,7 +85,7 @@ std::size_t drafts_in(posix_storage<>& storage) {
 }  // namespace
 
 TEST_SUITE("checkpoints, short heap") {
-  TEST_CASE("a reason that there is no memory for is a short one, or the end of it") {
+  TEST_CASE("a reason for which there is no memory is a short one, or its end") {
     const std::string text(100, 'x');
     std::string whole = "not told";
     std::string last;
@@ -144,8 +144,7 @@ TEST_SUITE("checkpoints, short heap") {
     }
   }
 
-  TEST_CASE(
-      "a checkpoint that can be seen is uncertain, not refused, also where there is no memory to say so") {
+  TEST_CASE("a visible checkpoint is uncertain, not refused, even if there is no memory for the text") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     const auto commit_with_short_heap = [&]<class Make>(std::uint64_t first, Make make) {
       simulated_storage storage;

@@ -31,7 +31,7 @@ int ending_of(Work work) {
 
 }  // namespace
 
-TEST_CASE("a signal is held back, told once it came, and stays told") {
+TEST_CASE("a signal is held back, reported once it arrived, and stays reported") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
           if (termination.is_requested()) ::_exit(1);
@@ -49,7 +49,7 @@ TEST_CASE("threads that are started later do not die of it either") {
         }) == 7);
 }
 
-TEST_CASE("one that nobody was told of ends the process when the request goes") {
+TEST_CASE("a signal that was never reported ends the process when the request is destroyed") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
           ::kill(::getpid(), SIGUSR1);

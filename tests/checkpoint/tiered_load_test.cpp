@@ -213,7 +213,9 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     CHECK(a.manifest.files == b.manifest.files);  // their checksums among them
   }
 
-  TEST_CASE("what changes while it is saved is saved as it was, and an incremental save tells what did not") {
+  TEST_CASE(
+      "a state that changes during a save is saved as it was, and an incremental save reports what did not "
+      "change") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(8);
     const tensor_values values = random_values(random, described);
@@ -243,7 +245,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     CHECK(saves.stats().committed == 3);
   }
 
-  TEST_CASE("what cannot be is told: tensors that were never written, other numbers, other sizes") {
+  TEST_CASE("impossible input is reported: tensors that were never written, other numbers, other sizes") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(9);
     const tensor_values values = random_values(random, described);

@@ -115,7 +115,8 @@ struct tiered_state {
 }  // namespace
 
 TEST_SUITE("tiered_state_view") {
-  TEST_CASE("what is saved is the state when the view was taken, whatever moves and changes meanwhile") {
+  TEST_CASE(
+      "a save has the state of the moment when the view was taken, regardless of later moves and changes") {
     std::uint64_t waits = 0;
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
@@ -137,7 +138,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE("taking a view moves nothing and takes no room; its clones go with its last copy") {
+  TEST_CASE("taking a view moves nothing and takes no memory; its clones end with its last copy") {
     tiered_state w(1, 0);
     const auto before = w.buffer.stats();
     std::optional<view> first(std::in_place, w.buffer, w.chunks, w.places);

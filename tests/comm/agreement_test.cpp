@@ -262,7 +262,9 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("of two halves that do not hear each other at most one decides, and if one has died the other") {
+  TEST_CASE(
+      "of two halves that cannot reach each other at most one decides; if one half has died, the other "
+      "decides") {
     for (const auto seed : llmmem_tests::seeds(3000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -311,7 +313,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a quorum is more than half, or the half with the lowest, and all the same where the dead are dead") {
+      "a quorum is more than half, or the half with the lowest member; if the others are certainly dead, any "
+      "remainder") {
     const auto none = [](seat_id, const agree_message&) noexcept {};
     const auto of = [&](std::uint32_t count, std::uint32_t self,
                         std::initializer_list<std::uint32_t> suspected,
@@ -338,8 +341,7 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a process that is said to have failed does not take others with it, and holds who says so for "
-      "estranged") {
+      "a process that is reported as failed takes no others with it, and considers the reporter estranged") {
     members_at_work all(5, 1);
     for (std::size_t other = 0; other < 4; ++other)
       all.suspect(4, other);
@@ -356,7 +358,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "one that is wrongly said to be dead goes alone, and takes nobody with it who has not heard of it") {
+      "a process that is wrongly reported dead leaves alone, and takes no process with it that has not heard "
+      "of this") {
     members_at_work all(5, 1);
     all.suspect(4, 1);
     for (std::size_t i = 0; i < 5; ++i)
@@ -372,7 +375,7 @@ TEST_SUITE("agreement") {
     CHECK(all.part(1).suspected().empty());  // it tells nobody
   }
 
-  TEST_CASE("messages of those that are no members are not heard") {
+  TEST_CASE("messages from non-members are ignored") {
     const auto none = [](seat_id, const agree_message&) noexcept { CHECK(false); };
     agreement part(seat_id{1}, set_of({1, 2, 5}));
     agree_message decides{.kind = agree_kind::decide};
@@ -399,8 +402,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "of what earlier coordinators had proposed, that of the latest is proposed again, whoever reports "
-      "first") {
+      "of the earlier coordinators' proposals, the latest is proposed again, regardless of which report "
+      "comes first") {
     for (const bool latest_first : {false, true}) {
       CAPTURE(latest_first);
       letters sent;
@@ -417,8 +420,7 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE(
-      "a process that has accepted and is then alone decides what it had accepted, not what it says itself") {
+  TEST_CASE("a process that has accepted a value and is then alone decides that value, not its own") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
@@ -444,7 +446,7 @@ TEST_SUITE("agreement") {
     CHECK(sent.of(agree_kind::decide)[0].value == without_it);
   }
 
-  TEST_CASE("only the proposal of who was reported to is accepted") {
+  TEST_CASE("only a proposal from the coordinator that received the report is accepted") {
     letters sent;
     agreement part(seat_id{2}, seat_set::first(rank_count{3}));
     const agree_message proposal{.kind = agree_kind::propose, .value = {.bits = 3}};
@@ -456,7 +458,7 @@ TEST_SUITE("agreement") {
     CHECK(sent.of(agree_kind::accept).size() == 1);
   }
 
-  TEST_CASE("one that is ignored is told so each time it speaks") {
+  TEST_CASE("an ignored process is informed each time it speaks") {
     letters sent;
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
     part.on_death(seat_id{2}, comm::death::suspected, sent.post());

@@ -99,7 +99,7 @@ std::vector<frame_sort> sorts_of(const std::vector<read_frame>& frames) {
 
 }  // namespace
 
-TEST_CASE("a lane begins with a heartbeat, and each message goes at once while the socket has room") {
+TEST_CASE("a lane begins with a heartbeat, and each message goes at once while the socket has space") {
   one_lane lane;
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::beat});
   CHECK(lane.post(7, 3));
@@ -167,7 +167,7 @@ TEST_CASE("the poller reports a writable lane exactly while bytes wait for it") 
   CHECK_FALSE(lane.is_armed());
 }
 
-TEST_CASE("a lane that overflows takes nothing more but one notice, for which there is room") {
+TEST_CASE("a lane that overflows takes only one more notice, for which space is reserved") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();
@@ -193,7 +193,7 @@ TEST_CASE("a lane that overflows takes nothing more but one notice, for which th
   CHECK(sorts == expected);
 }
 
-TEST_CASE("a process that leaves says so behind what waits") {
+TEST_CASE("a process that leaves says so after the messages that wait") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();

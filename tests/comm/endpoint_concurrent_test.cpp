@@ -92,7 +92,7 @@ void speak_and_hear(Speak speak, Hear hear) {
 
 }  // namespace
 
-TEST_CASE("a frame says how many bytes it has, whatever its sender wrote there") {
+TEST_CASE("a frame carries its true number of bytes, regardless of what its sender wrote there") {
   const std::vector<std::byte> bytes(frame_bytes, std::byte{7});
   const std::vector<std::pair<std::uint32_t, std::size_t>> said_and_sent{
       {0, 8}, {100, 8}, {0, 0}, {5, 0}, {1, frame_bytes}, {~0U, frame_bytes}};
@@ -122,7 +122,7 @@ TEST_CASE("a frame says how many bytes it has, whatever its sender wrote there")
       });
 }
 
-TEST_CASE("a frame that is too long is refused with both numbers, and one that is told too long is dropped") {
+TEST_CASE("a data frame that is too long is refused with both numbers, and a posted one is dropped") {
   const std::vector<std::byte> bytes(frame_bytes + 1);
   speak_and_hear(
       [&](auto& end, recorder& heard) {
@@ -143,7 +143,7 @@ TEST_CASE("a frame that is too long is refused with both numbers, and one that i
       });
 }
 
-TEST_CASE("to nobody nothing is sent or told: not to itself, nor to a seat that there is not") {
+TEST_CASE("nothing is sent or posted to an empty seat, to itself, or to a seat that does not exist") {
   speak_and_hear(
       [&](auto& end, recorder& heard) {
         const deadline by{end.now_ns() + 20'000 * ms};

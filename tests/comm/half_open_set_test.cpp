@@ -244,7 +244,7 @@ TEST_CASE("a call that is not answered in time says that somebody is there") {
   CHECK(high.halves.learn(begun.slot)->why == seat_absence::no_answer);
 }
 
-TEST_CASE("bytes that are no hello are a stranger's, whatever seat it wants") {
+TEST_CASE("bytes that are not a hello come from a stranger, for any seat") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     const raw_caller caller(address_of(sets.options[0]));

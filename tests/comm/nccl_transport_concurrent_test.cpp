@@ -112,7 +112,7 @@ std::uint32_t recover(Ranks& ranks) {
 }  // namespace
 
 TEST_SUITE("nccl_transport") {
-  TEST_CASE("no device, and an NCCL that is too old, are told at construction") {
+  TEST_CASE("a missing device and an NCCL that is too old are reported at construction") {
     sim_network net({.seats = 1, .max_calls = 400'000});
     net.run([](sim_endpoint& end) {
       side_of side(end);
@@ -145,7 +145,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("windows are made by all, used, ended in order, and gone with their epoch") {
+  TEST_CASE("windows are made by all ranks, used, ended in order, and end with their epoch") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       sim_network net({.seats = 4, .seed = seed, .max_calls = 400'000});
@@ -225,7 +225,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.memory.empty());
   }
 
-  TEST_CASE("memory of NCCL's own is taken and given back, or the reason told") {
+  TEST_CASE("memory of NCCL's own is taken and returned, or the reason is reported") {
     sim_network net({.seats = 1, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
@@ -396,7 +396,7 @@ TEST_SUITE("nccl_transport") {
     CHECK((shrunk > 20) == can_shrink);
   }
 
-  TEST_CASE("whatever NCCL or CUDA refuses ends the epoch for all, and all continue") {
+  TEST_CASE("a refusal by NCCL or CUDA ends the epoch for all, and all continue") {
     const std::vector<std::string> calls{"unique_id", "init",   "async_error", "put",
                                          "group_end", "record", "query",       "revoke"};
     std::set<std::string> texts;
@@ -452,7 +452,7 @@ TEST_SUITE("nccl_transport") {
                        then));
   }
 
-  TEST_CASE("a process that is waited for in vain is named, and memory is left alone from then on") {
+  TEST_CASE("a process that does not answer in time is named, and memory is left alone from then on") {
     for (const bool hangs : {false, true}) {
       CAPTURE(hangs);
       sim_network net({.seats = 2, .seed = 1, .max_calls = 400'000});
@@ -647,7 +647,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.left() == 0);
   }
 
-  TEST_CASE("whoever leaves after a failed call aborts: NCCL finalises nothing that was revoked") {
+  TEST_CASE("a rank that leaves after a failed call aborts: NCCL finalises nothing that was revoked") {
     sim_network net({.seats = 1});
     fake_world fake;
     fake.fails_at["put"] = 1;

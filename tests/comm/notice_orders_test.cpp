@@ -249,7 +249,7 @@ using last_words = std::vector<step_kind>;
 
 }  // namespace
 
-TEST_CASE("a rank that was given up decides nothing alone, in whatever order one look reads what came") {
+TEST_CASE("a rank that was given up decides nothing alone, in any order in which it reads what arrived") {
   const std::vector<std::pair<last_words, last_words>> pairs{
       {{step_kind::says_given_up, step_kind::says_leaving},
        {step_kind::says_given_up, step_kind::says_leaving}},

@@ -49,7 +49,8 @@ std::uint64_t messages_of(ranks_of& ranks) {
 }  // namespace
 
 TEST_SUITE("reduction_buckets") {
-  TEST_CASE("in whatever order tensors become ready on each rank, the sums are those of tensors one by one") {
+  TEST_CASE(
+      "for any order in which tensors become ready on each rank, the sums are those of single tensors") {
     for (const auto seed : seeds(30)) {
       CAPTURE(seed);
       std::mt19937_64 shape(seed);
@@ -144,7 +145,7 @@ TEST_SUITE("reduction_buckets") {
     });
   }
 
-  TEST_CASE("when a rank dies the others are told, and sum again in the next epoch") {
+  TEST_CASE("when a rank dies the others learn it, and sum again in the next epoch") {
     sim_network net({.seats = 3, .seed = 2});
     net.kill_in_call(seat_id{2}, 60);
     net.run([&](sim_endpoint& end) {

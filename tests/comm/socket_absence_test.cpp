@@ -101,7 +101,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a stranger that says it sits where somebody is connected leaves nothing behind") {
+TEST_CASE("a stranger that claims the seat of a connected process has no effect") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
   const raw_caller caller(address_of(world.options(0)));
@@ -136,7 +136,7 @@ TEST_CASE("joining says that no process listens, that a process says nothing, or
   }
 }
 
-TEST_CASE("an address that cannot be reached is told from one where no process listens") {
+TEST_CASE("an unreachable address is distinguished from one where no process listens") {
   auto addresses = free_addresses(2);
   addresses[0] = "255.255.255.255:80";
   socket_endpoint end({.seat = seat_id{1},
@@ -196,7 +196,7 @@ TEST_CASE("a process that is called where another seat's process listens knows i
   CHECK(one.why_missing(seat_id{2}) == seat_absence::other_seat);
 }
 
-TEST_CASE("strangers are told from nobody") {
+TEST_CASE("strangers are distinguished from an empty address") {
   for (const socket_kind kind : both_kinds) {
     const std::vector<std::byte> garbage(detail::wire_hello_bytes, std::byte{0x55});
     {
@@ -217,7 +217,7 @@ TEST_CASE("strangers are told from nobody") {
   }
 }
 
-TEST_CASE("a process that is given up knows it, and who gave it up waits for a fresh process") {
+TEST_CASE("a process that is given up knows it, and the process that gave it up waits for a fresh one") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);

@@ -178,7 +178,8 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
   }
 }
 
-TEST_CASE("two that send to each other and have no room at first are asked again while they wait") {
+TEST_CASE(
+    "two handlers without a buffer at first, which send to each other, are asked again while they wait") {
   struct reluctant : recorder {
     frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
       if (!std::exchange(has_refused, true)) return {frame_buffer::answer::ask_again, {}};

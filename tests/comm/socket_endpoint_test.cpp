@@ -23,7 +23,7 @@ constexpr std::array both_kinds{socket_kind::local, socket_kind::tcp};
 
 }  // namespace
 
-TEST_CASE("endpoints find each other in whatever order they start, and each is told of the others once") {
+TEST_CASE("endpoints find each other in any order of starting, and each reports the others once") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_downwards : {false, true}) {
       socket_world world(kind, 4);
@@ -122,7 +122,8 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
   }
 }
 
-TEST_CASE("what is told is heard though data are stuck, and data that were refused for later come whole") {
+TEST_CASE(
+    "posted messages arrive while data are stuck, and data that were refused at first arrive complete") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.frame_bytes = 65536, .socket_bytes = 4096});
     REQUIRE(world.join());
@@ -156,7 +157,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
   }
 }
 
-TEST_CASE("a frame whose sender gave it up midway is finished, and those behind it are in step") {
+TEST_CASE("a frame whose sender abandoned it midway is finished, and later frames are in step") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_cancelled : {false, true}) {
       socket_world world(kind, 2, {.frame_bytes = 4U << 20, .socket_bytes = 4096});
@@ -225,7 +226,7 @@ TEST_CASE("a buffer that is withdrawn midway is not written to, and what follows
   }
 }
 
-TEST_CASE("a frame without room is dropped, and the one behind it comes") {
+TEST_CASE("a frame without a buffer is dropped, and the next one arrives") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   const std::vector<std::byte> bytes(300'000, std::byte{5});
@@ -241,7 +242,7 @@ TEST_CASE("a frame without room is dropped, and the one behind it comes") {
   CHECK(world.heard[1].frames[0].header == frame_header{.tag = 3});
 }
 
-TEST_CASE("a handler may tell from within what it is told, and when somebody comes or dies") {
+TEST_CASE("a handler may post from within its reports of messages, arrivals and deaths") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 3);
     for (std::uint32_t i = 0; i < 3; ++i) {
@@ -268,7 +269,7 @@ TEST_CASE("a handler may tell from within what it is told, and when somebody com
   }
 }
 
-TEST_CASE("to nobody nothing is sent, and what is told to nobody is dropped and counted") {
+TEST_CASE("nothing is sent to an empty seat, and messages posted to one are dropped and counted") {
   socket_world world(socket_kind::local, 3);
   world.start(0);
   const auto sent = world.ends[0]->send(seat_id{2}, {}, {}, world.in(1000 * ms), world.heard[0]);
@@ -331,7 +332,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("data that nobody took yet do not keep a death from being told") {
+TEST_CASE("data that no call has taken yet do not delay the report of a death") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -345,8 +346,8 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
 }
 
 TEST_CASE(
-    "a process that is given up hears what was told before, reports a suspicion, and is ignored from then "
-    "on") {
+    "a process that is given up receives what was posted before, reports a suspicion, and is ignored from "
+    "then on") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -380,8 +381,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a process that has said that it leaves is dead for certain, also when it is given up before that is "
-    "told") {
+    "a process that has announced its leaving is dead for certain, also if it is given up before that is "
+    "reported") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -424,7 +425,7 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that no lon
   CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
 }
 
-TEST_CASE("a process that takes nothing of what it is told is suspected when no more of it can wait") {
+TEST_CASE("a process that reads none of its posted messages is suspected when no more of them can wait") {
   for (const std::size_t size : {std::size_t{4096}, std::size_t{0}}) {
     socket_world world(socket_kind::local, 2,
                        {.post_queue_bytes = 16384, .socket_bytes = 4096, .hard_silence_ns = 0});

@@ -296,7 +296,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a frame that has no room when its sender dies is asked for once more, then dropped") {
+TEST_CASE("a frame without a buffer when its sender dies is asked for once again, then dropped") {
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
@@ -314,7 +314,7 @@ TEST_CASE("a frame that has no room when its sender dies is asked for once more,
   }
 }
 
-TEST_CASE("bytes that are no frame suspect their sender, which is told so") {
+TEST_CASE("bytes that are not a frame make their sender suspected, and inform it") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     peers_here here;
     here.connect();
@@ -331,7 +331,8 @@ TEST_CASE("bytes that are no frame suspect their sender, which is told so") {
   }
 }
 
-TEST_CASE("a process that reads none of its control messages is suspected, and told so if it reads at last") {
+TEST_CASE(
+    "a process that reads none of its control messages is suspected, and learns it if it finally reads") {
   peers_here here;
   here.told = socket_pair(4096);
   here.connect();
@@ -456,7 +457,7 @@ TEST_CASE("a seat that is free after a death is called again after the first pau
   CHECK(here.calls.is_due(other));
 }
 
-TEST_CASE("messages to nobody, and messages that are too long, are dropped and counted") {
+TEST_CASE("messages to an empty seat, and messages that are too long, are dropped and counted") {
   peers_here here;
   here.peers.post(other, {}, {});
   here.peers.post(seat_id{9}, {}, {});

@@ -224,7 +224,8 @@ TEST_CASE("what a process sent before it was killed still comes") {
   }
 }
 
-TEST_CASE("frames that had no room when their sender died are taken if they have some when that is noticed") {
+TEST_CASE(
+    "frames without a buffer when their sender died are taken if they have one when the death is noticed") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);

@@ -252,8 +252,8 @@ TEST_CASE("a process that a caller names is not killed, and not watched, unless 
 }
 
 TEST_CASE(
-    "what is no frame breaks the connection: its seat is suspected, told so, and its process not heard "
-    "again") {
+    "bytes that are not a frame break the connection: the seat is suspected and informed, and its process "
+    "ignored") {
   const auto header = [](std::uint32_t bytes, std::uint32_t sequence, detail::socket_lane lane,
                          detail::frame_sort sort = detail::frame_sort::frame) {
     return framed({{.bytes = bytes}, lane, sort, sequence});

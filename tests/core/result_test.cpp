@@ -294,7 +294,9 @@ constexpr std::array refusals{
 
 }  // namespace
 
-TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
+TEST_CASE(
+    "every refusal names the object, the problem and the numbers, and raises the exception of its kind with "
+    "that text") {
   // A new code that has no row here fails: the table is as long as the numbers.
   REQUIRE(refusals.size() == std::size_t{last_error_number});
   for (const auto& [code, kind, text] : refusals) {
@@ -411,7 +413,7 @@ TEST_CASE("a code this version does not know still prints") {
   CHECK_THROWS_WITH_AS(later.raise(), "kv: unknown failure 200", argument_error);
 }
 
-TEST_CASE("failures are equal when reason and numbers are, whoever refused") {
+TEST_CASE("failures are equal when reason and numbers are, regardless of the object that refused") {
   const failure one{errc::stale_handle, 7, 30, 12, "one"};
   CHECK(one == failure{errc::stale_handle, 7, 30, 12, "other"});
   CHECK(one != failure{errc::foreign_handle, 7, 30, 12, "one"});

@@ -209,7 +209,7 @@ TEST_SUITE("block_summary") {
     }
   }
 
-  TEST_CASE("what does not fit is refused, and blocks that are none are flagged") {
+  TEST_CASE("input that does not fit is refused, and invalid blocks are flagged") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
     alignas(16) std::byte cache[512]{};
     alignas(16) std::byte summaries[64]{};

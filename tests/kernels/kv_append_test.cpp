@@ -191,7 +191,7 @@ TEST_SUITE("kv_append") {
     }
   }
 
-  TEST_CASE("latent vectors and rotary keys come to are side by side") {
+  TEST_CASE("latent vectors and rotary keys are stored side by side") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(3), poison);
     std::vector<std::byte> latent(5 * 512 * 2);
@@ -346,7 +346,7 @@ TEST_SUITE("kv_append") {
     CHECK(std::ranges::count(cache, std::byte{0x21}) == 4);
   }
 
-  TEST_CASE("elements that are converted must lie where a device can read them, and bytes anywhere") {
+  TEST_CASE("elements that are converted must be where a device can read them, bytes may be anywhere") {
     const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 8, .block_tokens = 4, .element = dtype::bf16};
     alignas(16) std::byte cache[1024]{};
     alignas(16) const std::byte batch[512]{};

@@ -78,7 +78,7 @@ bool has_stray(const std::vector<block_pair>& pairs, std::uint64_t from_blocks, 
 }  // namespace
 
 TEST_SUITE("kv_blocks") {
-  TEST_CASE("between memories of any two layouts every vector comes to its place, and nothing else moves") {
+  TEST_CASE("between memories of any two layouts every vector arrives at its place, and nothing else moves") {
     std::uint64_t moved = 0;
     std::uint64_t worlds = 0;
     for (const auto seed : llmmem_tests::seeds_within(600, 100)) {

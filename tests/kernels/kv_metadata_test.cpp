@@ -190,7 +190,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(positions.written() == std::vector<std::int32_t>{0, 1, 2, 0, 1, -1, -1});
   }
 
-  TEST_CASE("tokens of no sequence are padding, whatever an indptr says") {
+  TEST_CASE("tokens of no sequence are padding, for any indptr") {
     // The first sequence begins late; then they go backwards.
     const std::vector<std::int32_t> indptr{2, 4, 3, 5};
     fenced_array<std::int32_t> batch_indices(8);
@@ -290,7 +290,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(slots[0] == std::int64_t{0x7FFF'FFFF} * (1 << 20) - 1);
   }
 
-  TEST_CASE("pages are those of the definition, blocks that are none stay, and those beyond are reported") {
+  TEST_CASE("pages are those of the definition, invalid blocks stay, and those out of range are reported") {
     for (const auto seed : llmmem_tests::seeds(400)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -342,7 +342,7 @@ TEST_SUITE("kv_metadata") {
     }
   }
 
-  TEST_CASE("the last page that 32 bits have is one, and the next is none") {
+  TEST_CASE("the last page number of 32 bits is valid, and the next is not") {
     const std::vector<std::int32_t> table{0x3FFF'FFFF, 0x4000'0000};
     page_expansion of{.block_table = table.data(),
                       .rows = 1,
@@ -370,7 +370,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(pages[1] == -1);
   }
 
-  TEST_CASE("an indptr that rises and falls again names no block behind the last") {
+  TEST_CASE("an indptr that rises and falls again names no block after the last") {
     const std::vector<std::int32_t> indices{5, 6};
     const std::vector<std::int32_t> lengths{8, 8};
     const std::vector<std::int32_t> rows{0, 0, 0, 1};

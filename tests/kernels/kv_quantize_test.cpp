@@ -305,7 +305,7 @@ TEST_CASE("the largest bf16 values come back as bf16, and none as an infinity") 
   }
 }
 
-TEST_CASE("a channel with a value that is none is restored as NaNs, and the others are not") {
+TEST_CASE("a channel with a NaN or an infinity is restored as NaNs, and the others are not") {
   constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 3, .has_values = false};
   kv_layout coded = values;
   coded.element = dtype::int4;

@@ -230,7 +230,7 @@ merged_floats merged_of(std::vector<part_memory> parts, const merge_how& how = {
 }  // namespace
 
 TEST_SUITE("merge_attention") {
-  TEST_CASE("rows cut into any parts come to what they are whole, within 1e-6 of the largest value") {
+  TEST_CASE("rows cut into any parts give the result of the whole row, within 1e-6 of the largest value") {
     double worst = 0;
     std::uint64_t seen = 0;
     for (const auto seed : seeds(200, 40)) {
@@ -440,7 +440,8 @@ TEST_SUITE("merge_attention") {
     CHECK(std::isnan(merged_of({all, one}).out[0]));
   }
 
-  TEST_CASE("no part comes to zeros and to a logarithm of nothing; one keeps its bits, a zero's sign too") {
+  TEST_CASE(
+      "no parts give zeros and a logarithm of -infinity; one part keeps its bits, including a zero's sign") {
     const merged_floats nothing = merged_of({});
     CHECK(nothing.out == std::vector<float>(8, 0.0F));
     CHECK(nothing.log_sum_exp[0] == -infinity);
@@ -502,8 +503,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE(
-      "what other kernels leave is imported, whatever base they count to and however they say nothing") {
+  TEST_CASE("parts of other kernels are imported, for either base and any form of an empty part") {
     // Two rows of two heads; the second head of row 0 and all of row 1 are empty.
     const attention_part_shape shape{2, 2, 8};
     std::vector<float> out(32, 3.0F);
@@ -559,7 +559,7 @@ TEST_SUITE("merge_attention") {
     CHECK(import_attention(host_executor{}, shape, of, in_place).code() == errc::no_conversion);
   }
 
-  TEST_CASE("ranks among which tokens are dealt come to the whole, with windows and cut ranges") {
+  TEST_CASE("ranks that share the tokens give the result of the whole, with windows and cut ranges") {
     double worst = 0;
     std::uint64_t seen = 0;
     for (const auto seed : seeds(120, 30)) {
@@ -726,7 +726,7 @@ TEST_SUITE("merge_attention") {
           "import_attention: of.log_sum_exp: 8 entries needed, but 0 given; make it longer");
   }
 
-  TEST_CASE("a part of attention is refused where it does not fit, and ranges that are none are flagged") {
+  TEST_CASE("a part of attention is refused if it does not fit, and invalid ranges are flagged") {
     std::mt19937_64 random(3);
     attention_world world(random);
     while (world.rows == 0 || !world.sequences.empty())

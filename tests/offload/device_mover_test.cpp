@@ -59,7 +59,7 @@ struct rig {
 
 }  // namespace
 
-TEST_CASE("a cache on a device stores behind its stream's fences and loads to be followed") {
+TEST_CASE("a cache on a device stores after its stream's fences, and its loads can be followed") {
   rig r;
   std::vector<token_id> prompt(16);
   std::iota(prompt.begin(), prompt.end(), 0);

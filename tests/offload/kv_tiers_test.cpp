@@ -228,7 +228,7 @@ TEST_CASE("a flipped bit is a miss of its block, and only what follows is comput
   CHECK(r.tiers.stats().tiers[1].damaged == 1);
 }
 
-TEST_CASE("what does not come within the patience is computed, and comes to no harm when it arrives") {
+TEST_CASE("blocks that do not arrive within the patience are computed, and their late arrival does no harm") {
   rig r({.patience_ns = 100});
   const auto prompt = count_up(0, 16);
   const kv_sequence before = r.stored(prompt);

@@ -19,7 +19,7 @@ struct debug_traits : paged_traits {
 
 }  // namespace
 
-TEST_CASE("an audit tells who did what to the block it blames") {
+TEST_CASE("an audit names the actor and the transition of the block it blames") {
   paged_allocator<debug_traits> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.extend(one, 4));
@@ -47,7 +47,7 @@ TEST_CASE("a ring keeps the latest transitions, those of one block oldest first"
   CHECK(ring.history_of(one) == "#2 freed");
 }
 
-TEST_CASE("no history takes no room") {
+TEST_CASE("no history takes no space") {
   CHECK(std::is_empty_v<llmmem::paging::no_history>);
   CHECK(paging::no_history{}.history_of(block_id{1}).empty());
 }

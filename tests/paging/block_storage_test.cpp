@@ -11,7 +11,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("blocks are one behind the other and do not overlap") {
+TEST_CASE("blocks follow each other and do not overlap") {
   host_space host({.budget = 1 << 20});
   const block_storage storage(host, 5, 96);
   CHECK(storage.range().bytes == 480);

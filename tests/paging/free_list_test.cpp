@@ -35,7 +35,7 @@ using ascending_pool = block_pool<lru_eviction, ascending_free_list>;
 
 }  // namespace
 
-TEST_CASE("the ascending free list gives the block behind, else the lowest, as a sorted set does") {
+TEST_CASE("the ascending free list returns the next block, otherwise the lowest, as a sorted set does") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -70,7 +70,7 @@ TEST_CASE("the ascending free list gives the block behind, else the lowest, as a
   }
 }
 
-TEST_CASE("the stack gives back what came last, and forgets high ids in place") {
+TEST_CASE("the stack returns what came last, and forgets high ids in place") {
   lifo_free_list list(8, {});
   for (const std::uint64_t each : {3U, 7U, 1U, 8U, 2U})
     list.push(id(each));

@@ -75,7 +75,7 @@ std::string reason_of(const std::vector<std::byte>& payload) {
 
 }  // namespace
 
-TEST_CASE("whatever was done, a replay comes to the same outcomes and the same state") {
+TEST_CASE("a replay of any calls gives the same outcomes and the same state") {
   CHECK(worlds_replay<traced_traits>(300) > 100);
 }
 
@@ -303,7 +303,7 @@ TEST_CASE("the checksum is CRC-32C") {
   CHECK(crc32c(0, std::as_bytes(std::span(text))) == 0xE306'9283U);  // the published check value
 }
 
-TEST_CASE("the header has the options, and the configuration as it was told") {
+TEST_CASE("the header has the options, and the configuration as given") {
   const plain_journal cache({.blocks = 9,
                              .block_capacity = 12,
                              .block_tokens = 4,
@@ -372,7 +372,7 @@ TEST_CASE("a replay stops where it is asked to") {
   CHECK(before.end().reason.empty());
 }
 
-TEST_CASE("after a crash the index is restored, with nobody in it") {
+TEST_CASE("after a crash the index is restored, without sequences") {
   host_timeline stream;
   plain_journal cache({.blocks = 8, .block_tokens = 4}, memory_journal(10'000));
   const auto first = cache.create().value();
@@ -546,7 +546,7 @@ TEST_CASE("records out of any order are a divergence, not a crash") {
             .empty());
 }
 
-TEST_CASE("whatever stands in records, a replay ends with a sound cache") {
+TEST_CASE("for any contents of records, a replay ends with a sound cache") {
   std::uint64_t replayed_records = 0;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);

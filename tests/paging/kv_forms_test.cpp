@@ -183,7 +183,7 @@ TEST_CASE("any forms are copied between any orders and places, and nothing else 
   }
 }
 
-TEST_CASE("records of today's engines lie where those put them") {
+TEST_CASE("records of today's engines are where those engines put them") {
   // vLLM: fp8 with a scale for each token and head right behind its values, K and V joined.
   constexpr kv_layout fp8{.layers = 1,
                           .heads = 8,

@@ -228,7 +228,7 @@ TEST_CASE("a plane begins where the table says, or where the strides do") {
   }
 }
 
-TEST_CASE("whatever differs changes the fingerprint, and what is only order leaves that of the contents") {
+TEST_CASE("any difference changes the fingerprint, and a difference of order keeps that of the contents") {
   std::vector<kv_layout> contents(10, llama);
   contents[1].layers = 33;
   contents[2].heads = 4;

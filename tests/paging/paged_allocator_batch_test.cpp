@@ -193,7 +193,7 @@ TEST_CASE("low blocks are reported once each time they fall below the line") {
   CHECK(relief.asked.size() == 2);
 }
 
-TEST_CASE("a match that revives blocks and a pool that is made smaller are told as low, too") {
+TEST_CASE("a match that revives blocks and a pool that is shrunk are also reported as low") {
   preemptor relief;
   paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief, .low = 4}});
@@ -245,7 +245,7 @@ struct forker {
 
 }  // namespace
 
-TEST_CASE("the low notice comes when the operation is done, so that whoever is told may use the sequence") {
+TEST_CASE("the low notice comes when the operation is done, so that its receiver may use the sequence") {
   forker told;
   paged_allocator<> cache(
       {.blocks = 4, .block_tokens = 4, .pressure = {.call = &forker::call, .context = &told, .low = 3}});

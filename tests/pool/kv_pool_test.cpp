@@ -151,7 +151,7 @@ TEST_SUITE("kv_pool") {
     CHECK(b.pool().state_of(seat_id{0}) == pool::peer_state::present);
   }
 
-  TEST_CASE("a first tier without room for all takes what fits") {
+  TEST_CASE("a first tier without space for all takes what fits") {
     cluster nodes(1 + 1);
     const auto prompt = prompt_of(7, 241);
     nodes.serve(0, prompt);

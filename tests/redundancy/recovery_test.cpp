@@ -152,7 +152,7 @@ void check_recovery(const replica_map& map, std::mt19937_64& random) {
 
 }  // namespace
 
-TEST_CASE("after every set of failures every state that can be had comes back to the byte") {
+TEST_CASE("after every set of failures every recoverable state is restored to the byte") {
   std::mt19937_64 random(1);
   for (const char* text :
        {"mirror:2", "mirror:3", "parity:1", "parity:3", "rs:2+2", "rs:3+2", "rs:1+3", "compute"}) {
@@ -192,7 +192,7 @@ TEST_CASE("copies are fetched from the least loaded holder, those with few holde
   CHECK(plan.max_sent == 170);
 }
 
-TEST_CASE("a rebuild draws evenly on those who live") {
+TEST_CASE("a rebuild draws evenly on the live ranks") {
   // One of eight lost: five of the seven are enough for each stripe, and all take part.
   const replica_map map =
       llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 5, .parity = 3}), rank_count{8});

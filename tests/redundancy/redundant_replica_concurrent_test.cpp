@@ -201,7 +201,8 @@ struct member {
 
 TEST_SUITE("redundant_replica") {
   TEST_CASE(
-      "up to as many as the scheme bears die at any time, and those left have every byte of one version") {
+      "up to as many ranks as the scheme tolerates die at any time, and the others have every byte of one "
+      "version") {
     std::uint64_t recovered = 0;
     for (const char* const text :
          {"mirror:2", "mirror:3", "parity:2", "parity:3", "rs:2+2", "rs:1+2", "compute"}) {
@@ -235,7 +236,9 @@ TEST_SUITE("redundant_replica") {
     CHECK(recovered > 500);
   }
 
-  TEST_CASE("beyond what the scheme bears all that are left say that state is lost, or have it after all") {
+  TEST_CASE(
+      "beyond what the scheme tolerates all remaining ranks report that state is lost, or have it "
+      "nevertheless") {
     std::uint64_t lost = 0;
     for (const char* const text : {"mirror:2", "parity:2", "rs:2+1"}) {
       const redundancy_scheme scheme = redundancy_scheme::parse(text);
@@ -357,7 +360,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("ranks that were set up differently are all told so, and which is the first") {
+  TEST_CASE("ranks that were set up differently all learn it, and which rank is the first") {
     struct given {
       const char* scheme = "mirror:2";
       std::vector<std::uint64_t> sizes{500, 600, 700};
@@ -413,7 +416,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("where nothing is to be given back, all ranks are told why, those that came later as well") {
+  TEST_CASE("if there is nothing to restore, all ranks learn why, including those that came later") {
     // Seat 2 dies at a moment of its own, and comes back; seat 0 dies in the last act, so that none is left.
     enum class act : std::uint8_t { before_commit, after_commit, after_forget, all_fresh };
     for (const act what : {act::before_commit, act::after_commit, act::after_forget, act::all_fresh}) {
@@ -469,7 +472,8 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "what was kept and nobody can tell any more is gone, not never kept; what is whole nowhere is lost") {
+      "a version that no rank knows any longer is absence::lost, not never_kept; a version that is complete "
+      "nowhere is state_lost") {
     for (const bool is_word : {true, false}) {
       CAPTURE(is_word);
       sim_network net({.seats = 2});
@@ -497,7 +501,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("nothing is kept before recover has come to something in the epoch, and the refusal names it") {
+  TEST_CASE("nothing is kept before recover has had a result in the epoch, and the refusal says so") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(2), {50, 60});
@@ -631,7 +635,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("who holds something damaged still gives what is whole, though another has lost all") {
+  TEST_CASE("a rank with damage still provides what is intact, even if another has lost everything") {
     // What is damaged at rank 1, and whether the rest gives back what rank 0 had, under each scheme.
     struct damaged_case {
       const char* scheme;
@@ -675,8 +679,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE(
-      "a copy that is damaged where it is held is an error for who gets it, and then another is taken") {
+  TEST_CASE("a damaged copy is an error for the rank that receives it, and then another is taken") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(3), {500, 600, 700});
@@ -696,7 +699,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("a process that has damaged what all go by counts as lost at once, and another tells it") {
+  TEST_CASE("a process with damaged common facts counts as lost at once, and another provides them") {
     for (const int what : {0, 1, 2, 3}) {
       CAPTURE(what);
       sim_network net({.seats = 3});
@@ -743,8 +746,8 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a process that gives a part back and dies between two pieces is waited for by nobody, and another "
-      "gives it") {
+      "if a process dies between two pieces of a part that it sends, no rank waits for it, and another sends "
+      "the part") {
     // The first run counts: in which of its calls rank 1 gives rank 0 what that has lost.
     std::uint64_t first = 0;
     std::uint64_t last = 0;
@@ -811,7 +814,7 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a destination of another size, and what naming it throws, are told to the caller, and no rank waits "
+      "a destination of another size, and an exception from naming it, reach the caller, and no rank waits "
       "for it") {
     for (const bool is_thrown : {false, true}) {
       CAPTURE(is_thrown);
@@ -846,7 +849,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a version that all have kept was kept right, whatever was turned on its way") {
+  TEST_CASE("a version that all have kept is right, for any bit that turned on its way") {
     std::uint64_t refused = 0;
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);

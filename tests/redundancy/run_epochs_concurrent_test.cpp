@@ -283,7 +283,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("what a job throws passes through, and no call waits for who threw it") {
+  TEST_CASE("an exception of a job passes through, and no call waits for its rank") {
     sim_network net({.seats = 2, .max_notice_ns = 100'000});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -311,7 +311,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("who could not continue revokes the epoch, so that no call waits for it") {
+  TEST_CASE("a rank that cannot continue revokes the epoch, so that no call waits for it") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -352,7 +352,8 @@ TEST_SUITE("run_epochs") {
     CHECK(job.done == 5);
   }
 
-  TEST_CASE("a rank that the others have gone on without is told so, as is whatever else ends an agreement") {
+  TEST_CASE(
+      "a rank without which the others continued learns it, as it learns any other end of an agreement") {
     for (const error_code why : {errc::no_quorum, errc::peer_timed_out}) {
       told_ranks ranks;
       ranks.why = why;

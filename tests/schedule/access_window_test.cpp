@@ -112,7 +112,7 @@ TEST_CASE("a loop over one chunk more than fits misses every time under LRU, and
   CHECK(found.ratio() == doctest::Approx(7.5));
 }
 
-TEST_CASE("what moved is never less than the least, whatever sizes, writes and leases there are") {
+TEST_CASE("the moved bytes are never fewer than the minimum, for any sizes, writes and leases") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -174,7 +174,7 @@ TEST_CASE("what moved is never less than the least, whatever sizes, writes and l
   }
 }
 
-TEST_CASE("a chunk that is leased takes its room from what MIN may keep") {
+TEST_CASE("a leased chunk takes its bytes from what MIN may keep") {
   access_window window(100);
   const auto use = [&](std::uint32_t chunk) {
     window.on_arrived(chunk_id{chunk}, page);

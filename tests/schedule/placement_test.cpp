@@ -300,7 +300,7 @@ TEST_CASE("what is moved most for its bytes stays on the device") {
   CHECK(placed.weights.nvme + placed.kv.nvme + placed.activations.nvme == doctest::Approx(0));
 }
 
-TEST_CASE("when compute takes longest, as much as fits is on the device all the same") {
+TEST_CASE("when compute takes longest, as much as fits is still on the device") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -530,7 +530,7 @@ TEST_CASE("tiers that are too small together, and chunks that do not fit, are re
         "round_placement: fractions of kv must be 0 or more and add up to 1");
 }
 
-TEST_CASE("bandwidths must be told, but for those of an NVMe that is not there") {
+TEST_CASE("bandwidths must be given, except those of an absent NVMe") {
   auto facts = small;
   facts.host_to_device = 0;
   CHECK(refusal([&] { return solve_placement(facts); }) ==

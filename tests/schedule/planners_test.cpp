@@ -43,7 +43,7 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
 }
 
 TEST_CASE(
-    "the bound on a steady iteration's bytes is what brute force needs, and the plan is seldom a chunk "
+    "the bound on a steady iteration's bytes is what brute force needs, and the plan is rarely a chunk "
     "above") {
   std::size_t above = 0;
   const auto all = seeds(300);
@@ -120,7 +120,7 @@ TEST_CASE(
   CHECK(found.by_a_twentieth * 200 <= found.traces);
 }
 
-TEST_CASE("next use seldom takes a twentieth longer than the best of all plans, of unequal clean sizes") {
+TEST_CASE("next use rarely takes a twentieth longer than the best of all plans, for unequal clean sizes") {
   const excess found = beyond_the_best(200, false);
   MESSAGE(found.text());
   CHECK(found.longer * 10 <= found.traces);
@@ -167,7 +167,8 @@ TEST_CASE("a machine that cannot hold what is leased is refused, with both numbe
       argument_error);
 }
 
-TEST_CASE("what the next contents will need room for is written back while the link has nothing to fetch") {
+TEST_CASE(
+    "chunks that must leave for the next contents are written back while the link has nothing to fetch") {
   // A training step that changes each layer's weights in its backward pass: activations are written one after
   // the other, each where something dirty lies.
   constexpr std::uint32_t layers = 6;

@@ -212,7 +212,8 @@ TEST_CASE("random programs take what was predicted, if they look up from computi
   CHECK(seldom.took > often.took);
 }
 
-TEST_CASE("random programs over chunks of unequal size get their data, though room in parts delays them") {
+TEST_CASE(
+    "random programs over chunks of unequal size get their data, although fragmented memory delays them") {
   const race unequal = run_random_programs(500, false);
   CHECK(unequal.took < unequal.predicted * 5 / 4);
 }
@@ -461,7 +462,7 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
 
-TEST_CASE("room for what is written again is a step of the plan, and not counted as a useless one") {
+TEST_CASE("memory for what is overwritten is a step of the plan, and not counted as an unneeded one") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 4; ++step) {
     program.schedule->begin_iteration();
@@ -517,7 +518,7 @@ TEST_CASE("a trace that cannot be planned takes the plan of the trace before wit
   CHECK_THROWS_AS(program.schedule->replay(), argument_error);
 }
 
-TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
+TEST_CASE("patience ends even if the clock that the buffer measures by never moves") {
   device_program program({4, 4}, 12);
   const std::uint64_t began = program.clock.now().ns;
   CHECK(program.buffer.read(program.chunks[0], tiering::timeout(1'000'000)).code() == errc::timed_out);

@@ -121,7 +121,7 @@ std::string why(const schedule_trace& trace, const schedule_plan& plan) {
 
 }  // namespace
 
-TEST_CASE("a plan written by hand runs, and its stalls are told by cause") {
+TEST_CASE("a plan written by hand runs, and its stalls are reported by cause") {
   using enum plan_operation;
   const auto trace = two_by_turns();
   const auto plan = by_hand(trace, {at(0, fetch, 0, 1, 0), at(2, write_back, 0, 0, 1), at(2, drop, 0, 0, 0),
@@ -177,7 +177,7 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
       "simulate: the plan was made for another trace, of 4 events and 2 chunks; make a plan for this trace");
 }
 
-TEST_CASE("room that a later step frees is waited for") {
+TEST_CASE("a step waits for memory that a later step frees") {
   using enum plan_operation;
   const auto trace = two_by_turns();
   // The fetch of chunk 1 is issued while chunk 0 is leased, and starts when that has gone.

@@ -64,7 +64,7 @@ TEST_CASE("steps begin when the program reaches their event, in the order of the
   }
 }
 
-TEST_CASE("a step that must wait holds back those behind it until it can begin") {
+TEST_CASE("a step that must wait delays those after it until it can begin") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(0, 1), step_at(0, 2)};
   detail::step_window window;

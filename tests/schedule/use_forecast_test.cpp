@@ -101,7 +101,7 @@ TEST_CASE("a forecast is what its definition says, for any uses") {
   }
 }
 
-TEST_CASE("what was popular once is forgotten, and an iteration without uses is none") {
+TEST_CASE("earlier popularity is forgotten, and an iteration without uses does not count") {
   use_forecast forecast(2, 4);
   const chunk_id old{0};
   const chunk_id current{1};

@@ -55,7 +55,7 @@ TEST_CASE("a set of runs answers as a sorted list of its elements does") {
   }
 }
 
-TEST_CASE("rows, columns and boxes are the elements whose row and column lie within") {
+TEST_CASE("rows, columns and boxes are the elements whose row and column are within") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);

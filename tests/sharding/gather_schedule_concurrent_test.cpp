@@ -155,7 +155,7 @@ TEST_SUITE("gather_schedule") {
     });
   }
 
-  TEST_CASE("a rank that dies ends the others' gathers, and nobody hangs") {
+  TEST_CASE("a rank that dies ends the others' gathers, and no rank hangs") {
     const auto tensors = layers_of({3000, 3000, 3000});
     const auto order = there_and_back(3);
     for (std::uint32_t dies_at = 0; dies_at < 6; ++dies_at) {

@@ -137,7 +137,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
   }
 }
 
-TEST_CASE("a lost server's range falls to its follower, and the chain grows by one behind") {
+TEST_CASE("a lost server's range falls to its follower, and the chain gets one more server at its end") {
   key_servers servers(100, rank_count{5}, 2);
   CHECK(servers.keys_of(tensor_id{1}) == index_range{20, 20});
   CHECK(servers.replicas_of(25) == ranks({1, 2, 3}));
@@ -160,7 +160,7 @@ TEST_CASE("a lost server's range falls to its follower, and the chain grows by o
   CHECK(back.changes[1].drop_from == ranks({4}));
 }
 
-TEST_CASE("what a server of several ranges had falls to as many others") {
+TEST_CASE("the ranges of a lost server fall to as many others") {
   key_servers servers(120, rank_count{6}, 1, 4);
   std::set<rank_id> heirs;
   for (const llmmem::sharding::range_change& each : servers.lose(ranks({2})).changes) {
@@ -193,7 +193,7 @@ TEST_CASE("servers' ranges reshard to another number of servers like any partiti
   CHECK(reshard(tensors, three, flat).moves.bytes == lacking);
 }
 
-TEST_CASE("servers that cannot be, and losses of who is not there, are refused and change nothing") {
+TEST_CASE("impossible servers, and losses of absent ones, are refused and change nothing") {
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{0}, 0), "key_servers: 0 ranks; a world has at least one",
                        argument_error);
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{2}, 2),

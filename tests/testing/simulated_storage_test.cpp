@@ -863,7 +863,7 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
   CHECK(storage.files().at("a") == std::vector<std::byte>{poison, poison, std::byte{2}, std::byte{2}});
 }
 
-TEST_CASE("a storage is full when its files are, and removed files give their room back") {
+TEST_CASE("a storage is full when its files are, and removed files give their space back") {
   simulated_storage storage({.capacity = 10});
   written(storage, "a", filled(6, 1));
   CHECK(text_of([&] { (void)storage.create("b", 5); }) ==
@@ -885,7 +885,7 @@ TEST_CASE("a storage is full when its files are, and removed files give their ro
   CHECK(number_of([&] { (void)storage.create("e", 6); }) == -1);
 }
 
-TEST_CASE("a file that found no room may still be met empty after a crash") {
+TEST_CASE("a file that found no space may still be met empty after a crash") {
   simulated_storage storage({.capacity = 10});
   CHECK(number_of([&] { (void)storage.create("b", 11); }) == ENOSPC);
   CHECK(states_of(storage) == std::set<all_files>{{}, {{"b", {}}}});

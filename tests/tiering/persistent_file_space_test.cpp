@@ -238,7 +238,7 @@ TEST_CASE("a folder that cannot be written to is refused by the file's path") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a budget that the device has no room for is refused, and costs nothing of what is there") {
+TEST_CASE("a budget that the device has no space for is refused, and costs nothing of what is there") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "as it was");

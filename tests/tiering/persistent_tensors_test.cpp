@@ -497,7 +497,7 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
       io_error);
 }
 
-TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
+TEST_CASE("without a table no chunk of an earlier, larger set keeps its space") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);

@@ -115,7 +115,7 @@ TEST_CASE("a model's file is never written: what was changed stays above it") {
   CHECK(is_part(std::as_bytes(std::span(now)), whole, 0));
 }
 
-TEST_CASE("a changed chunk over a model's file costs the others room, and no lease") {
+TEST_CASE("a changed chunk over a model's file costs the others space, and no lease") {
   random_numbers random(4);
   const temporary_folder folder;
   const std::string path = folder.file("model");

@@ -487,7 +487,7 @@ TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
   CHECK(lease.span()[64] == std::byte{1});
 }
 
-TEST_CASE("parts that a queue has no room for at once go one after the other") {
+TEST_CASE("parts that a queue has no space for at once go one after the other") {
   memory_over_file world(3, {{.what = io_fault::late, .first = 1, .every = 1, .count = 1000, .number = 3}},
                          {.driver = llmmem::transfer::driven_by::waiters, .max_operations = 1});
   auto& buffer = world.buffer;
@@ -631,7 +631,7 @@ TEST_CASE("a parting whose contents cannot be read leaves both as they were") {
   world.audited();
 }
 
-TEST_CASE("a parting that needs the room of what cannot be written back leaves both as they were") {
+TEST_CASE("a parting that needs the space of what cannot be written back leaves both as they were") {
   memory_over_file world(1, {failing_writes(1, 1)});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -666,7 +666,7 @@ TEST_CASE(
   world.audited();
 }
 
-TEST_CASE("a parting whose room is not there in time leaves both as they were") {
+TEST_CASE("a parting whose space is not there in time leaves both as they were") {
   memory_over_file world(1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5}});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();

@@ -38,7 +38,7 @@ TEST_CASE("two tiers of host memory hold what was written to them") {
   }
 }
 
-TEST_CASE("memory over a file holds what was written to it, whoever drives the file's queue") {
+TEST_CASE("memory over a file holds what was written to it, whichever thread drives the file's queue") {
   const temporary_folder folder;
   for (const llmmem::transfer::driven_by driver :
        {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
@@ -163,7 +163,7 @@ TEST_CASE("memory over a file behind io_uring holds what was written to it") {
 }
 #endif
 
-TEST_CASE("a last tier in a lossless codec's form gives back what was written") {
+TEST_CASE("a last tier in a lossless codec's form returns what was written") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);

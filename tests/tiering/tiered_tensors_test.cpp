@@ -192,7 +192,7 @@ TEST_CASE("a write brings its chunk in for the neighbours' sake, and where there
   world.audited();
 }
 
-TEST_CASE("a tensor that was never written has no contents, whatever its neighbours have") {
+TEST_CASE("a tensor that was never written has no contents, regardless of its neighbours") {
   small_world world;
   CHECK(world.tensors.prefetch(first).code() == errc::no_contents);
   fill(world.tensors, first, 1);

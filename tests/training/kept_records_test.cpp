@@ -139,7 +139,7 @@ TEST_SUITE("kept_records") {
     CHECK(space.used() == 0);
   }
 
-  TEST_CASE("what computing again throws is thrown, and the record is gone") {
+  TEST_CASE("an exception of recomputation passes through, and the record is dropped") {
     const std::vector<record_form> forms{{.bytes = 30, .kept = {{0, 10}}}};
     host_space space({.budget = 1000, .name = "memory"});
     memory store(space);

@@ -102,7 +102,7 @@ TEST_SUITE("recompute_plan") {
     }
   }
 
-  TEST_CASE("a hundred equal layers keep as many as the budget has room for") {
+  TEST_CASE("of a hundred equal layers as many are kept as the budget allows") {
     std::vector<record_choices> records(100, {.bytes = 34, .ways = {{34, 0}, {2, 100}, {24, 7}}});
     const recompute_plan plan = plan_recompute(records, 34 * 60);
     CHECK(plan.peak_bytes <= 34 * 60);

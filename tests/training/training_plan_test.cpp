@@ -97,7 +97,7 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
-      "tiers are bounds, but for the last, and a first one that is too small is refused with both numbers") {
+      "tiers are bounds, except the last, and a first one that is too small is refused with both numbers") {
     const training_shape shape = four_layers();
     training_plan plan{
         .ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 16, 1 << 18}, .granularity = 512};
@@ -123,7 +123,8 @@ TEST_SUITE("training_plan") {
                          argument_error);
   }
 
-  TEST_CASE("a slow link stalls the step, a fast one does not, and the network counts beside the tiers") {
+  TEST_CASE(
+      "a slow link stalls the step, a fast one does not, and the network counts in addition to the tiers") {
     const training_shape shape = four_layers();
     training_plan plan{.ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 13}, .granularity = 512};
     const auto without = predict(plan, shape, rank_id{0});

@@ -256,7 +256,7 @@ TEST_CASE("polls alone bring a copy through") {
   CHECK(get(world.lower, beneath) == contents);
 }
 
-TEST_CASE("what somebody waits for goes before what nobody does") {
+TEST_CASE("copies that a caller waits for go before the others") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   const auto above = world.upper.try_allocate(64 * page, page).value();
   const auto beneath = world.lower.try_allocate(64 * page, page).value();
@@ -275,7 +275,7 @@ TEST_CASE("what somebody waits for goes before what nobody does") {
   world.queue.promote(first, llmmem::transfer::urgency::demand);  // over: no change
 }
 
-TEST_CASE("a copy comes after those it is told to, and fails with them") {
+TEST_CASE("a copy runs after those that it names, and fails with them") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   random_numbers random(1);
   const auto above = world.upper.try_allocate(8 * page, page).value();
@@ -349,7 +349,7 @@ TEST_CASE("a slot that a device may still write to is never used again; without 
   lose({}, writes, errc::completion_lost);
 }
 
-TEST_CASE("a destination that may still be written to is told of before what failed first") {
+TEST_CASE("a destination that may still be written to is reported before the first failure") {
   two_files world({{.what = io_fault::error, .first = 2, .number = EIO, .way = side::reads}},
                   {{.what = io_fault::lost, .first = 1, .way = side::writes}},
                   {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000});
@@ -368,7 +368,7 @@ TEST_CASE("when the last slot is lost, what waits for one fails too") {
   CHECK(first.settled().code() == errc::read_failed);
 }
 
-TEST_CASE("lengths that differ, full tables and failures nobody asked about are refused") {
+TEST_CASE("lengths that differ, full tables and too many unread failures are refused") {
   two_devices world({.budget_bytes = 2 * page,
                      .slot_bytes = page,
                      .max_operations = 1,
@@ -432,7 +432,8 @@ TEST_CASE("a queue that goes away ends what is under way, and gives the ring bac
   CHECK(lower.stats().in_flight == 0);
 }
 
-TEST_CASE("a ring without room for a slot, or of slots at no alignment, is refused with what would do") {
+TEST_CASE(
+    "a ring smaller than a slot, or of slots with an invalid alignment, is refused with what would fit") {
   const auto refused = [](bounce_options options) -> std::string {
     try {
       two_devices world(std::move(options));

@@ -439,7 +439,7 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
   }
 }
 
-TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and tells its setting") {
+TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and reports its setting") {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}, .window_ns = 0};

@@ -200,7 +200,7 @@ TEST_CASE("a request that the system refuses for now is left alone for a while, 
   }
 }
 
-TEST_CASE("the end of a file learns where it is, in whatever order the answers come") {
+TEST_CASE("the end of a file is found, in any order of the answers") {
   small_file small;
   orders told;
   told.backwards = true;
@@ -219,7 +219,7 @@ TEST_CASE("a file that shrinks while it is read fails the read, and says where i
   CHECK(bad.settled().error() == failure{errc::file_ends, 0, file_bytes, 10'000});
 }
 
-TEST_CASE("operations that are over at once let those behind them begin at once") {
+TEST_CASE("operations that finish at once let those after them begin at once") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
@@ -254,7 +254,7 @@ TEST_CASE("what comes after an operation of another queue begins when that is ov
   CHECK(behind.settled());
 }
 
-TEST_CASE("an operation tells what failed first") {
+TEST_CASE("an operation reports the first failure") {
   small_file small;
   file_queue<faulty_io<posix_io>> queue(
       {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000},
@@ -275,7 +275,7 @@ TEST_CASE("a table full of failures says so, and not that it is full of operatio
         "tier: 1 failures are kept, the most that the options allow; read them, then call clear_failures()");
 }
 
-TEST_CASE("whoever waits for an operation returns when another waiter's turn has brought it") {
+TEST_CASE("a waiter returns when another waiter's turn has completed its operation") {
   // One waiter holds the engine for as long as its own operation takes; the other's is over meanwhile.
   small_file small;
   transfer_board others(1, 1, {});
@@ -311,8 +311,7 @@ TEST_CASE("a queue that waits to be idle lets others end what it waits for") {
   others.finish(gate, {});
 }
 
-TEST_CASE(
-    "a cancelled operation ends for whoever waits, though the one who drives waits for something else") {
+TEST_CASE("a cancelled operation ends for its waiters, even if the driving thread waits for something else") {
   // Nothing is answered before the gate is opened; its reap sleeps until it is woken.
   struct gated_io {
     explicit gated_io(std::atomic<bool>& gate) : open(&gate) {}

@@ -110,7 +110,7 @@ TEST_CASE("a device that changes under a tuner is looked at again at once, and c
   }
 }
 
-TEST_CASE("a device that becomes faster and slower all the while is climbed all the same") {
+TEST_CASE("a device that continually becomes faster and slower is still climbed") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -128,7 +128,7 @@ TEST_CASE("a device that becomes faster and slower all the while is climbed all 
   }
 }
 
-TEST_CASE("windows of nothing tell nothing") {
+TEST_CASE("empty windows are ignored") {
   io_tuner tuner;
   for (int i = 0; i < 1000; ++i) {
     CHECK(tuner.window(0, 5) == io_setting{});

@@ -53,7 +53,7 @@ struct small_table {
 
 }  // namespace
 
-TEST_CASE("an engine is told of the files that are there, as far as they fit, and of no others") {
+TEST_CASE("an engine receives the existing files, as far as they fit, and no others") {
   for (const std::uint64_t seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -277,7 +277,7 @@ TEST_CASE("a queue's files beyond the table of its engine go by their descriptor
   CHECK(queue.stats().files_plain == (one->opened_direct() < 0 ? 1U : 3U));
 }
 
-TEST_CASE("a file that a queue is told of on one thread may be used on another, by a ring for one thread") {
+TEST_CASE("a file registered on one thread may be used on another, by a ring for one thread") {
   const temporary_folder folder;
   file_space<uring_io> space(folder.file("space"),
                              {.budget = file_bytes, .queue = driven(transfer::driven_by::waiters)},

@@ -69,7 +69,7 @@ TEST_SUITE("signals of writes") {
     CHECK_FALSE(is_blocked(SIGXFSZ));
   }
 
-  TEST_CASE("a transfer past the limit fails, whoever drives the queue") {
+  TEST_CASE("a transfer past the limit fails, whichever thread drives the queue") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(limit + 4096, std::byte{7});
     for (const auto driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {

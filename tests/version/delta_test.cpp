@@ -57,7 +57,7 @@ void change(bytes& value, random_numbers& random) {
 
 }  // namespace
 
-TEST_CASE("every version that is kept is rebuilt as it was, and those kept are the newest that have room") {
+TEST_CASE("every kept version is rebuilt as it was, and the newest versions that fit are kept") {
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -220,7 +220,7 @@ TEST_CASE("values that cannot be copied are made one a slot, and moved in") {
   static_assert(std::is_nothrow_move_constructible_v<decltype(state)::pinned>);
 }
 
-TEST_CASE("a policy without room for a version is refused with both numbers") {
+TEST_CASE("a policy without space for a version is refused with both numbers") {
   CHECK_THROWS_WITH_AS(versioned<int>({.versions = 0}, 0, "w"),
                        "w: 0 slots for 1 versions to keep; give it at least one each", argument_error);
   CHECK_THROWS_WITH_AS((versioned<int, any_window>({2, 3})),
