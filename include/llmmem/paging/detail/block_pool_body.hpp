@@ -148,7 +148,7 @@ std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, 
       --idle_count_;
       ++done;
       group[size++] = block;
-      if constexpr (requires { on_evict.reported_alone(block); }) ends = on_evict.told_alone(block);
+      if constexpr (requires { on_evict.reported_alone(block); }) ends = on_evict.reported_alone(block);
     }
     if (size != 0) on_evict(std::span<const block_id>(group.data(), size));
   }
