@@ -24,7 +24,7 @@ inline namespace v0 {
 /// A request is rounded up to 512 bytes. Up to 1 MiB it comes from segments of 2 MiB, whose rest is always
 /// split off. Below 10 MiB it comes from segments of 20 MiB; above, from a segment of its size in whole 2
 /// MiB; their rest is split off if it is more than 1 MiB. If there is no memory for a new segment, the arena
-/// frees segments without a live block and tries once more.
+/// frees segments without a live block and tries again.
 ///
 /// Free memory in one segment never helps another: a request can fail while more than enough is free. If
 /// sizes vary from step to step, `stitched_arena` needs less memory; this arena never maps anything twice,
@@ -159,7 +159,7 @@ class caching_split_arena {
     return round_up_to(memory_->granularity(), bytes);
   }
 
-  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries once more.
+  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries again.
   [[nodiscard]] result<std::uint32_t> grow(std::uint64_t bytes, pool to) noexcept {
     if (segments_.left() == 0 || blocks_.left() < 2) {  // the block, and the rest that may be split off
       static_cast<void>(trim());

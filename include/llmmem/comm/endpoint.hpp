@@ -77,12 +77,12 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `ask_again`; when its sender dies, once more within the call that reports the death, before that: frames
-///   still for `ask_again` are then dropped.
+///   `ask_again`; when its sender dies, once again within the call that reports the death, before that:
+///   frames still for `ask_again` are then dropped.
 /// - `on_frame(from, header)`    all of its bytes are in the buffer.
 /// - `on_message(from, header, bytes)`  a frame of `post`. The bytes are valid until this returns.
 /// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:
-///   their buffers are free again. Called once per seat, and once more when a suspected process died for
+///   their buffers are free again. Called once per seat, and once again when a suspected process died for
 ///   certain. The endpoint informs a suspected process, or can still deliver a message to it.
 /// - `on_joined(seat)`           a process that has not been heard before is connected there.
 /// - `keeps_waiting()`           whether `send` continues to wait. Asked after each report.
@@ -136,7 +136,7 @@ concept reports_failure = requires(const E& seen, seat_id seat) {
 /// One process of a job, which exchanges frames with the others.
 ///
 /// There are two lanes between any two seats. *Sent* frames are data: they may wait for a receiver that does
-/// not take them. *Told* frames are small control messages: they never wait, and arrive even while data is
+/// not take them. *Posted* frames are small control messages: they never wait, and arrive even while data is
 /// stuck. Within a lane, frames from one seat to another arrive in the order in which they were sent, each
 /// once and whole or, if either process dies, not at all; the lanes overtake each other.
 ///
@@ -161,7 +161,7 @@ concept reports_failure = requires(const E& seen, seat_id seat) {
 /// - `withdraw(from)`      takes back a buffer that was given and not yet reported as arrived: the rest of
 ///   that frame is dropped.
 /// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
-///   told frames still go, as far as possible without waiting. The process there must not take it for a
+///   posted frames still go, as far as possible without waiting. The process there must not take it for a
 ///   death: it is informed, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
 /// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;

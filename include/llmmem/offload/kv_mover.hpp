@@ -1,5 +1,5 @@
 /// @file
-/// Movers: what copies blocks between the memory of a cache and the slots of the first tier beneath it.
+/// Movers, which copy blocks between the memory of a cache and the slots of the first tier below it.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most tiers beneath a cache.
+/// The most tiers below a cache.
 inline constexpr std::size_t max_kv_tiers = 4;
 
 /// How `kv_tiers` is set up.
@@ -80,14 +80,14 @@ struct held_block {
   friend constexpr bool operator==(const held_block&, const held_block&) noexcept = default;
 };
 
-/// How far and how long one load goes.
+/// The limits of one load.
 struct load_limits {
   std::uint64_t upto = ~std::uint64_t{0};  ///< token of the chain at which the load ends at the latest
   /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
   std::optional<std::uint64_t> patience_ns{};
 };
 
-/// What came of a load.
+/// The result of a load.
 struct load_result {
   std::uint64_t first = 0;          ///< tokens that the sequence had before
   std::uint64_t tokens = 0;         ///< leading tokens that are right: truncate to them, compute the rest

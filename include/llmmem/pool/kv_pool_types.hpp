@@ -52,7 +52,7 @@ enum class peer_state : std::uint8_t {
   different  ///< its cache has other blocks, keys, weights or another epoch: nothing passes
 };
 
-/// What came of a request.
+/// The result of a request.
 struct fetch_result {
   std::uint64_t first = 0;          ///< tokens that the caller had
   std::uint64_t tokens = 0;         ///< tokens that this node's tiers have, or load, `first` included
@@ -70,7 +70,7 @@ struct stats {
   std::uint64_t fetched_bytes = 0;
   std::uint64_t served_blocks = 0;  ///< to other nodes
   std::uint64_t served_bytes = 0;
-  std::uint64_t missing_blocks = 0;   ///< that others asked for and this node had no more
+  std::uint64_t missing_blocks = 0;   ///< that others asked for and this node no longer had
   std::uint64_t damaged_blocks = 0;   ///< arrived with a wrong checksum
   std::uint64_t refused_frames = 0;   ///< that are malformed, or for blocks that no request awaits
   std::uint64_t directory_spans = 0;  ///< that this node remembers now

@@ -87,11 +87,11 @@ void report_agreed(J& job, const comm::agreed& outcome) {
 ///
 ///     while (true) {
 ///       begin the epoch, if one has begun; take a step, unless the job is over
-///       if this did not go well: revoke the epoch, so that no rank waits
-///       agree on whether it went well for all, which ranks left, and which join
+///       if this failed: revoke the epoch, so that no rank waits
+///       agree on whether it succeeded for all, which ranks left, and which join
 ///       commit, or drop
-///       end, if all are well and the job is over
-///       begin the next epoch, if one is out, one comes, or it did not go well
+///       end, if all succeeded and the job is over
+///       begin the next epoch, if a rank left or joins, or it failed
 ///     }
 ///
 /// So a step counts for all ranks or for none; a death costs at most one step. No rank leaves before all have

@@ -14,7 +14,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What came up to tier 0 in a window of accesses, and what had to.
+/// The bytes that came up to tier 0 in a window of accesses, and the fewest that had to.
 struct access_regret {
   std::uint64_t accesses = 0;     ///< leases that began in the window
   std::uint64_t moved_bytes = 0;  ///< brought up for them, or in advance

@@ -117,7 +117,7 @@ struct bubble_plan {
 ///
 /// **Greedy, cut freely.** At each moment of a bubble the released item with the earliest deadline runs
 /// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and the
-/// search starts again; at the end it tries those left out once more. So no left-out item could be added to
+/// search starts again; at the end it tries those left out again. So no left-out item could be added to
 /// the rest. All items are placed whenever that is possible at all, and as many as possible when no item has
 /// a release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
 /// met:* take a schedule that meets all, and the first moment when it does not run what EDF runs, item a, but
