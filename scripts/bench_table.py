@@ -3,7 +3,7 @@
 A row is named group/who/parameters..., e.g. allocate_free/boost_pool/32. `who` is `llmmem` for ours and `floor` for the
 least that could be done: the ratios are the row's median over those of the rows whose names differ in nothing else, so
 3.0 is three times as slow as we are. Times are per item where the benchmark counts items, else per iteration. Counters
-of the benchmark stand behind.
+of the benchmark follow in the last columns.
 """
 
 import collections
@@ -17,7 +17,7 @@ FLOOR = "floor"
 # Suffixes that Google Benchmark adds to a name to say how it was run.
 HOW = ("iterations:", "repeats:", "min_time:", "min_warmup_time:", "real_time", "process_time", "manual_time", "threads:1")
 NANOSECONDS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-# What Google Benchmark itself writes of a run, and of the program; what else there is, the benchmark put there.
+# The fields that Google Benchmark itself writes of a run, and of the program; the benchmark wrote all others.
 OF_A_RUN = {
     "name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index",
     "threads", "iterations", "real_time", "cpu_time", "time_unit", "items_per_second", "bytes_per_second", "label",
@@ -29,7 +29,7 @@ OF_A_PROGRAM = {
 
 
 def read(paths):
-    """Times and counters by row, and what the benchmarks say of themselves."""
+    """Returns times and counters by row, and the facts that the benchmarks report about themselves."""
     times = collections.defaultdict(list)
     counters = collections.defaultdict(lambda: collections.defaultdict(list))
     told = {}
@@ -87,7 +87,7 @@ def main(paths):
         ours = {name: rival(name, OURS, medians) for name in names}
         extra = sorted({key for name in names for key in counters[name]})
         rows = []
-        # Rows that compete stand together, ours first, then the fastest.
+        # Competing rows are printed together, ours first, then the fastest.
         names.sort(key=lambda n: (natural("/".join(ours[n] or n)), n != ours[n], medians[n]))
         for place, name in enumerate(names):
             if place > 0 and ours[name] != ours[names[place - 1]]:

@@ -1,7 +1,7 @@
 """gpu_table.py commands < JSON of ctest: each test as its name, a tab, and its command quoted for a shell.
-gpu_table.py write FOLDER: table.md and results.json of what scripts/gpu left there.
+gpu_table.py write FOLDER: writes table.md and results.json from the results of scripts/gpu there.
 
-Of `write` the exit status is that of scripts/gpu: 1 when something failed, 3 when nothing failed and something was cut.
+The exit status of `write` is that of scripts/gpu: 1 when something failed, 3 when nothing failed and something was cut.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 
 def commands():
     for test in json.load(sys.stdin)["tests"]:
-        # One that says by its output that it cannot run has no program to look at.
+        # A test that reports by its output that it cannot run has no program.
         only_says = any(each["name"] == "SKIP_REGULAR_EXPRESSION" for each in test.get("properties", []))
         if test.get("command") and not only_says:
             print(f"{test['name']}\t{shlex.join(test['command'])}")

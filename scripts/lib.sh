@@ -16,7 +16,7 @@ if [[ -z ${LLMMEM_DATA_DIR+set} ]]; then
 fi
 export LLMMEM_DATA_DIR
 
-# clang's runtime names the functions on a stack only by a program it is told of.
+# clang's runtime names the functions on a stack only by a program that this variable names.
 ASAN_SYMBOLIZER_PATH=${ASAN_SYMBOLIZER_PATH-$(command -v llvm-symbolizer || command -v addr2line || true)}
 export ASAN_SYMBOLIZER_PATH
 export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1:strict_string_checks=1}
@@ -28,13 +28,13 @@ die() {
   say "error: $*" >&2
   exit 1
 }
-# lacking: as die, for what the machine lacks and not the library.
+# lacking: as die, when the machine lacks something, not the library.
 lacking() {
   say "error: $*" >&2
   exit 2
 }
 
-# step TITLE: a header for what follows, and the time the step before it took.
+# step TITLE: prints a header for the next step, and the time of the previous one.
 step_title=
 step_began=0
 step() {
@@ -84,7 +84,7 @@ apt_install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# need PACKAGE=PROBE...: installs what is missing, by Debian's names, or says what is and stops.
+# need PACKAGE=PROBE...: installs what is missing, by Debian's names; names what it cannot install and stops.
 need() {
   local missing
   mapfile -t missing < <(missing_packages "$@")
@@ -171,7 +171,7 @@ logged() {
     cat "$log"
     die "failed: $* (all of it is above and in $log)"
   fi
-  # What CMake warns of is what will not be tested.
+  # CMake warns of everything that will not be tested.
   sed -nE '/^CMake Warning/,/^$/p; /^-- (gates|benchmarks): /p' "$log"
 }
 
@@ -180,7 +180,7 @@ configure() {
   local log=$1-configure
   shift
   logged "$log" cmake "$@"
-  # Given another compiler than last time, CMake starts anew and forgets every other setting, the tests' kinds too.
+  # Given another compiler than last time, CMake starts from nothing and forgets every other setting, such as the kinds of tests.
   if grep -q "require your cache to be deleted" "build/log/$log"; then
     logged "$log" cmake "$@"
   fi
@@ -204,7 +204,7 @@ tsan_launcher=()
 find_tsan_launcher() {
   local programs=(build/tsan/bin/test_*_concurrent)
   if ! "${programs[0]}" --version >/dev/null 2>&1 && setarch -R "${programs[0]}" --version >/dev/null 2>&1; then
-    say "this kernel's address randomisation is more than the thread sanitizer bears: tests run without (setarch -R)"
+    say "the thread sanitizer cannot handle this kernel's address randomisation: tests run without it (setarch -R)"
     # shellcheck disable=SC2034
     tsan_launcher=(setarch -R)
   fi

@@ -9,7 +9,7 @@ import sys
 
 PAGE = pathlib.Path("docs/benchmarks/paging_results.md")
 PICTURE = pathlib.Path("docs/benchmarks/measured.svg")
-# A group of rows in the page, what stands above its bars, and the rows: name in the page, name in the picture.
+# A group of rows in the page, the title above its bars, and the rows: name in the page, name in the picture.
 PANELS = [
     ("lookup_touch_evict", "Look up, touch or evict a cached block", [
         ("llmmem/10000", "llmmem"), ("list_map_reusing/10000", "std::list + unordered_map"), ("libcachesim/10000", "libCacheSim")]),

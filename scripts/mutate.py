@@ -53,7 +53,7 @@ def parse(path):
 
 
 def occurrences(text, find):
-    """How often whole lines stand in a text."""
+    """Returns how often the lines occur in a text."""
     return ("\n" + text).count("\n" + find)
 
 
@@ -70,7 +70,7 @@ class Copy:
         self.build_threads = SCRATCH / f"build_threads{number}"  # with the thread sanitizer: it sees what x86 hides
 
     def prepare(self):
-        """What git tracks or would, configured so that tests build fast."""
+        """Copies the files that git tracks or would track, configured so that tests build fast."""
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
             check=True, capture_output=True, text=True,
@@ -85,7 +85,7 @@ class Copy:
             if not copy.is_file() or copy.read_bytes() != pathlib.Path(name).read_bytes():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(name, copy)
-        # With assertions, as where tests are built otherwise: what is written behind the end of a vector shows.
+        # With assertions, as in other builds of tests: a write past the end of a vector shows.
         checked = "-O1 -D_GLIBCXX_ASSERTIONS"
         for build, flags, kinds in (
             (self.build, checked, "unit"), (self.build_threads, f"{checked} -g1 -fsanitize=thread", "concurrent"),
@@ -121,7 +121,7 @@ class Copy:
             return "INVALID", f"there is no {mutation.file}"
         original = path.read_text()
         if (count := occurrences(original, mutation.find)) != 1:
-            return "INVALID", f"its lines occur {count} times in {mutation.file}, must once"
+            return "INVALID", f"its lines occur {count} times in {mutation.file}, must occur once"
         path.write_text(("\n" + original).replace("\n" + mutation.find, "\n" + mutation.replace)[1:])
         try:
             outcome, output = self.build_and_test(mutation.test)
@@ -134,7 +134,7 @@ class Copy:
         return "INVALID", f"does not compile:\n{output}"
 
     def try_all(self, test, mutations):
-        """Those that one test must notice; it must pass without them."""
+        """Tries the mutations that one test must notice; the test must pass without them."""
         outcome, output = self.build_and_test(test)
         if outcome != "passed":
             raise Malformed(f"{test} does not pass even without a mutation:\n{output}")
@@ -151,7 +151,7 @@ class Copy:
 
 
 def try_by_test(mutations):
-    """All of them, as many tests at once as there are cores, each in a copy of its own."""
+    """Tries all of them, as many tests at once as there are cores, each in a copy of its own."""
     by_test = collections.defaultdict(list)
     for mutation in mutations:
         by_test[mutation.test].append(mutation)
@@ -171,7 +171,7 @@ def try_by_test(mutations):
 
     counts = collections.Counter()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        # The longest first: none is left alone at the end.
+        # The longest first, so that none runs alone at the end.
         running = [pool.submit(in_a_copy, test) for test in sorted(by_test, key=lambda test: -len(by_test[test]))]
         for each in concurrent.futures.as_completed(running):
             try:
@@ -190,7 +190,7 @@ def check(mutations):
         count = occurrences(path.read_text(), mutation.find) if path.is_file() else 0
         if count != 1:
             stale += 1
-            print(f"{mutation.where}: its lines occur {count} times in {mutation.file}, must once")
+            print(f"{mutation.where}: its lines occur {count} times in {mutation.file}, must occur once")
     print(f"{len(mutations)} mutations, {stale} do not apply")
     return 2 if stale else 0
 

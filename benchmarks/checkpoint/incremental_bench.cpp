@@ -41,14 +41,14 @@ struct digest_traits : llmmem::checkpointer_traits {
 template <class Traits>
 class saving_run {
  public:
-  saving_run(const std::string& root, std::uint64_t percent, std::uint32_t whole_every)
+  saving_run(const std::string& root, std::uint64_t percent, std::uint32_t full_every)
       : percent_(percent),
         root_(root),
         storage_(root),
         coordinator_(storage_),
         saves_(
             coordinator_, state_.tensors,
-            {.ring_bytes = whole_ring(), .chunk_bytes = std::uint64_t{1} << 20, .whole_every = whole_every}) {
+            {.ring_bytes = whole_ring(), .chunk_bytes = std::uint64_t{1} << 20, .full_every = full_every}) {
     std::uint64_t begin = 0;
     for (const auto& each : state_.spans) {
       places_.push_back({.source = 0, .offset = begin, .bytes = each.size()});
@@ -70,7 +70,7 @@ class saving_run {
     turn taken;
     taken.seconds = seconds_of([&] {
       if (begin().wait() != llmmem::commit_status::committed)
-        throw std::runtime_error(saves_.stats().last_trouble);
+        throw std::runtime_error(saves_.stats().last_error);
     });
     saves_.flush();
     const llmmem::checkpointer_stats after = saves_.stats();
@@ -114,8 +114,8 @@ class saving_run {
 
 template <class Traits>
 [[nodiscard]] take_turn turns_of(const std::shared_ptr<bench_folder>& folder, const std::string& name,
-                                 std::uint64_t percent, std::uint32_t whole_every) {
-  const auto run = std::make_shared<saving_run<Traits>>(folder->path + "/" + name, percent, whole_every);
+                                 std::uint64_t percent, std::uint32_t full_every) {
+  const auto run = std::make_shared<saving_run<Traits>>(folder->path + "/" + name, percent, full_every);
   return [=] { return (*run)(*folder); };
 }
 
@@ -133,9 +133,9 @@ const int added = [] {
     for (const std::uint64_t percent : percents) {
       const std::string name = std::to_string(percent);
 #if __has_include(<xxhash.h>)
-      turns.push_back(turns_of<digest_traits>(folder, "digest" + name, percent, llmmem::max_whole_every));
+      turns.push_back(turns_of<digest_traits>(folder, "digest" + name, percent, llmmem::max_full_every));
 #endif
-      turns.push_back(turns_of<told_traits>(folder, "told" + name, percent, llmmem::max_whole_every));
+      turns.push_back(turns_of<told_traits>(folder, "told" + name, percent, llmmem::max_full_every));
     }
     return turns;
   };

@@ -56,7 +56,7 @@ class load_fixture {
       const auto sink = [this](std::uint32_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
         std::memcpy(loaded_.data() + places_[tensor] + offset, bytes.data(), bytes.size());
       };
-      llmmem::load_checkpoint(storage, from, wanted_, sink, {.how = how});
+      llmmem::load_checkpoint(storage, from, wanted_, sink, {.verify = how});
     });
     if (std::memcmp(loaded_.data(), state_.bytes().data(), state_.bytes().size()) != 0)
       throw std::runtime_error("what was loaded is not what was saved");

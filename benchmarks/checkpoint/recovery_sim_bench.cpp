@@ -55,10 +55,10 @@ struct cluster {
 
   [[nodiscard]] sim_options options() const {
     return {.seats = ranks,
-            .least_delay_ns = 5'000,
-            .most_delay_ns = 20'000,
-            .least_notice_ns = notice_ns,
-            .most_notice_ns = notice_ns,
+            .min_delay_ns = 5'000,
+            .max_delay_ns = 20'000,
+            .min_notice_ns = notice_ns,
+            .max_notice_ns = notice_ns,
             .hard_silence_ns = 1000 * second,
             .frame_bytes = 1U << 20,
             .lane_bytes = 16U << 20,

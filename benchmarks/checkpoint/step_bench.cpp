@@ -59,7 +59,7 @@ class step_fixture {
     });
     setup.saves.flush();
     const llmmem::checkpointer_stats stats = setup.saves.stats();
-    if (stats.committed != stats.begun) throw std::runtime_error("not committed: " + stats.last_trouble);
+    if (stats.committed != stats.begun) throw std::runtime_error("not committed: " + stats.last_error);
     taken.seconds = seconds / static_cast<double>(steps_of_turn);
     taken.told["stall_ms"] =
         stats.begun == 0 ? 0 : static_cast<double>(stats.stall_ns) * 1e-6 / static_cast<double>(stats.begun);

@@ -135,7 +135,7 @@ void measure_shape(stopwatch& watch, device_table& table, const device_bytes& ro
   const std::string shape = of.name + ", B " + std::to_string(of.batch) + " x " + std::to_string(of.tokens);
   const auto add = [&](const std::string& where, const decode_tables& tables) {
     for (const auto& [arithmetic, name] :
-         {std::pair{attention_arithmetic::same_everywhere, "attention, "},
+         {std::pair{attention_arithmetic::reproducible, "attention, "},
           std::pair{attention_arithmetic::tensor_cores, "by tensor cores, "}})
       table.add(name + where, shape, bytes,
                 measure(watch, of, tables, batch, room.data(), device.limits, arithmetic), ceiling::read);

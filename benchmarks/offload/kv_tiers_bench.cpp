@@ -99,7 +99,7 @@ void host_load(benchmark::State& state) {
     auto load = tiers.prepare_load(id, chain).value();
     for (std::uint32_t l = 0; l < r.layout.layers; ++l)
       load.wait(l).value();
-    if (!load.complete().is_whole()) state.SkipWithError("a load failed");
+    if (!load.complete().is_complete()) state.SkipWithError("a load failed");
     state.PauseTiming();
     r.cache.release(id).value();
     r.cache.drop_idle();
@@ -179,7 +179,7 @@ void file_load(benchmark::State& state) {
     for (auto _ : state) {
       const sequence_id id = r.cache.create().value();
       auto load = tiers.prepare_load(id, chain).value();
-      if (!load.complete().is_whole()) state.SkipWithError("a load failed");
+      if (!load.complete().is_complete()) state.SkipWithError("a load failed");
       state.PauseTiming();
       r.cache.release(id).value();
       r.cache.drop_idle();

@@ -169,7 +169,7 @@ void pool_fetch(benchmark::State& state) {
       asker.tiers.clear();
       start = std::chrono::steady_clock::now();
       plain.at = 0;
-      plain.end.tell(seat_id{0}, {}, std::span(plain.into).first(1));
+      plain.end.post(seat_id{0}, {}, std::span(plain.into).first(1));
       while (plain.at < moved_bytes)
         static_cast<void>(plain.end.poll(soon(plain.end), plain));
       plain_times.push_back(seconds_since(start));

@@ -136,7 +136,7 @@ void file_to_host(benchmark::State& state) {
   const removed_file file;
   host_space above({.budget = top_chunks * chunk_bytes});
   file_space<> disk(file.path, {.budget = all_chunks * chunk_bytes,
-                                .queue = {.driver = llmmem::transfer::drive_by::waiters}});
+                                .queue = {.driver = llmmem::transfer::driven_by::waiters}});
   tiered_buffer<host_space, file_space<>> buffer({}, {above, top_chunks * chunk_bytes},
                                                  {disk, all_chunks * chunk_bytes});
   const auto chunks = filled(buffer, all_chunks, chunk_bytes);
@@ -154,7 +154,7 @@ void file_to_host_queue(benchmark::State& state, bool verifies) {
   host_space space({.budget = top_chunks * chunk_bytes});
   const auto above = space.try_allocate(top_chunks * chunk_bytes, 4096).value();
   const io_file file(removed.path, {.mode = open_mode::create});
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters});
   std::memset(above.data, 1, above.bytes);
   for (std::uint64_t i = 0; i < all_chunks; ++i)
     queue.start(write_to(file, i * chunk_bytes, above.span().first(chunk_bytes))).value().wait();
@@ -186,7 +186,7 @@ void reopen(benchmark::State& state) {
   const auto count = static_cast<std::uint64_t>(state.range(0));
   removed_file file;
   const persistent_file_options options{
-      .space = {.budget = count * 1024, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+      .space = {.budget = count * 1024, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
       .max_chunks = static_cast<std::uint32_t>(count)};
   const auto open_space = [&] { return std::make_unique<persistent_file_space<>>(file.path, options); };
   {

@@ -111,7 +111,7 @@ void report(benchmark::State& state, const workload& load, double cpu_seconds) {
 
 /// Copies of one block each, `depth` under way at any time, as fio's jobs do.
 template <class Engine, class... Args>
-void move_by_queue(benchmark::State& state, const workload& load, llmmem::transfer::drive_by driver,
+void move_by_queue(benchmark::State& state, const workload& load, llmmem::transfer::driven_by driver,
                    huge_pages pages, Args... engine) {
   const io_file file(shared_file().path, {.mode = open_mode::update});
   if (file.direct() < 0) return state.SkipWithError("no direct I/O here");
@@ -255,7 +255,7 @@ class stream {
     return static_cast<double>(moved) / took.count();
   }
   double speed_of(const io_setting& setting, std::uint64_t bytes) {
-    file_queue<uring_io> queue({.driver = llmmem::transfer::drive_by::waiters,
+    file_queue<uring_io> queue({.driver = llmmem::transfer::driven_by::waiters,
                                 .block_bytes = setting.block_bytes,
                                 .depth = setting.depth},
                                uring_options{.depth = setting.depth, .issuer = uring_issuer::one_thread});
@@ -299,7 +299,7 @@ void tune(benchmark::State& state, io_direction way) {
     for (std::size_t i = 1; i < settings.size(); ++i) {
       if (median_of(speeds[i]) > median_of(speeds[best])) best = i;
     }
-    file_queue<uring_io> queue({.driver = llmmem::transfer::drive_by::waiters,
+    file_queue<uring_io> queue({.driver = llmmem::transfer::driven_by::waiters,
                                 .depth = most.depth,
                                 .tuning = io_tuning::on,
                                 .tuner = {.least = least, .most = most}},
@@ -315,7 +315,7 @@ void tune(benchmark::State& state, io_direction way) {
     // The tuner alone, from the worst corner, until it comes to rest for the third time.
     io_tuner climber({.first = least, .least = least, .most = most});
     std::uint32_t windows = 0;
-    for (int rests = 0; rests < 3 && windows < climber.most_windows(); ++windows) {
+    for (int rests = 0; rests < 3 && windows < climber.max_windows(); ++windows) {
       const io_setting now = climber.setting();
       const std::uint64_t bytes =
           std::clamp(8 * now.depth * now.block_bytes, std::uint64_t{32} << 20, amount);
@@ -368,22 +368,22 @@ const int registered = [] {
   };
   for (const workload& load : workloads) {
     add(load, "llmmem_posix", [&load](benchmark::State& state) {
-      move_by_queue<posix_io>(state, load, llmmem::transfer::drive_by::waiters, huge_pages::advise);
+      move_by_queue<posix_io>(state, load, llmmem::transfer::driven_by::waiters, huge_pages::advise);
     });
 #if __has_include(<liburing.h>)
-    const auto add_uring = [&](const char* who, llmmem::transfer::drive_by driver, huge_pages pages) {
+    const auto add_uring = [&](const char* who, llmmem::transfer::driven_by driver, huge_pages pages) {
       add(load, who, [&load, driver, pages](benchmark::State& state) {
         move_by_queue<uring_io>(state, load, driver, pages,
                                 uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
       });
     };
-    add_uring("llmmem", llmmem::transfer::drive_by::waiters, huge_pages::advise);
-    add_uring("llmmem_small_pages", llmmem::transfer::drive_by::waiters, huge_pages::never);
-    add_uring("llmmem_thread", llmmem::transfer::drive_by::own_thread, huge_pages::advise);
+    add_uring("llmmem", llmmem::transfer::driven_by::waiters, huge_pages::advise);
+    add_uring("llmmem_small_pages", llmmem::transfer::driven_by::waiters, huge_pages::never);
+    add_uring("llmmem_thread", llmmem::transfer::driven_by::own_thread, huge_pages::advise);
     add(load, "llmmem_one_buffer", [&load](benchmark::State& state) {
       workload alone = load;
       alone.depth = 1;
-      move_by_queue<uring_io>(state, alone, llmmem::transfer::drive_by::waiters, huge_pages::never,
+      move_by_queue<uring_io>(state, alone, llmmem::transfer::driven_by::waiters, huge_pages::never,
                               uring_options{.depth = 1, .issuer = uring_issuer::one_thread});
     });
 #endif
@@ -391,7 +391,7 @@ const int registered = [] {
     add(load, "llmmem_posix_one_buffer", [&load](benchmark::State& state) {
       workload alone = load;
       alone.depth = 1;
-      move_by_queue<posix_io>(state, alone, llmmem::transfer::drive_by::waiters, huge_pages::never);
+      move_by_queue<posix_io>(state, alone, llmmem::transfer::driven_by::waiters, huge_pages::never);
     });
     if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
       add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });

@@ -56,7 +56,7 @@ struct program_options {
 
 /// How a fine-tuning run saves memory.
 struct savings {
-  llmmem::recompute again = llmmem::recompute::selective;
+  llmmem::recompute recomputed = llmmem::recompute::selective;
   bool variable = true;  ///< batches are as long as their longest sequence, not as the context
   bool offload = false;  ///< gradients and optimizer state live on the host
 };
@@ -76,7 +76,7 @@ struct savings {
                                     2 * sbh,           // input of the MLP
                                     8 * sbh, 8 * sbh,  // before and behind its non-linearity
                                     sbh};              // mask of the last dropout
-  if (step.again == llmmem::recompute::none) {
+  if (step.recomputed == llmmem::recompute::none) {
     pieces.insert(pieces.begin() + 4, {2 * scores, scores, 2 * scores});  // softmax, mask, what it leaves
   }
   return pieces;
@@ -126,7 +126,7 @@ class trainer {
 
   void step(std::uint64_t tokens) {
     const auto& m = options_->model;
-    shape_ = {.sequence = tokens, .batch = options_->batch, .again = how_.again};
+    shape_ = {.sequence = tokens, .batch = options_->batch, .recomputed = how_.recomputed};
     pieces_ = layer_activations(m, shape_);
     gather(0);
     for (std::uint64_t layer = 0; layer < m.layers; ++layer) {
@@ -167,9 +167,9 @@ class trainer {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       made.push_back(to_->allocate(pieces_[i]));
       // Without its backward pass in mind, a result goes as soon as the next but one is made from it.
-      if (how_.again == llmmem::recompute::full && i >= 3) to_->free(made[i - 2]);
+      if (how_.recomputed == llmmem::recompute::full && i >= 3) to_->free(made[i - 2]);
     }
-    if (how_.again != llmmem::recompute::full) {
+    if (how_.recomputed != llmmem::recompute::full) {
       kept_[layer] = made;
       return;
     }
@@ -283,7 +283,7 @@ enum class kv_growth : std::uint8_t {
       const std::uint32_t values = to.allocate(held * token_bytes);
       detail::ids work;
       for (const std::uint64_t piece :
-           layer_activations(m, {.sequence = prompt, .again = llmmem::recompute::selective}))
+           layer_activations(m, {.sequence = prompt, .recomputed = llmmem::recompute::selective}))
         work.push_back(to.allocate(piece));
       detail::free_all(to, work);
       batch.push_back({prompt, end, held, keys, values});
@@ -321,10 +321,10 @@ inline constexpr std::array<std::string_view, 6> program_names{
   }
   if (name == "train") return play_training(shown, examples, options, {});
   if (name == "train-recompute") {
-    return play_training(shown, examples, options, {.again = recompute::full});
+    return play_training(shown, examples, options, {.recomputed = recompute::full});
   }
   if (name == "train-recompute-offload") {
-    return play_training(shown, examples, options, {.again = recompute::full, .offload = true});
+    return play_training(shown, examples, options, {.recomputed = recompute::full, .offload = true});
   }
   return play_serving(shown, examples, options,
                       name == "serve-exact" ? kv_growth::exact : kv_growth::growing);

@@ -28,7 +28,7 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
 
 /// The cache that a journal was written from: the header's configuration is the policy.
 [[nodiscard]] inline cache_type make_cache(const llmmem::journal_header& header) {
-  const llmmem::slot_count slots{std::max(header.options.blocks, header.options.most_blocks) + 1};
+  const llmmem::slot_count slots{std::max(header.options.blocks, header.options.block_capacity) + 1};
   return {header.options, llmmem::make_eviction(header.configuration, slots)};
 }
 

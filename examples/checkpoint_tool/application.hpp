@@ -57,7 +57,7 @@ namespace detail {
   if (auto published = answer_published({asked.first, std::nullopt}, asked.json, false)) return *published;
   const auto storage = open_folder(asked.first);
   const listing all = list_folder(*storage);
-  return {asked.json ? to_json(all) : to_report(all), success_if(all.is_whole())};
+  return {asked.json ? to_json(all) : to_report(all), success_if(all.is_complete())};
 }
 
 [[nodiscard]] inline answer answer_show(const command_line& asked) {
@@ -82,19 +82,19 @@ namespace detail {
   if (ids.empty()) throw llmmem::io_error(storage->path("") + ": there is no checkpoint in it");
   std::vector<verdict> all;
   std::string text;
-  bool is_whole = true;
+  bool is_complete = true;
   for (const llmmem::checkpoint_id& id : ids) {
     fmt::print(notes, "checkpoint_tool: verifying {}\n", folder_name(id));
     verdict one = verifier(*storage, id, asked.how, notes).run();
-    if (!one.is_whole() && !is_there(*storage, id)) {
+    if (!one.is_complete() && !is_there(*storage, id)) {
       fmt::print(notes, "checkpoint_tool: {} was removed meanwhile\n", folder_name(id));
       continue;
     }
     text += to_report(one, asked.how);
-    is_whole = is_whole && one.is_whole();
+    is_complete = is_complete && one.is_complete();
     all.push_back(std::move(one));
   }
-  return {asked.json ? to_json(storage->path(""), all, asked.how) : text, success_if(is_whole)};
+  return {asked.json ? to_json(storage->path(""), all, asked.how) : text, success_if(is_complete)};
 }
 
 [[nodiscard]] inline answer answer_diff(const command_line& asked, std::FILE* notes) {

@@ -46,7 +46,7 @@ class copy_meter {
       : meter_(notes, "copying " + what.folder, bytes_in(what.manifest)) {}
   [[nodiscard]] llmmem::copy_verdict operator()(const llmmem::copy_progress& now) {
     meter_.add(now.copied - meter_.done());
-    return llmmem::copy_verdict::go_on;
+    return llmmem::copy_verdict::proceed;
   }
 
  private:

@@ -41,7 +41,7 @@ struct listing {
                                     [](const listed_checkpoint& each) { return each.why.empty(); });
     return found == checkpoints.end() ? nullptr : &*found;
   }
-  [[nodiscard]] bool is_whole() const noexcept {
+  [[nodiscard]] bool is_complete() const noexcept {
     return std::all_of(checkpoints.begin(), checkpoints.end(),
                        [](const listed_checkpoint& each) { return each.why.empty(); });
   }
@@ -70,7 +70,7 @@ struct listing {
 
 /// What a left-over name was.
 [[nodiscard]] inline std::string_view left_over_text(std::string_view name) noexcept {
-  if (name.starts_with(llmmem::checkpoint_names::in_the_making)) return "in the making, or left by a crash";
+  if (name.starts_with(llmmem::checkpoint_names::draft)) return "in the making, or left by a crash";
   if (name.starts_with(llmmem::checkpoint_names::trash)) return "being removed, or left by a crash";
   return "left by a crash";
 }

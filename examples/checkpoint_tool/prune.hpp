@@ -57,7 +57,7 @@ struct pruning {
   }
 };
 
-/// What would become of the checkpoints: as `checkpoint_folder::superfluous`, and without its lock.
+/// What would become of the checkpoints: as `checkpoint_folder::removable`, and without its lock.
 [[nodiscard]] inline pruning plan_pruning(storage_type& storage,
                                           const llmmem::keep_last_and_every& retention) {
   const listing all = list_folder(storage);

@@ -192,11 +192,11 @@ inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, 
       const llmmem::checkpoint_tensor& each = *tensors[i];
       const std::uint64_t elements = elements_of(each);
       const llmmem::element_runs all = llmmem::element_runs::all_of(elements);
-      const bool is_whole = options.world == 1;
-      const llmmem::element_runs part = is_whole ? all : parts.of(i, elements, rank);
+      const bool is_complete = options.world == 1;
+      const llmmem::element_runs part = is_complete ? all : parts.of(i, elements, rank);
       state.push_back({each.name, each.type, each.shape,
                        each.pieces.empty() ? "model" : group_of(from.files[each.pieces.front().file].name),
-                       is_whole ? std::nullopt : std::optional(part)});
+                       is_complete ? std::nullopt : std::optional(part)});
       made.sources.push_back({&each, part});
     }
     made.plan =

@@ -30,7 +30,7 @@ using llmmem::whole_byte_unit;
 class tensor_reader {
  public:
   tensor_reader(storage_type& storage, const llmmem::found_checkpoint& from)
-      : loader_(storage, from, {.how = how_to_read(from), .sink = llmmem::sink_calls::by_readers}) {}
+      : loader_(storage, from, {.verify = how_to_read(from), .sink = llmmem::sink_calls::by_readers}) {}
 
   /// Asks for bytes of a part of a tensor, from byte `offset` of the part on, as many as `into` has.
   void want(const llmmem::checkpoint_tensor& tensor, const llmmem::element_runs& part, std::uint64_t offset,

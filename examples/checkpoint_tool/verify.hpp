@@ -49,7 +49,7 @@ struct verdict {
   std::uint64_t read_bytes = 0;
   std::vector<damage> damages{};
 
-  [[nodiscard]] bool is_whole() const noexcept { return damages.empty(); }
+  [[nodiscard]] bool is_complete() const noexcept { return damages.empty(); }
 };
 
 /// Looks at one checkpoint; whatever is wrong is in the verdict.
@@ -201,7 +201,7 @@ class verifier {
 
 [[nodiscard]] inline std::string to_report(const verdict& one, llmmem::verification how) {
   std::string text = fmt::format("{}  ", folder_name(one.id));
-  if (one.is_whole()) {
+  if (one.is_complete()) {
     return text +
            (how == llmmem::verification::checksums
                 ? fmt::format("whole: {}, {} read\n", counted(one.files, "file"), bytes_shown(one.read_bytes))
@@ -237,15 +237,15 @@ class verifier {
     checkpoints.push_back(
         fmt::format(R"({{"name": {}, "step": {}, "generation": {}, "whole": {}, "files": {}, )"
                     R"("read_bytes": {}, "damage": [{}]}})",
-                    example::json_string(folder_name(one.id)), one.id.step, one.id.generation, one.is_whole(),
-                    one.files, one.read_bytes, fmt::join(damages, ", ")));
+                    example::json_string(folder_name(one.id)), one.id.step, one.id.generation,
+                    one.is_complete(), one.files, one.read_bytes, fmt::join(damages, ", ")));
   }
-  return fmt::format(R"({{"folder": {}, "how": "{}", "whole": {}, "checkpoints": {}}})"
-                     "\n",
-                     example::json_string(folder),
-                     how == llmmem::verification::checksums ? "checksums" : "sizes",
-                     std::all_of(all.begin(), all.end(), [](const verdict& one) { return one.is_whole(); }),
-                     json_lines(checkpoints));
+  return fmt::format(
+      R"({{"folder": {}, "how": "{}", "whole": {}, "checkpoints": {}}})"
+      "\n",
+      example::json_string(folder), how == llmmem::verification::checksums ? "checksums" : "sizes",
+      std::all_of(all.begin(), all.end(), [](const verdict& one) { return one.is_complete(); }),
+      json_lines(checkpoints));
 }
 
 }  // namespace checkpoint_tool

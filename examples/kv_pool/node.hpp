@@ -82,7 +82,7 @@ class node {
     for (std::uint32_t layer = 0; layer < layers; ++layer)
       load.wait(layer).value();  // and attends with it
     const llmmem::offload::load_result loaded = load.complete();
-    if (!loaded.is_whole()) cache_.truncate(sequence, loaded.tokens).value();
+    if (!loaded.is_complete()) cache_.truncate(sequence, loaded.tokens).value();
     const std::uint64_t have = cache_.tokens(sequence);
     verify(sequence, chain, matched, have);
 

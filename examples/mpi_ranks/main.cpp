@@ -42,9 +42,10 @@ bool check_all(mpi_ranks::mpi_transport& ranks) {
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(data));
   const auto n = static_cast<float>(world);
 
-  for (const reduce_way way : {reduce_way::direct, reduce_way::ring, reduce_way::tree}) {
+  for (const reduce_algorithm way :
+       {reduce_algorithm::direct, reduce_algorithm::ring, reduce_algorithm::tree}) {
     fill(self);
-    collective_call call{.by = by(), .way = way};
+    collective_call call{.by = by(), .algorithm = way};
     all_reduce(ranks, bytes, sum_f32, call).value();
     bool is_sum = true;
     for (std::size_t i = 0; i < count; ++i)

@@ -35,7 +35,7 @@ using example::exit_status;
       "\n",
       found.paged.answer_tokens(asked.what.plan), found.paged.digest(), found.contiguous.digest(),
       found.permuted.digest(), found.is_identical(), name_of(asked.what.cache.form), found.paged.steps,
-      found.contiguous.steps, of.most_blocks, of.most_unshared, of.prompt_tokens, of.shared_tokens,
+      found.contiguous.steps, of.block_capacity, of.most_unshared, of.prompt_tokens, of.shared_tokens,
       of.copies_on_write, found.paged.drafted, found.paged.accepted, of.rolled_back,
       found.errors.empty() ? "null" : fmt::format("{:.3g}", found.logits_size), errors);
 }
@@ -56,7 +56,7 @@ using example::exit_status;
       name_of(asked.what.cache.form), found.contiguous.digest(), found.contiguous.steps, found.paged.digest(),
       found.paged.steps, found.permuted.digest(),
       found.is_identical() ? "identical: every token, every bit of every logit" : "NOT IDENTICAL",
-      of.most_blocks, of.most_unshared, of.shared_tokens, of.prompt_tokens, of.copies_on_write,
+      of.block_capacity, of.most_unshared, of.shared_tokens, of.prompt_tokens, of.copies_on_write,
       found.paged.drafted, found.paged.accepted, of.rolled_back);
   if (found.errors.empty()) return text;
   text += fmt::format("told the same tokens, logits differ from those of floats, whose rms is {:.3g}, by\n",

@@ -38,7 +38,7 @@ struct paged_config {
 };
 
 struct paged_counts {
-  std::uint64_t most_blocks = 0;      ///< in use at once
+  std::uint64_t block_capacity = 0;   ///< in use at once
   std::uint64_t most_unshared = 0;    ///< what these sequences would have taken, each with blocks of its own
   std::uint64_t prompt_tokens = 0;    ///< that sequences began with
   std::uint64_t shared_tokens = 0;    ///< of these, found in the cache
@@ -90,7 +90,7 @@ class paged_cache {
     copy_before_writing(added);
     put_tables(batch, added);
     const llmmem::paged_stats now = allocator_.stats();
-    counts_.most_blocks = std::max(counts_.most_blocks, now.active_blocks);
+    counts_.block_capacity = std::max(counts_.block_capacity, now.active_blocks);
     counts_.most_unshared = std::max(counts_.most_unshared, now.table_blocks);
   }
 

@@ -52,8 +52,8 @@ inline constexpr std::uint32_t int8_group = 32;
 /// Elements that share a scale: of int4 by token all of a head's, where the kernels have groups so long.
 /// @pre the form is grouped, and `head_dim` a multiple of `int8_group`
 [[nodiscard]] constexpr std::uint32_t group_elements(kv_form form, std::uint32_t head_dim) noexcept {
-  const bool is_whole = form == kv_form::int4_by_token && (head_dim == 64 || head_dim == 128);
-  return is_whole ? head_dim : int8_group;
+  const bool is_complete = form == kv_form::int4_by_token && (head_dim == 64 || head_dim == 128);
+  return is_complete ? head_dim : int8_group;
 }
 
 /// The vectors' numbers as a cache of this form gives them back.

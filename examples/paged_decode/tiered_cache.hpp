@@ -71,7 +71,7 @@ class tiered_cache {
     for (std::uint32_t layer = 0; layer < layers_; ++layer)
       load.wait(layer).value();  // an engine attends with the layer here
     const llmmem::offload::load_result came = load.complete();
-    if (!came.is_whole()) cache_->allocator().truncate(made, came.tokens).value();
+    if (!came.is_complete()) cache_->allocator().truncate(made, came.tokens).value();
     counts_.host_blocks += came.blocks[0];
     counts_.file_blocks += came.blocks[1];
     counts_.failed_blocks += came.failed_blocks;

@@ -187,7 +187,7 @@ class cache_tiers {
     const bool ends_in_host = tiers.lookup_block(chain, 0, prompt.keys.size() - 1).second == 0;
     auto load = tiers.prepare_load(sequence, chain).value();
     const llmmem::offload::load_result came = load.complete();
-    if (!came.is_whole()) throw llmmem::error("replay tiers: a load failed: " + came.why.message());
+    if (!came.is_complete()) throw llmmem::error("replay tiers: a load failed: " + came.why.message());
     const auto table = cache_->blocks(sequence);
     for (std::size_t i = first; i < table.size(); ++i)
       verify(prompt.keys[i], at(table[i]));

@@ -45,7 +45,7 @@ namespace replay_trace {
         R"(, "pool": {{"nodes": {}, "peer_hits": {}, "all_hits": {}, "local_hits": {}, "bytes_from_peers": {}, )"
         R"("asked_spans": {}, "told_messages": {}, "directory_spans": {}}})",
         result.pool->nodes, result.pool->peer_hits, all, result.pool->local_hits,
-        result.pool->peer_hits * result.block_bytes, result.pool->asked_spans, result.pool->told_messages,
+        result.pool->peer_hits * result.block_bytes, result.pool->asked_spans, result.pool->posted_messages,
         result.pool->directory_spans);
   }
   return fmt::format(

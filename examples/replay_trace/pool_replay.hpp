@@ -103,7 +103,7 @@ class replay_cluster {
       sums.peak_metadata_bytes += stats.metadata_bytes + stats.verification_bytes;
       sums.verified_blocks += each->tiers.verified_blocks();
       const llmmem::pool::stats pool = each->tiers.pool_stats();
-      sums.pool->told_messages += pool.told_messages;
+      sums.pool->posted_messages += pool.posted_messages;
       sums.pool->asked_spans += pool.asked_spans;
       sums.pool->directory_spans += pool.directory_spans;
     }

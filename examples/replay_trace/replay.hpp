@@ -47,7 +47,7 @@ struct pool_hits {
   std::uint64_t peer_hits = 0;  ///< blocks that came from other nodes
   std::uint64_t peer_tokens = 0;
   std::uint64_t local_hits = 0;       ///< blocks that nodes without a pool find in cache and tiers together
-  std::uint64_t told_messages = 0;    ///< small messages between nodes
+  std::uint64_t posted_messages = 0;  ///< small messages between nodes
   std::uint64_t asked_spans = 0;      ///< questions to the directory
   std::uint64_t directory_spans = 0;  ///< that the directory remembers at the end
 };

@@ -172,7 +172,7 @@ inline void report_pool(std::string& text, const report_input& input, const repl
       example::bytes_text(static_cast<double>(result.pool->peer_hits * result.block_bytes)));
   fmt::format_to(out, "  directory      {} spans; {} questions, {} messages in all\n",
                  example::grouped(result.pool->directory_spans), example::grouped(result.pool->asked_spans),
-                 example::grouped(result.pool->told_messages));
+                 example::grouped(result.pool->posted_messages));
 }
 
 inline void report_tiers(std::string& text, const report_input& input, const replay_result& result) {

@@ -124,7 +124,7 @@ class job_log {
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   /// All ranks live, are in one epoch that began after the last death, and have kept a version in it: a fault
   /// may come.
-  [[nodiscard]] bool is_whole() const {
+  [[nodiscard]] bool is_complete() const {
     const auto all = plan_.ranks == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << plan_.ranks) - 1;
     const auto now = epochs_.find(epoch_);
     if (now == epochs_.end() || epoch_ <= last_death_ || now->second.members != all ||

@@ -275,7 +275,7 @@ class process_job {
   void plan_next_fault() {
     if (fault_at_ != never || next_fault_ == faults_.size() || log_->finished() != 0) return;
     const planned_fault& next = faults_[next_fault_];
-    if (log_->is_whole() && log_->step() >= next.after_step) fault_at_ = now() + next.delay_ns;
+    if (log_->is_complete() && log_->step() >= next.after_step) fault_at_ = now() + next.delay_ns;
   }
 
   void commit_fault(std::uint64_t time) {
@@ -283,7 +283,7 @@ class process_job {
     if (log_->finished() != 0) return;
     const planned_fault& fault = faults_[next_fault_];
     hear();
-    if (!log_->is_whole()) return;  // somebody else was quicker: it is planned anew
+    if (!log_->is_complete()) return;  // somebody else was quicker: it is planned anew
     ++next_fault_;
     const int signal = fault.kind == fault_kind::kill ? SIGKILL : SIGSTOP;
     log_->fault(fault.seats, signal, time);

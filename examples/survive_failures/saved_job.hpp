@@ -45,7 +45,7 @@ struct state_found {
   std::uint64_t step = 0;
   std::uint64_t moved_bytes = 0;  ///< between ranks, as far as that is known
   std::optional<llmmem::found_checkpoint> saved{};
-  std::string passed_over{};  ///< what was found, and what should have been newer; empty when nothing
+  std::string skip_reason{};  ///< what was found, and what should have been newer; empty when nothing
 };
 
 /// Checkpoints of a job, all ranks' in one folder; each rank has one of these, on the same folder. A
@@ -93,7 +93,7 @@ class saved_job {
       check(*all.found);
       return state_found{.step = all.found->id.step,
                          .saved = std::move(all.found),
-                         .passed_over = all.skipped.empty() ? std::string() : all.message()};
+                         .skip_reason = all.skipped.empty() ? std::string() : all.message()};
     } catch (const llmmem::comm_error&) {
       return std::nullopt;
     }

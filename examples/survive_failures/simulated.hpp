@@ -30,7 +30,7 @@ inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>
                                     .seed = plan.seed,
                                     .frame_bytes = 1U << 16,
                                     .lane_bytes = 1U << 18,
-                                    .most_calls = ~std::uint64_t{0}});
+                                    .max_calls = ~std::uint64_t{0}});
   for (const planned_fault& fault : faults) {
     for (const std::uint32_t seat : fault.seats)
       net.restart_after(llmmem::seat_id{seat}, plan.restart_ms * 1'000'000);
@@ -39,7 +39,7 @@ inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>
   // One process is on at a time: none of this needs a lock.
   const auto hear = [&](const job_event& event) {
     log.hear(event);
-    if (next == faults.size() || !log.is_whole() || log.step() < faults[next].after_step) return;
+    if (next == faults.size() || !log.is_complete() || log.step() < faults[next].after_step) return;
     const planned_fault& fault = faults[next++];
     log.fault(fault.seats, SIGKILL, net.now_ns() + fault.delay_ns);
     for (const std::uint32_t seat : fault.seats)

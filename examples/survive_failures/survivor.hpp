@@ -83,15 +83,15 @@ class survivor {
 
   /// @name What `run_epochs` calls
   /// @{
-  [[nodiscard]] llmmem::redundancy::went begin() {
+  [[nodiscard]] llmmem::redundancy::job_outcome begin() {
     attempt_ = attempt::beginning;
     const bool is_there = begin_epoch();
-    return is_lost_ ? llmmem::redundancy::went::stop : told(is_there);
+    return is_lost_ ? llmmem::redundancy::job_outcome::stop : told(is_there);
   }
   [[nodiscard]] bool is_over() const {
     return step_ == plan_.steps && (attempt_ == attempt::end || !is_save_due());
   }
-  [[nodiscard]] llmmem::redundancy::went step() {
+  [[nodiscard]] llmmem::redundancy::job_outcome step() {
     if (is_save_due()) save();
     attempt_ = step_ < plan_.steps ? attempt::step : attempt::end;
     return told(attempt_ == attempt::end || take_step());
@@ -154,10 +154,10 @@ class survivor {
     tell(outcome.is_saved ? event_kind::saved : event_kind::unsaved, 0, 0, outcome.trouble);
   }
 
-  [[nodiscard]] llmmem::redundancy::went told(bool is_well) {
+  [[nodiscard]] llmmem::redundancy::job_outcome told(bool is_well) {
     is_well_ = is_well;
     if (!is_well) tell(event_kind::failed);
-    return is_well ? llmmem::redundancy::went::well : llmmem::redundancy::went::badly;
+    return is_well ? llmmem::redundancy::job_outcome::succeeded : llmmem::redundancy::job_outcome::failed;
   }
 
   /// Gets this rank to where all are: who owns what, their state, all weights.
@@ -166,7 +166,7 @@ class survivor {
     const auto found = find_state();
     if (!found) return false;
     step_ = found->step;
-    if (saved_ && !found->is_kept) tell(event_kind::restored, found->saved ? 1 : 0, 0, found->passed_over);
+    if (saved_ && !found->is_kept) tell(event_kind::restored, found->saved ? 1 : 0, 0, found->skip_reason);
     tell(event_kind::fetched, found->moved_bytes);
     assign_parts();
     const bool is_new = !found->is_kept && !found->saved;
@@ -192,7 +192,7 @@ class survivor {
     is_lost_ = kept.code() == llmmem::errc::state_lost;
     if (kept.code() == llmmem::errc::setup_differs) static_cast<void>(kept.value());  // throws, on all ranks
     if (!kept) return std::nullopt;
-    return state_found{kept->is_there, kept->is_there ? kept->version : 0, kept->moved_bytes};
+    return state_found{kept->is_recovered, kept->is_recovered ? kept->version : 0, kept->moved_bytes};
   }
 
   /// Who updates which parts in this epoch: their owners, and with redundant computation who keeps them.

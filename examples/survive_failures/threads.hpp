@@ -131,7 +131,7 @@ class thread_job {
   }
 
   void do_next_fault() {
-    if (next_fault_ == faults_.size() || log_->finished() != 0 || !log_->is_whole()) return;
+    if (next_fault_ == faults_.size() || log_->finished() != 0 || !log_->is_complete()) return;
     const planned_fault& next = faults_[next_fault_];
     if (log_->step() < next.after_step) return;
     const auto time = clock::now();

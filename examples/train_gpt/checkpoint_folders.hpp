@@ -101,7 +101,7 @@ class checkpoint_folders {
   struct newest_checkpoint {
     std::optional<llmmem::found_checkpoint> found{};
     storage_type* storage = nullptr;         ///< that has it
-    std::vector<std::string> passed_over{};  ///< what should have been newer, and why it was not taken
+    std::vector<std::string> skip_reason{};  ///< what should have been newer, and why it was not taken
     std::string message{};                   ///< all of that in a line
   };
 
@@ -118,7 +118,7 @@ class checkpoint_folders {
       llmmem::checkpoint_search search = llmmem::find_checkpoint(storage_);
       all.message = search.message();
       for (const llmmem::skipped_checkpoint& each : search.skipped)
-        all.passed_over.push_back(each.folder + ": " + each.why);
+        all.skip_reason.push_back(each.folder + ": " + each.why);
       all.found = std::move(search.found);
       all.storage = &storage_;
       return all;
@@ -133,7 +133,7 @@ class checkpoint_folders {
     }
     for (const llmmem::skipped_in_source& each : search.skipped) {
       const char* const gap = each.folder.empty() ? "" : ": ";
-      all.passed_over.push_back(each.name + gap + each.folder + ": " + each.why);
+      all.skip_reason.push_back(each.name + gap + each.folder + ": " + each.why);
     }
     if (search.found) all.storage = search.visit([](storage_type& has_it) { return &has_it; });
     all.found = std::move(search.found);

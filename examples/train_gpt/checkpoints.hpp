@@ -139,7 +139,7 @@ class run_checkpoints {
   };
   [[nodiscard]] agreed_on agree(std::uint64_t done) {
     const std::uint64_t mine =
-        (asked_->checkpoints.termination->is_there() ? 2U : 0U) | (is_due(done) ? 1U : 0U);
+        (asked_->checkpoints.termination->is_requested() ? 2U : 0U) | (is_due(done) ? 1U : 0U);
     const std::vector<std::uint64_t> all = ranks_->exchange(mine);
     agreed_on what{.ends = false, .saves = (all.front() & 1U) != 0};
     for (const std::uint64_t each : all)
@@ -164,7 +164,7 @@ class run_checkpoints {
                                  "and start again");
     }
     if (!newest.found) {
-      if (!newest.passed_over.empty())
+      if (!newest.skip_reason.empty())
         throw llmmem::format_error(asked_->checkpoints.folder + ": " + newest.message +
                                    "; take another folder to begin anew");
       return {};
@@ -185,7 +185,7 @@ class run_checkpoints {
     last_saved_ = found.id.step;
     if (notes_ == nullptr) return losses;
     example::tell(notes_, "resumed from step {}\n", found.id.step);
-    for (const std::string& each : newest.passed_over)
+    for (const std::string& each : newest.skip_reason)
       example::tell(notes_, "train_gpt: passed over {}\n", example::printable(each, 1024));
     std::fflush(notes_);
     return losses;
@@ -224,7 +224,7 @@ class run_checkpoints {
   [[nodiscard]] bool is_due(std::uint64_t done) const {
     if (asked_->checkpoints.every != 0) return done % asked_->checkpoints.every == 0;
     if (seen_.committed == 0) return seen_.begun == seen_.failed;
-    return done - last_saved_ >= tuner_.every().steps;
+    return done - last_saved_ >= tuner_.interval().steps;
   }
 
   void load(llmmem::posix_storage<>& storage, const llmmem::found_checkpoint& found) {

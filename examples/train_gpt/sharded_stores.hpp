@@ -144,10 +144,10 @@ class sharded_layers {
   /// @name What a checkpoint has of this rank
   /// @{
   [[nodiscard]] element_range saved(layer_id layer) const noexcept {
-    return range_of(weights_.who().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
+    return range_of(weights_.layout().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
   }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept {
-    return range_of(kept(kind).who().local(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
+    return range_of(kept(kind).layout().local(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
   }
   [[nodiscard]] std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) {
     const llmmem::tensor_id tensor{to_index(layer)};
@@ -269,15 +269,15 @@ class sharded_layers {
     // Unfinished, and the others wait for what will not come.
     if (std::uncaught_exceptions() != 0) return revoke();
     try {
-      const bool is_whole = stage_ == llmmem::zero_stage::none;
+      const bool is_complete = stage_ == llmmem::zero_stage::none;
       llmmem::result<void> done;
       if (kind == state_kind::gradients) {
         done = talk([&] {
-          return is_whole ? gradients_.all_reduce(whole_gradients_, llmmem::sum_f32)
-                          : gradients_.reduce_scatter(whole_gradients_, llmmem::sum_f32);
+          return is_complete ? gradients_.all_reduce(whole_gradients_, llmmem::sum_f32)
+                             : gradients_.reduce_scatter(whole_gradients_, llmmem::sum_f32);
         });
         if (done) divide(tensor);
-      } else if (!is_whole) {
+      } else if (!is_complete) {
         done = talk([&] { return weights_.refresh({&tensor, 1}); });
       }
       if (!done) failed_ = done;

@@ -57,7 +57,7 @@ class tiered_pieces {
     first_record_ = shape.layers() * kinds_;
     const std::vector<step_event> schedule = step_schedule(shape, when);
     find_last_uses(schedule);
-    if (kind_ != schedule_kind::on_demand) schedule_.foresee(known_trace(shape, schedule));
+    if (kind_ != schedule_kind::on_demand) schedule_.plan_known_trace(known_trace(shape, schedule));
   }
 
   [[nodiscard]] std::size_t place(layer_id layer, state_kind kind) const noexcept {

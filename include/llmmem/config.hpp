@@ -38,7 +38,7 @@
 #define LLMMEM_HD
 #endif
 
-/// Unrolls the loop behind it in device code, so that arrays indexed by the loop stay in registers.
+/// Unrolls the loop after it in device code, so that arrays indexed by the loop stay in registers.
 #if defined(__CUDA_ARCH__)
 #define LLMMEM_UNROLL _Pragma("unroll")
 #else
@@ -52,7 +52,7 @@
 #define LLMMEM_NO_UNIQUE_ADDRESS [[no_unique_address]]
 #endif
 
-/// Placed behind a member function whose result depends on the object's lifetime: clang then warns
+/// Placed after a member function whose result depends on the object's lifetime: clang then warns
 /// (-Wdangling) if the object is a temporary: `for (auto b : buffer.read(chunk).value().span())`.
 #if defined(__clang__) && !defined(__CUDACC__)
 #define LLMMEM_LIFETIMEBOUND [[clang::lifetimebound]]

@@ -183,7 +183,7 @@ inline constexpr error_code table_full = detail::code_of<34>(detail::ground_erro
 inline constexpr error_code reentered = detail::code_of<42>(detail::ground_errors);
 /// A buffer, named in `where`, is too short: wanted = entries needed, found = entries given.
 inline constexpr error_code too_short = detail::code_of<46>(detail::ground_errors);
-/// Bytes behind the end were requested: wanted = end of the bytes requested, found = bytes available.
+/// Bytes after the end were requested: wanted = end of the bytes requested, found = bytes available.
 inline constexpr error_code past_the_bytes = detail::code_of<48>(detail::ground_errors);
 
 }  // namespace errc

@@ -34,7 +34,7 @@ struct error_info {
   const char* index = "";   ///< the meaning of `failure::index`; empty: none
   const char* wanted = "";  ///< the meaning of `failure::wanted`
   const char* found = "";   ///< the meaning of `failure::found`
-  /// The text behind the name of the refusing object: `{index}`, `{wanted}` and `{found}` are numbers.
+  /// The text after the name of the refusing object: `{index}`, `{wanted}` and `{found}` are numbers.
   const char* sentence = "";
   const char* (*sentence_for)(const failure&) noexcept = nullptr;   ///< replaces `sentence` if the text
                                                                     ///< depends on the numbers

@@ -55,13 +55,13 @@ program_options short_run() {
 TEST_CASE("the pieces of a layer add up to what the paper counts for it") {
   for (const auto again : {llmmem::recompute::none, llmmem::recompute::selective}) {
     for (const std::uint64_t tokens : {std::uint64_t{1}, std::uint64_t{17}, std::uint64_t{2048}}) {
-      const llmmem::training_step step{.sequence = tokens, .batch = 3, .again = again};
+      const llmmem::training_step step{.sequence = tokens, .batch = 3, .recomputed = again};
       const auto& model = llmmem::find_model("llama2-13b");
       const auto pieces = layer_activations(model, step);
       CHECK(std::accumulate(pieces.begin(), pieces.end(), std::uint64_t{0}) ==
             llmmem::activation_bytes_per_layer(model, step));
       CHECK(pieces[0] == llmmem::activation_bytes_per_layer(
-                             model, {.sequence = tokens, .batch = 3, .again = llmmem::recompute::full}));
+                             model, {.sequence = tokens, .batch = 3, .recomputed = llmmem::recompute::full}));
     }
   }
 }

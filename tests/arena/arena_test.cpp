@@ -260,7 +260,7 @@ TEST_CASE("a system that refuses everything from some call on breaks no arena, a
   }
 }
 
-TEST_CASE("stitched allocations hold what was written to them, whatever is freed around them") {
+TEST_CASE("stitched allocations hold what was written to them, regardless of frees around them") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -304,7 +304,7 @@ TEST_CASE("stitched allocations hold what was written to them, whatever is freed
   }
 }
 
-TEST_CASE("where free bytes lie apart, splitting fails, and stitching does not") {
+TEST_CASE("where free bytes are scattered, splitting fails, and stitching does not") {
   simulated for_split(budget(80 * mib));
   simulated for_stitched(budget(80 * mib));
   caching_split_arena<simulated> split(for_split, small_tables());
@@ -582,7 +582,7 @@ TEST_CASE_TEMPLATE("no arena allocates from the heap once it is built", Arena,
   CHECK(heap_allocations() == before);
 }
 
-TEST_CASE_TEMPLATE("an arena whose tables are full refuses, and has room again when something is freed",
+TEST_CASE_TEMPLATE("an arena whose tables are full refuses, and has space again when something is freed",
                    Arena, size_class_arena<simulated>, caching_split_arena<simulated>,
                    stitched_arena<simulated>) {
   simulated memory(budget(64 * mib));
@@ -605,7 +605,7 @@ TEST_CASE_TEMPLATE("an arena whose tables are full refuses, and has room again w
   CHECK(arena->allocate(2 * mib).has_value());
 }
 
-TEST_CASE("idle stitched ranges make room for new ones when a table is full") {
+TEST_CASE("idle stitched ranges make space for new ones when a table is full") {
   simulated memory(budget(64 * mib));
   stitched_options few = stitched_tables();
   SUBCASE("ranges") {
@@ -634,7 +634,7 @@ TEST_CASE("idle stitched ranges make room for new ones when a table is full") {
   CHECK(memory.mapper().violations() == std::vector<std::string>{});
 }
 
-TEST_CASE("idle stitched ranges make room where the system maps no more") {
+TEST_CASE("idle stitched ranges make space where the system maps no more") {
   simulated memory(simulated_mapper({.most_mappings = 32 + 4}), budget(64 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;

@@ -49,7 +49,7 @@ TEST_CASE("a journal recorded under LRU says what every policy hits, MIN include
   }
 }
 
-TEST_CASE("a journal is asked of another capacity as if it had been recorded at that") {
+TEST_CASE("a journal is replayed at another capacity as if it had been recorded there") {
   const replay_trace::trace from = replay_trace::generate_trace({.seed = 4, .requests = 600});
   const auto there = examine("there", record(from, 900), std::nullopt).policies;
   CHECK(examine("here", record(from, 300), 900).policies == there);

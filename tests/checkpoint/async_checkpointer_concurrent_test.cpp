@@ -166,7 +166,7 @@ struct owners_stuck : stuck_traits {
 }  // namespace
 
 TEST_SUITE("async_checkpointer") {
-  TEST_CASE("what is saved is the state as it was when the snapshot began, however small the ring") {
+  TEST_CASE("a save has the state of the moment when the snapshot began, with any ring") {
     for (const auto seed : seeds(20)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -209,7 +209,7 @@ TEST_SUITE("async_checkpointer") {
       CHECK(stats.staging_bytes == 0);
       CHECK(stats.staged_bytes == stats.persisted_bytes);
       CHECK(stats.persisted_bytes > 4 * of.total());
-      CHECK(stats.last_trouble == "");
+      CHECK(stats.last_error == "");
     }
   }
 
@@ -269,7 +269,8 @@ TEST_SUITE("async_checkpointer") {
       CHECK(!is_left_over(each.name));
   }
 
-  TEST_CASE("any call of the storage may fail, once or permanently: it is told, and the next one works") {
+  TEST_CASE(
+      "any call of the storage may fail, once or permanently: that is reported, and the next save works") {
     state of(5);
     for (const auto kind : {storage_fault::kind::refused, storage_fault::kind::lost}) {
       bool ended = false;
@@ -289,11 +290,11 @@ TEST_SUITE("async_checkpointer") {
         if (status == commit_status::committed) {
           CHECK(newest == 2);
           CHECK(ticket.why() == "");
-          ended = saves.stats().last_trouble.empty();  // else it met what comes behind the commit
+          ended = saves.stats().last_error.empty();  // else it met what comes behind the commit
         } else {
           CHECK(newest == (status == commit_status::not_committed ? 1 : 2));
           CHECK(ticket.why().find("Disk quota exceeded") != std::string::npos);
-          CHECK(saves.stats().last_trouble == ticket.why());
+          CHECK(saves.stats().last_error == ticket.why());
         }
         if (status == commit_status::durability_uncertain) continue;  // no sync of that folder is believed
         CHECK(saves.begin_snapshot(3, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
@@ -364,7 +365,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.progress().bytes == 0);
   }
 
-  TEST_CASE("one that waits for its turn does not wait for ever") {
+  TEST_CASE("a snapshot that waits for its turn does not wait for ever") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -444,7 +445,7 @@ TEST_SUITE("async_checkpointer") {
     async_checkpointer<throwing_traits> saves(coordinator, of.tensors, tiny);
     CHECK(saves.begin_snapshot(1, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
     saves.flush();
-    CHECK(saves.stats().last_trouble == "the observer threw");
+    CHECK(saves.stats().last_error == "the observer threw");
   }
 
   TEST_CASE("waiting for a ticket ends when it is to, also where the owner copies") {
@@ -463,7 +464,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(guard.ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("after a save that failed on a full disk, what is superfluous goes, and the next one fits") {
+  TEST_CASE("after a save that failed on a full disk, what is removable goes, and the next one fits") {
     state of(5);
     simulated_storage storage;
     solo_coordinator many(storage, keep_last_and_every{.last = 9});

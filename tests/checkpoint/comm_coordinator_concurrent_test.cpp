@@ -223,7 +223,7 @@ void rank_0_dies_in(storage_call call, const std::string& of, bool is_done, bool
 }  // namespace
 
 TEST_SUITE("comm_coordinator") {
-  TEST_CASE("a checkpoint of several ranks has the bytes of each, and all are told") {
+  TEST_CASE("a checkpoint of several ranks has the bytes of each, and all learn the outcome") {
     in_threes([](auto& self, sim_endpoint&, simulated_storage& storage) {
       for (const std::uint64_t step : {10U, 20U, 30U}) {
         CHECK(self.save(step) == "committed");
@@ -236,10 +236,10 @@ TEST_SUITE("comm_coordinator") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies in whatever call, what is told is what is there, and the others "
-      "continue saving") {
+      "regardless of which rank dies in which call, reports match the folder, and the others continue "
+      "saving") {
     constexpr std::uint32_t seats = 3;
-    std::uint64_t most_calls = 0;
+    std::uint64_t max_calls = 0;
     {
       sim_network net({.seats = seats});
       simulated_storage storage(tiny());
@@ -247,11 +247,11 @@ TEST_SUITE("comm_coordinator") {
       net.run([&](sim_endpoint& end) { save_steps(end, storage, 3, seen); });
       CHECK(check_told(storage, seen) == 3);
       for (std::uint32_t i = 0; i < seats; ++i)
-        most_calls = std::max(most_calls, net.calls(seat_id{i}));
+        max_calls = std::max(max_calls, net.calls(seat_id{i}));
     }
-    CHECK(most_calls > 30);
+    CHECK(max_calls > 30);
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         sim_network net({.seats = seats, .seed = call + 1});
@@ -266,7 +266,7 @@ TEST_SUITE("comm_coordinator") {
     }
   }
 
-  TEST_CASE("several die at any time, some come back and are admitted, and what is told is what is there") {
+  TEST_CASE("several ranks die at any time, some return and are admitted, and reports match the folder") {
     std::size_t most_there = 0;
     std::uint64_t failures = 0;
     for (const auto seed : seeds(200)) {
@@ -349,7 +349,7 @@ TEST_SUITE("comm_coordinator") {
       static_cast<void>(self.ranks.agree(1, self.ranks.after(300 * second)));
       // The draft of rank 0 is gone.
       for (const storage_entry& each : below.list(""))
-        CHECK(each.name.rfind(checkpoint_names::in_the_making, 0) != 0);
+        CHECK(each.name.rfind(checkpoint_names::draft, 0) != 0);
     };
     rank_0_dies_in(storage_call::rename, "step-", false, true, check);
   }
@@ -370,7 +370,7 @@ TEST_SUITE("comm_coordinator") {
     rank_0_dies_in(storage_call::rename, "step-", true, true, check);
   }
 
-  TEST_CASE("where folders cannot be renamed, nobody but rank 0 knows whether a manifest lasts") {
+  TEST_CASE("where folders cannot be renamed, only rank 0 knows whether a manifest lasts") {
     const auto check = [](auto& self, sim_endpoint&, simulated_storage&) {
       const std::string told = self.save(20);
       CHECK(told ==
@@ -408,7 +408,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("one that gives up learns what stopped it before") {
+  TEST_CASE("a rank that gives up learns what stopped it before") {
     in_threes([](auto& self, sim_endpoint& end, simulated_storage&) {
       const checkpoint_draft draft = self.coordinator.begin(10);
       end.work((3 - self.rank()) * 10 * millisecond);
@@ -513,7 +513,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("what is no part of the draft is refused, by whom it is given to") {
+  TEST_CASE("a part of another draft is refused by the rank that receives it") {
     sim_network net({.seats = 2});
     simulated_storage storage(tiny());
     net.run([&](sim_endpoint& end) {

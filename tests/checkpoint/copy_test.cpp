@@ -145,7 +145,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(compact_checkpoint(folder, newest(local)).copy.id == checkpoint_id{20, 3});
   }
 
-  TEST_CASE("one that is damaged is never copied, whichever bit it is") {
+  TEST_CASE("a damaged checkpoint is never copied, for any bit") {
     const checkpoint_world world{.ranks = 1, .files = 2, .file_bytes = 25, .write_bytes = 8};
     const simulated_storage whole = with_step(world, 30);
     for (const std::uint64_t buffer : {2U, 16U, 40U, 1000U}) {
@@ -285,7 +285,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(has_its_bytes(durable, world, newest(durable)));
   }
 
-  TEST_CASE("who watches a copy sees it grow, and stops it anywhere") {
+  TEST_CASE("the watch of a copy sees it grow, and can stop it anywhere") {
     const checkpoint_world world{.ranks = 2, .files = 1, .file_bytes = 100, .write_bytes = 30};
     simulated_storage local = with_step(world, 30);
     std::vector<std::uint64_t> seen;
@@ -296,7 +296,7 @@ TEST_SUITE("copy_checkpoint") {
         CHECK(progress.bytes == 200);
         CHECK(progress.id == checkpoint_id{30, 1});
         seen.push_back(progress.copied);
-        return copy_verdict::go_on;
+        return copy_verdict::proceed;
       });
     }
     CHECK(seen == std::vector<std::uint64_t>{0, 40, 80, 100, 140, 180, 200});
@@ -304,7 +304,7 @@ TEST_SUITE("copy_checkpoint") {
       simulated_storage durable(called("durable"));
       checkpoint_folder folder(durable);
       const auto stop = [&](const copy_progress& progress) {
-        return progress.copied < stop_at ? copy_verdict::go_on : copy_verdict::stop;
+        return progress.copied < stop_at ? copy_verdict::proceed : copy_verdict::stop;
       };
       CHECK_THROWS_WITH_AS(copy_checkpoint(local, newest(local), folder, {.buffer_bytes = 80}, stop),
                            ("local/step-0000000030-g00000001: its copy was stopped after " +

@@ -124,7 +124,9 @@ struct one_range {
 }  // namespace
 
 TEST_SUITE("cow_state_view") {
-  TEST_CASE("what is saved is the state when the view was taken, whatever is written meanwhile: any pool") {
+  TEST_CASE(
+      "a save has the state of the moment when the view was taken, regardless of later writes, with any "
+      "pool") {
     std::uint64_t waits = 0;
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
@@ -150,7 +152,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE("a disk that hangs stalls who writes only once the pool is used up, and then for max_stall_ns") {
+  TEST_CASE("a disk that hangs stalls the writer only once the pool is used up, and then for max_stall_ns") {
     one_range w(64, 8);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -260,7 +262,7 @@ TEST_SUITE("cow_state_view") {
     }
   }
 
-  TEST_CASE("a tag that nobody knows says nothing: 0, and one to come") {
+  TEST_CASE("an unknown tag says nothing: 0, and a future one") {
     one_range w(4);
     const cow_state_view view = w.view_now();
     CHECK(view.version() != 0);

@@ -227,7 +227,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("ranks find each other in whatever order they come and look") {
+  TEST_CASE("ranks find each other in any order of coming and looking") {
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -398,11 +398,11 @@ TEST_SUITE("file_coordinator") {
     all.write_and_vote(two, draft, 0);
     // Every sync after that of the decision fails: rank 0 neither commits nor tells.
     storage.set_faults(
-        {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::for_ever}});
+        {{.call = storage_call::sync, .first = 2, .every = 1, .count = storage_fault::forever}});
     CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::io);
-    CHECK(all[0].take_trouble().find("the other ranks could not be informed of its outcome") !=
+    CHECK(all[0].take_error().find("the other ranks could not be informed of its outcome") !=
           std::string::npos);
-    CHECK(all[0].take_trouble() == "");
+    CHECK(all[0].take_error() == "");
     all.all[0].reset();
     storage.set_faults({});
     CHECK(!all[1].try_conclude(draft));
@@ -447,7 +447,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("who fails because another stopped it learns of that") {
+  TEST_CASE("a rank that fails because another stopped it learns that") {
     const checkpoint_world three{.ranks = 3, .files = 1};
     simulated_storage storage(tiny());
     ranks all(storage, 3);
@@ -462,7 +462,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[2].abandon(draft, "the folder is not there") == "");  // it is over
   }
 
-  TEST_CASE("who stops comes before rank 0's decision or after it, never in between") {
+  TEST_CASE("a stop comes before rank 0's decision or after it, never in between") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -485,7 +485,7 @@ TEST_SUITE("file_coordinator") {
     all.save(two, 40, told);
   }
 
-  TEST_CASE("who stops while rank 0 is about to decide comes first, and nothing is committed") {
+  TEST_CASE("a stop while rank 0 is about to decide comes first, and nothing is committed") {
     simulated_storage storage(tiny());
     std::function<void()> before_rename = [] {};
     both_voted voted(storage, [&](storage_call what, const std::string&) {
@@ -496,7 +496,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 0);
   }
 
-  TEST_CASE("what rank 0's commit comes to, the others are told") {
+  TEST_CASE("the others learn the outcome of rank 0's commit") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -533,7 +533,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 30);
   }
 
-  TEST_CASE("what a process of an earlier session says is not heard") {
+  TEST_CASE("messages from a process of an earlier session are ignored") {
     simulated_storage storage(tiny());
     ranks old(storage, 2);
     old.join();
@@ -575,7 +575,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(find_checkpoint(storage).found->id.generation == draft->id.generation);
   }
 
-  TEST_CASE("a message that is of another session, round or rank than its name says is not heard") {
+  TEST_CASE("a message of another session, round or rank than its name says is ignored") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -595,7 +595,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[1].try_conclude(draft));
   }
 
-  TEST_CASE("a vote that lies is refused, and all learn what was wrong") {
+  TEST_CASE("a false vote is refused, and all learn what was wrong") {
     struct lie {
       std::function<void(checkpoint_manifest&, simulated_storage&, const std::string&)> tell;
       std::string text;
@@ -673,7 +673,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(told_in(storage, "vote").empty());
   }
 
-  TEST_CASE("a vote that is damaged is none") {
+  TEST_CASE("a damaged vote does not count") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -688,7 +688,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[0].try_conclude(draft));
   }
 
-  TEST_CASE("half a message, or one with a bit turned, is none") {
+  TEST_CASE("half a message, or one with a turned bit, does not count") {
     const detail::rank_message message{"vote", {0, 7, ~std::uint64_t{0}}, "two\nlines"};
     const std::string text = detail::to_text(message);
     REQUIRE(detail::read_rank_message(text));
@@ -731,7 +731,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("whatever call fails, no rank calls committed what is not, or lost what is there") {
+  TEST_CASE("whichever call fails, no rank reports committed what is not, or lost what exists") {
     const simulated_storage start = settled(two, {10}, tiny());
     for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
       bool ended = false;
@@ -837,7 +837,7 @@ TEST_SUITE("file_coordinator") {
         "simulated/LOCK: another process commits to this folder; stop it, or use another folder", io_error);
   }
 
-  TEST_CASE("a coordinator waits for the others, and no longer than it was told") {
+  TEST_CASE("a coordinator waits for the others, and at most as long as configured") {
     simulated_storage storage(tiny());
     test_time time;
     CHECK_THROWS_WITH_AS(coordinator(storage, patient(0, 4), {}, {&time}),
@@ -889,7 +889,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 10);
   }
 
-  TEST_CASE("a coordinator of another rank waits for rank 0, and no longer than it was told") {
+  TEST_CASE("a coordinator of another rank waits for rank 0, and at most as long as configured") {
     simulated_storage storage(tiny());
     test_time time;
     session zero(storage, {.rank = 0, .world = 2});
@@ -935,7 +935,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(one.tidy() == "");
   }
 
-  TEST_CASE("whatever goes wrong after the vote, the round is stopped, and nobody guesses") {
+  TEST_CASE("any failure after the vote stops the round, and no rank guesses") {
     simulated_storage storage(tiny());
     test_time time;
     session zero(storage, {.rank = 0, .world = 2});
@@ -976,7 +976,7 @@ TEST_SUITE("file_coordinator") {
         "simulated: step 30, generation 3: the vote of rank 1 is of step 31, generation 3 and a world of 2");
   }
 
-  TEST_CASE("what no library error is, in rank 0's commit, is told to the others") {
+  TEST_CASE("an exception in rank 0's commit that is not a library error is reported to the others") {
     simulated_storage storage(tiny());
     bool fails = false;
     const auto before = [&](storage_call what, const std::string& path) {
@@ -1002,7 +1002,7 @@ TEST_SUITE("file_coordinator") {
     both_voted voted(storage, before);
     forbidden = "step-0000000010-g00000001/MANIFEST.json";
     CHECK(voted.zero.try_conclude(voted.draft));
-    CHECK(voted.zero.take_trouble() ==
+    CHECK(voted.zero.take_error() ==
           "simulated: step 10, generation 1: the other ranks could not be informed of its outcome: "
           "std::bad_alloc");
     CHECK(newest(storage) == 10);

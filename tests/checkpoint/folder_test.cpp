@@ -173,7 +173,7 @@ TEST_SUITE("checkpoint_folder") {
       const simulated_storage start = settled(world, {10, 20}, tiny(renames));
       for (const auto what :
            {storage_fault::kind::refused, storage_fault::kind::lost, storage_fault::kind::reported}) {
-        for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::for_ever}) {
+        for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::forever}) {
           bool ended = false;
           for (std::uint64_t first = 1; !ended; ++first) {
             CAPTURE(first);
@@ -197,7 +197,7 @@ TEST_SUITE("checkpoint_folder") {
             const checkpoint_search search = find_checkpoint(storage);
             REQUIRE(search.found);
             // Where every call fails from the rename on, nobody can tell whether that was done.
-            const bool is_untold = count == storage_fault::for_ever && uncertain;
+            const bool is_untold = count == storage_fault::forever && uncertain;
             if (is_untold) {
               CHECK((search.found->id.step == 20 || search.found->id.step == 30));
             } else if (committed || uncertain) {
@@ -222,7 +222,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a rename that was done is a commit, whatever was said of it") {
+  TEST_CASE("a rename that was done is a commit, regardless of its report") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -235,7 +235,7 @@ TEST_SUITE("checkpoint_folder") {
 
     // Where nobody can tell, that is what is said, and it does not count as one that stays.
     const storage_fault no_answer{.call = storage_call::rename, .what = storage_fault::kind::reported};
-    storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::for_ever}});
+    storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::forever}});
     const std::string unknown = text_of([&] { save_step(folder, world, 30); });
     CHECK(
         unknown.ends_with("cannot be renamed: Input/output error; a planned fault; step-0000000030-g00000003 "
@@ -245,7 +245,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
-  TEST_CASE("a rename of which nobody can tell is told as it is, also where there is no memory to look") {
+  TEST_CASE("a rename whose outcome is unknown is reported as such, even if there is no memory to look") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     bool is_short = false;
@@ -430,7 +430,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
   }
 
-  TEST_CASE("no generation is given twice, whatever a crash has left") {
+  TEST_CASE("no generation is used twice, for any left-overs of a crash") {
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000007-12345");
     storage.make_folder(".trash-step-0000000010-g00000004");
@@ -442,7 +442,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
   }
 
-  TEST_CASE("a draft takes the generation that it is told, unless anything of it is there") {
+  TEST_CASE("a draft takes the given generation, unless anything of that exists") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -470,7 +470,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a draft that could not be removed is in nobody's way once it can be") {
+  TEST_CASE("a draft that could not be removed blocks no save once it can be") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -478,7 +478,7 @@ TEST_SUITE("checkpoint_folder") {
       checkpoint_folder folder(storage);
       const checkpoint_draft draft = folder.begin_as({70, 7});
       static_cast<void>(write_rank(storage, world, draft, 0));
-      storage.set_faults({{.call = storage_call::remove, .every = 1, .count = storage_fault::for_ever}});
+      storage.set_faults({{.call = storage_call::remove, .every = 1, .count = storage_fault::forever}});
       folder.abandon(draft);
       // As long as it cannot be, that is what is told.
       CHECK(text_of([&] {
@@ -493,7 +493,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("generations continue behind the one that was told, and never back") {
+  TEST_CASE("generations continue after the given one, and never go back") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     folder.raise_generation(41);
@@ -516,7 +516,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{10, 1}});
   }
 
-  TEST_CASE("behind the last generation there is none, rather than the first again") {
+  TEST_CASE("after the last generation there is none, instead of the first again") {
     simulated_storage storage;
     storage.make_folder("step-0000000001-g18446744073709551615");
     checkpoint_folder folder(storage);
@@ -552,7 +552,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 2);
   }
 
-  TEST_CASE("a left-over that cannot be removed keeps nobody from committing") {
+  TEST_CASE("a left-over that cannot be removed prevents no commit") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000001-1");
@@ -574,7 +574,7 @@ TEST_SUITE("checkpoint_folder") {
   TEST_CASE("a folder that cannot be written to is refused with what the system says") {
     simulated_storage storage;
     storage.set_faults(
-        {{.call = {}, .first = 1, .every = 1, .count = storage_fault::for_ever, .number = EROFS}});
+        {{.call = {}, .first = 1, .every = 1, .count = storage_fault::forever, .number = EROFS}});
     CHECK(text_of([&] { const checkpoint_folder folder(storage); }) ==
           "simulated/LOCK: cannot be locked: Read-only file system; a planned fault");
   }

@@ -170,7 +170,7 @@ TEST_SUITE("checkpoint_folder, whose lock was removed") {
     CHECK(find_checkpoint(storage).found->id.step == 25);
   }
 
-  TEST_CASE("what is this object's own, though uncertain, is nobody's taking over") {
+  TEST_CASE("an uncertain commit of this object does not count as another's takeover") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const checkpoint_draft draft = folder.begin(10);

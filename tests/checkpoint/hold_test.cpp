@@ -70,8 +70,7 @@ TEST_SUITE("checkpoint_hold") {
     }
   }
 
-  TEST_CASE(
-      "at whatever call of the run's a reader comes, it has the checkpoint, or is told that it has gone") {
+  TEST_CASE("a reader that comes at any call of the run has the checkpoint, or learns that it was removed") {
     std::uint64_t had = 0;
     std::uint64_t gone = 0;
     for (std::uint64_t at = 1;; ++at) {
@@ -137,7 +136,7 @@ TEST_SUITE("checkpoint_hold") {
       CHECK_FALSE(held_generation(each.name));
   }
 
-  TEST_CASE("a checkpoint that has gone cannot be held, and nothing is left of the try") {
+  TEST_CASE("a removed checkpoint cannot be held, and the attempt leaves nothing") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     save_step(folder, small, 10);

@@ -42,7 +42,7 @@ namespace {
 
 /// FNV-1a, twice: enough to tell a test's chunks apart.
 struct plain_digest {
-  static constexpr bool tells = true;
+  static constexpr bool detects_changes = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {
     std::array<std::uint64_t, 2> sum{0xCBF2'9CE4'8422'2325ULL, 0x8422'2325'CBF2'9CE4ULL};
     for (const std::byte each : bytes) {
@@ -151,7 +151,7 @@ std::string compare(Storage& storage, const found_checkpoint& found, const std::
                     [&](std::uint32_t i, std::uint64_t offset, std::span<const std::byte> part) {
                       std::memcpy(loaded[i].data() + offset, part.data(), part.size());
                     },
-                    {.how = how, .readers = 2});
+                    {.verify = how, .readers = 2});
     if (loaded != expected) return "other bytes";
   }
   return "";
@@ -168,7 +168,7 @@ std::set<std::uint64_t> referred(const checkpoint_manifest& manifest) {
 
 constexpr std::uint64_t chunk = 128;
 constexpr checkpointer_options every_fourth_whole() {
-  return {.ring_bytes = 4 * chunk, .chunk_bytes = chunk, .whole_every = 4};
+  return {.ring_bytes = 4 * chunk, .chunk_bytes = chunk, .full_every = 4};
 }
 
 /// Saves and waits; the checkpoint as it is then.
@@ -184,7 +184,7 @@ found_checkpoint save(Checkpointer& saves, simulated_storage& storage, std::uint
 }  // namespace
 
 TEST_SUITE("incremental saves") {
-  TEST_CASE("whatever changes between them, each checkpoint that is kept has the state of its moment") {
+  TEST_CASE("each kept checkpoint has the state of its moment, for any changes in between") {
     for (const auto seed : seeds_within(30, 8)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -202,7 +202,7 @@ TEST_SUITE("incremental saves") {
                                      .chunk_bytes = chunk,
                                      .max_shard_bytes = 1 + random.below(std::uint64_t{3000}),
                                      .max_pending = 1 + random.below(std::uint32_t{3}),
-                                     .whole_every = 2 + random.below(std::uint32_t{5})};
+                                     .full_every = 2 + random.below(std::uint32_t{5})};
       const auto run = [&]<class Traits>(std::type_identity<Traits>, auto view) {
         async_checkpointer<Traits> saves(coordinator, of.tensors, how);
         std::map<std::uint64_t, std::vector<std::vector<std::byte>>> saved;
@@ -220,7 +220,7 @@ TEST_SUITE("incremental saves") {
         for (const checkpoint_id& id : there) {
           const found_checkpoint found = open_checkpoint(storage, id, verification::checksums);
           CHECK(compare(storage, found, of.tensors, saved[id.step]) == "");
-          CHECK(referred(found.manifest).size() < how.whole_every);
+          CHECK(referred(found.manifest).size() < how.full_every);
         }
         CHECK(there.front().step == 14);
         CHECK(saves.stats().committed == 14);
@@ -234,7 +234,8 @@ TEST_SUITE("incremental saves") {
     }
   }
 
-  TEST_CASE("a chunk that did not change is not written, and where the view tells, not even copied") {
+  TEST_CASE(
+      "a chunk that did not change is not written, and where the view detects_changes, not even copied") {
     state of({chunk * 40, chunk * 7 + 5});
     of.set_all(3);
     const auto run = [&]<class Traits>(std::type_identity<Traits>, auto view) {
@@ -251,7 +252,7 @@ TEST_SUITE("incremental saves") {
       CHECK(saves.stats().persisted_bytes == all);
       CHECK(saves.stats().unchanged_bytes == all);
       CHECK(referred(same.manifest) == std::set<std::uint64_t>{1});
-      CHECK(saves.stats().staged_bytes == (Traits::digest_type::tells ? before + all : before));
+      CHECK(saves.stats().staged_bytes == (Traits::digest_type::detects_changes ? before + all : before));
       for (const checkpoint_file& each : same.manifest.files)
         CHECK(each.runs == std::vector<chunk_run>{{0, each.chunks.size(), each.runs[0].stored, 0}});
       CHECK(storage.list(same.folder).size() == 1);  // the manifest
@@ -261,7 +262,7 @@ TEST_SUITE("incremental saves") {
       before = saves.stats().staged_bytes;
       const found_checkpoint one = save(saves, storage, 3, view());
       CHECK(saves.stats().persisted_bytes == all + chunk);
-      CHECK(saves.stats().staged_bytes == before + (Traits::digest_type::tells ? all : chunk));
+      CHECK(saves.stats().staged_bytes == before + (Traits::digest_type::detects_changes ? all : chunk));
       const checkpoint_file& file = one.manifest.files[0];
       REQUIRE(file.runs.size() == 3);
       CHECK(file.runs[0].count == 42);
@@ -288,7 +289,7 @@ TEST_SUITE("incremental saves") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     async_checkpointer<digest_traits> saves(coordinator, of.tensors,
-                                            {.ring_bytes = 16384, .chunk_bytes = 8192, .whole_every = 100});
+                                            {.ring_bytes = 16384, .chunk_bytes = 8192, .full_every = 100});
     for (std::uint64_t step = 1; step <= 3; ++step) {
       of.set_all(step);
       const found_checkpoint found = save(saves, storage, step, host_state_view(of.spans));
@@ -316,12 +317,12 @@ TEST_SUITE("incremental saves") {
     CHECK(saves.stats().failed == 0);
   }
 
-  TEST_CASE("retention keeps what is referred to, and lets go of it when nothing refers to it any more") {
+  TEST_CASE("retention keeps what is referred to, until nothing refers to it") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage, keep_last_and_every{.last = 2});
     async_checkpointer<digest_traits> saves(coordinator, of.tensors,
-                                            {.ring_bytes = 1024, .chunk_bytes = chunk, .whole_every = 5});
+                                            {.ring_bytes = 1024, .chunk_bytes = chunk, .full_every = 5});
     std::vector<std::vector<std::uint64_t>> kept;
     for (std::uint64_t step = 1; step <= 8; ++step) {
       of.set(0, (step - 1) * chunk, step);  // another chunk each time, so that each refers to all before it
@@ -337,7 +338,7 @@ TEST_SUITE("incremental saves") {
     CHECK(find_checkpoint(storage).found->id.step == 8);
   }
 
-  TEST_CASE("one that refers to what no longer exists is not committed, and the next one is whole") {
+  TEST_CASE("a checkpoint that refers to a removed one is not committed, and the next one is full") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -379,7 +380,7 @@ TEST_SUITE("incremental saves") {
     CHECK(search.skipped[0].why.find(file + ": bytes 4352 to 4480 are damaged") != std::string::npos);
   }
 
-  TEST_CASE("whatever call fails, once or from then on, what is said to be committed is whole") {
+  TEST_CASE("whichever call fails, once or permanently, what is reported committed is complete") {
     for (const bool sticky : {false, true}) {
       for (std::uint64_t at = 1; at < 90; ++at) {
         CAPTURE(at);
@@ -427,7 +428,7 @@ TEST_SUITE("incremental saves") {
           of.set_all(0);
           solo_coordinator coordinator(storage, keep_last_and_every{.last = 2});
           async_checkpointer<digest_traits> saves(
-              coordinator, of.tensors, {.ring_bytes = 1024, .chunk_bytes = chunk, .whole_every = 3});
+              coordinator, of.tensors, {.ring_bytes = 1024, .chunk_bytes = chunk, .full_every = 3});
           for (std::uint64_t step = 1; step <= steps; ++step) {
             of.set(step % 2, step * 20, step);
             saved[step] = of.bytes;
@@ -451,7 +452,7 @@ TEST_SUITE("incremental saves") {
     CHECK(sweep.power_cuts > 20 * steps);
   }
 
-  TEST_CASE("one that waits for the one before holds training up no longer than it may") {
+  TEST_CASE("a snapshot that waits for the one before stalls training at most as long as allowed") {
     state of({chunk * 20});
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -537,7 +538,7 @@ TEST_SUITE("incremental saves") {
     CHECK(file.runs == std::vector<chunk_run>{{0, 2, 0, 0}, {2, 1, 0, 3}, {3, 1, 0, 2}});
   }
 
-  TEST_CASE("without a way to tell what changed it is refused") {
+  TEST_CASE("without a way to detect changes it is refused") {
     struct traits : checkpointer_traits {
       using storage_type = simulated_storage;
       using coordinator_type = solo_coordinator<simulated_storage>;
@@ -546,24 +547,24 @@ TEST_SUITE("incremental saves") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     CHECK(text_of(
-              [&] { const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 2}); }) ==
-          "async_checkpointer: whole_every is 2, but nothing detects changes: give the traits a digest_type "
+              [&] { const async_checkpointer<traits> saves(coordinator, of.tensors, {.full_every = 2}); }) ==
+          "async_checkpointer: full_every is 2, but nothing detects changes: give the traits a digest_type "
           "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
     CHECK(text_of([&] {
-            const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 0});
-          }) == "async_checkpointer: whole_every is 0; 1 writes each checkpoint whole");
+            const async_checkpointer<traits> saves(coordinator, of.tensors, {.full_every = 0});
+          }) == "async_checkpointer: full_every is 0; 1 writes each checkpoint whole");
     CHECK(text_of([&] {
-            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 257});
+            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.full_every = 257});
           }) ==
-          "async_checkpointer: whole_every is 257, at most 256 is allowed, because a reader of a file opens "
+          "async_checkpointer: full_every is 257, at most 256 is allowed, because a reader of a file opens "
           "one of each checkpoint since the last whole one");
     CHECK(text_of([&] {
-            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 256});
+            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.full_every = 256});
           }) == "none");
   }
 
 #ifdef LLMMEM_TESTS_XXHASH
-  TEST_CASE("XXH3 tells chunks apart by any bit and by their length") {
+  TEST_CASE("XXH3 distinguishes chunks by any bit and by their length") {
     std::vector<std::byte> bytes(300);
     std::set<std::array<std::uint64_t, 2>> seen{xxh3_chunk_digest::of(bytes)};
     for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {

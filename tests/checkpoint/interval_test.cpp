@@ -117,7 +117,7 @@ TEST_CASE("Daly's interval is the one of his three published examples") {
   static_assert(young_interval(2, 100) == 20);
 }
 
-TEST_CASE("the availability-optimal period is where the availability it stands for is largest") {
+TEST_CASE("the availability-optimal period maximises the availability that it predicts") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -170,7 +170,7 @@ TEST_CASE("what the tuner chooses is within 1 % of the best interval there is, f
                                   .mtbf_s = each.mtbf_s,
                                   .recovery_s = of.recovery_s,
                                   .overhead_cap = never_s});
-      const save_interval chosen = tuner.every();
+      const save_interval chosen = tuner.interval();
       CHECK(availability(gaps, chosen.work_s, of) >=
             0.99 * best_of_sweep(gaps, chosen.work_s, of.durable_s - of.stall_s, of));
     }
@@ -190,7 +190,7 @@ TEST_CASE("a tuner that expects far too few failures learns from them and ends w
     double saved = 0;
     double all = 0;
     for (const double gap : gaps) {
-      saved += saved_work(gap, tuner.every().work_s, of);
+      saved += saved_work(gap, tuner.interval().work_s, of);
       all += gap;
       tuner.observe_run(gap, 1);
     }
@@ -215,7 +215,7 @@ TEST_CASE("the cap and the time until durable are kept, and nothing else makes a
                                    .recovery_s = about(0.1, 1000),
                                    .overhead_cap = about(0.001, 1)};
     const interval_tuner tuner(options);
-    const save_interval chosen = tuner.every();
+    const save_interval chosen = tuner.interval();
     REQUIRE(chosen.steps >= 1);
     CHECK(chosen.work_s == static_cast<double>(chosen.steps) * options.step_s);
     REQUIRE(chosen.overhead <= options.overhead_cap * (1 + 1e-15));
@@ -247,7 +247,7 @@ TEST_CASE("CheckFreq's cap of 3.5 % is kept while steps and saves vary as they a
   double work = 0;
   double stalled = 0;
   for (int save = 0; save < 2000; ++save) {
-    const std::uint64_t steps = tuner.every().steps;
+    const std::uint64_t steps = tuner.interval().steps;
     for (std::uint64_t i = 0; i < steps; ++i) {
       const double step = 0.3 + 0.2 * uniform(random);
       work += step;
@@ -257,7 +257,7 @@ TEST_CASE("CheckFreq's cap of 3.5 % is kept while steps and saves vary as they a
     const double durable = 30 + 60 * uniform(random);
     stalled += stall;
     tuner.observe_save(stall, durable);
-    const double next = static_cast<double>(tuner.every().steps) * tuner.step_s();
+    const double next = static_cast<double>(tuner.interval().steps) * tuner.step_s();
     REQUIRE(next >= durable);
     REQUIRE(stall <= 0.035 * next * (1 + 1e-12));
   }
@@ -287,18 +287,18 @@ TEST_CASE("what is free is done at every step, and what never fails is never sav
   CHECK(save_overhead(0, 0) == 0);
   CHECK(save_overhead(0, 1) == never_s);
   CHECK(save_overhead(never_s, 1) == 0);
-  CHECK(interval_tuner({.step_s = 2, .mtbf_s = 100}).every().steps == 1);
-  const save_interval never = interval_tuner({.stall_s = 1, .mtbf_s = never_s}).every();
+  CHECK(interval_tuner({.step_s = 2, .mtbf_s = 100}).interval().steps == 1);
+  const save_interval never = interval_tuner({.stall_s = 1, .mtbf_s = never_s}).interval();
   CHECK(never.steps == never_steps);
   CHECK(never.availability == 1);
   interval_tuner surprised({.stall_s = 1, .mtbf_s = never_s});
   surprised.observe_run(2 * hour, 0);
-  CHECK(surprised.every().steps == never_steps);
+  CHECK(surprised.interval().steps == never_steps);
   surprised.observe_run(2 * hour, 2);
   CHECK(surprised.mtbf_s() == 2 * hour);
   interval_tuner at_once({.stall_s = 1, .mtbf_s = never_s});
   at_once.observe_run(0, 1);
-  CHECK(at_once.every().steps == 29);  // the cap alone
+  CHECK(at_once.interval().steps == 29);  // the cap alone
 }
 
 TEST_CASE("a tuner goes by guesses until it has measured, and then by what it measured") {
@@ -315,13 +315,13 @@ TEST_CASE("a tuner goes by guesses until it has measured, and then by what it me
   tuner.observe_save(0, 100);
   CHECK(tuner.stall_s() == 7);
   CHECK(tuner.durable_s() == 100);  // the last, above the mean of 30
-  CHECK(tuner.every().work_s >= 100);
+  CHECK(tuner.interval().work_s >= 100);
   constexpr save_interval fixed =
-      interval_tuner({.step_s = 2, .stall_s = 2, .mtbf_s = 10'000, .overhead_cap = 1}).every();
+      interval_tuner({.step_s = 2, .stall_s = 2, .mtbf_s = 10'000, .overhead_cap = 1}).interval();
   CHECK(fixed.steps == 99);
 }
 
-TEST_CASE("times that are none are refused by name") {
+TEST_CASE("invalid times are refused by name") {
   CHECK_THROWS_WITH_AS(static_cast<void>(young_interval(nan_s, 1)),
                        "young_interval: save_s is nan; give seconds, 0 or more", argument_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(daly_interval(-1, 1)),

@@ -70,11 +70,11 @@ TEST_SUITE("load_checkpoint, of many tensors") {
       CHECK(memory.values == of.values);
       const std::uint64_t chunks = of.found.manifest.files.at(0).chunks.size();
       CHECK(chunks > count / 10);
-      CHECK(report.looks <= count + chunks);  // a copy across two chunks is looked at by both
+      CHECK(report.lookups <= count + chunks);  // a copy across two chunks is looked at by both
     }
   }
 
-  TEST_CASE("a series of runs that reaches over others is found in each chunk that has some of it") {
+  TEST_CASE("a series of runs that spans others is found in each chunk that has a part of it") {
     // A column of a matrix, and one row: the runs of one lie between those of the other.
     random_numbers random(5);
     const std::vector<state_tensor> tensors{
@@ -99,7 +99,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
 
   TEST_CASE("a loader loads again and again, and reads a header once") {
     many_tensors of(300);
-    checkpoint_loader loader(of.storage, of.found, {.how = verification::sizes});
+    checkpoint_loader loader(of.storage, of.found, {.verify = verification::sizes});
     std::uint64_t first_bytes = 0;
     for (std::uint32_t i = 0; i < of.wanted.size(); i += 10) {
       tensor_memory memory(of);
@@ -129,7 +129,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
                           others += std::this_thread::get_id() == caller ? 0U : 1U;
                           memory(i, offset, bytes);
                         },
-                        {.how = how, .readers = readers});
+                        {.verify = how, .readers = readers});
         CHECK(others == 0);
         CHECK(memory.values == of.values);
       }

@@ -168,7 +168,7 @@ struct made_by_hand {
       received got(*found, wanted);
       std::string now;
       try {
-        load_checkpoint(storage, *found, wanted, got, {.how = how});
+        load_checkpoint(storage, *found, wanted, got, {.verify = how});
         now = "taken";
       } catch (const format_error& error) {
         now = error.what();
@@ -253,7 +253,7 @@ TEST_SUITE("load_checkpoint") {
         CAPTURE(readers);
         received got(*search.found, wanted);
         const load_report report =
-            load_checkpoint(storage, *search.found, wanted, got, {.how = how, .readers = readers});
+            load_checkpoint(storage, *search.found, wanted, got, {.verify = how, .readers = readers});
         CHECK(got.bytes == expected);
         CHECK(got.each_once());
         CHECK(report.bytes == bytes);
@@ -269,7 +269,7 @@ TEST_SUITE("load_checkpoint") {
     small_state state;
     for (const verification how : {verification::sizes, verification::checksums}) {
       for (std::uint32_t readers = 0; readers <= 4; ++readers)
-        CHECK(state.load(state.found(), {.how = how, .readers = readers}) == "right");
+        CHECK(state.load(state.found(), {.verify = how, .readers = readers}) == "right");
     }
   }
 
@@ -284,7 +284,8 @@ TEST_SUITE("load_checkpoint") {
       input.read(0, begin);
       return safetensors_header_bytes(begin, "x");
     }();
-    const load_report sizes = load_checkpoint(state.storage, from, wanted, got, {.how = verification::sizes});
+    const load_report sizes =
+        load_checkpoint(state.storage, from, wanted, got, {.verify = verification::sizes});
     CHECK(sizes.bytes == 4);
     CHECK(sizes.files == 1);
     CHECK(sizes.read_bytes == header + 4);
@@ -319,7 +320,8 @@ TEST_SUITE("load_checkpoint") {
         CHECK_FALSE(find_checkpoint(state.storage).found);
         const checkpoint_search believed = find_checkpoint(state.storage, verification::sizes);
         if (believed.found)
-          wrong_if_believed += state.load(*believed.found, {.how = verification::sizes}) == "wrong" ? 1U : 0U;
+          wrong_if_believed +=
+              state.load(*believed.found, {.verify = verification::sizes}) == "wrong" ? 1U : 0U;
         state.storage.flip(path, bit);
       }
     }
@@ -330,7 +332,7 @@ TEST_SUITE("load_checkpoint") {
     MESSAGE(refused << " refused, " << irrelevant << " irrelevant");
   }
 
-  TEST_CASE("damage is told by file, bytes and both checksums") {
+  TEST_CASE("damage is reported by file, bytes and both checksums") {
     small_state state;
     const found_checkpoint from = state.found();
     const std::string path = from.folder + "/" + from.manifest.files[0].name;
@@ -349,15 +351,15 @@ TEST_SUITE("load_checkpoint") {
       const std::string of = "simulated/" + path + ": has ";
       const std::string says = " bytes, but the manifest says " + std::to_string(bytes);
       state.storage.grow(path, bytes + 1);
-      CHECK(state.load(from, {.how = how}) == of + std::to_string(bytes + 1) + says);
+      CHECK(state.load(from, {.verify = how}) == of + std::to_string(bytes + 1) + says);
       for (const std::uint64_t left : {bytes - 1, std::uint64_t{8}, std::uint64_t{7}, std::uint64_t{0}}) {
         state.storage.truncate(path, left);
-        CHECK(state.load(from, {.how = how}) == of + std::to_string(left) + says);
+        CHECK(state.load(from, {.verify = how}) == of + std::to_string(left) + says);
       }
       state.storage.grow(path, bytes);  // as long as it was, and empty
-      CHECK(state.load(from, {.how = how}).starts_with("simulated/" + path + ": "));
+      CHECK(state.load(from, {.verify = how}).starts_with("simulated/" + path + ": "));
       state.storage.remove(path);
-      CHECK(state.load(from, {.how = how}) ==
+      CHECK(state.load(from, {.verify = how}) ==
             "simulated/" + path + ": cannot be opened: No such file or directory");
     }
   }
@@ -400,7 +402,7 @@ TEST_SUITE("load_checkpoint") {
               "than the run");
   }
 
-  TEST_CASE("elements that nobody saved are reported, not made up") {
+  TEST_CASE("elements that no rank saved are reported, not invented") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<std::vector<state_tensor>> ranks{{{.name = "w",
@@ -490,13 +492,13 @@ TEST_SUITE("load_checkpoint") {
         std::uint64_t failures = 0;
         for (std::uint64_t call = 1;; ++call) {
           state.storage.set_faults({{.call = {}, .first = call, .number = EIO}});
-          const std::string said = state.load(from, {.how = how, .readers = readers});
+          const std::string said = state.load(from, {.verify = how, .readers = readers});
           state.storage.set_faults({});
           if (said == "right") break;
           ++failures;
           CHECK(said.starts_with("simulated/step-0000000010-g00000001/model-0000"));
           CHECK(said.ends_with(": Input/output error; a planned fault"));
-          REQUIRE(state.load(from, {.how = how, .readers = readers}) == "right");
+          REQUIRE(state.load(from, {.verify = how, .readers = readers}) == "right");
         }
         CHECK(failures >= 8);
       }
@@ -514,8 +516,8 @@ TEST_SUITE("load_checkpoint") {
             if (which == bad) throw std::out_of_range("enough");
           };
           CHECK_THROWS_WITH_AS(
-              load_checkpoint(state.storage, from, wanted, sink, {.how = how, .readers = readers}), "enough",
-              std::out_of_range);
+              load_checkpoint(state.storage, from, wanted, sink, {.verify = how, .readers = readers}),
+              "enough", std::out_of_range);
         }
       }
     }
@@ -542,7 +544,7 @@ TEST_SUITE("load_checkpoint") {
           }).starts_with("simulated/" + file + ": bytes 4096 to 4098 are damaged: "));
   }
 
-  TEST_CASE("an extra that is said to be larger than its file makes nobody take that much memory") {
+  TEST_CASE("an extra that claims to be larger than its file takes no memory for that claim") {
     const std::string json = R"({"rank.0/x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
     const element_runs eight = element_runs::flat_range(0, 8);
     for (const std::vector<checkpoint_piece>& pieces :

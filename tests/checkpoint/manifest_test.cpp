@@ -176,7 +176,7 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
-  TEST_CASE("damage is told in whole sentences") {
+  TEST_CASE("damage is reported in complete sentences") {
     std::string text = to_json(two_halves());
     CHECK(refusal("") == "M: it does not end like a manifest: it was truncated, or is something else");
     CHECK(refusal("{}") == "M: it does not end like a manifest: it was truncated, or is something else");
@@ -190,7 +190,7 @@ TEST_SUITE("checkpoint manifest") {
           "M: 268435457 bytes, but a manifest has at most 268435456");
   }
 
-  TEST_CASE("another format is told by its name") {
+  TEST_CASE("another format is reported by its name") {
     CHECK(refusal_of_json([](ordered_json& json) { json["format"] = "llmmem-checkpoint-2"; }) ==
           "M: byte 31: its format is \"llmmem-checkpoint-2\", which this version does not know");
   }
@@ -248,7 +248,7 @@ TEST_SUITE("checkpoint manifest") {
               .ends_with(": 'crc32c' occurs twice"));
   }
 
-  TEST_CASE("a value of another kind is refused wherever it stands") {
+  TEST_CASE("a value of another kind is refused in any place") {
     const ordered_json whole = json_of(two_halves());
     std::vector<std::string> paths;
     all_paths(whole, "", paths);
@@ -278,7 +278,7 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
-  TEST_CASE("numbers that are too large are refused, whatever they count") {
+  TEST_CASE("numbers that are too large are refused, for any quantity") {
     CHECK(refusal_with([](auto& m) { m.world = 0; }) == "M: the world has 0 ranks");
     CHECK(refusal_with([](auto& m) { m.world = 1; }) == "M: file \"b.safetensors\": rank 1 of 1");
     CHECK(refusal_of_json([](auto& j) {

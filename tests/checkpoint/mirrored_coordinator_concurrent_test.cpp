@@ -168,7 +168,7 @@ struct mirrored_run {
 }  // namespace
 
 TEST_SUITE("mirrored_coordinator") {
-  TEST_CASE("what is committed comes to the durable folder, under the same name, and is reported") {
+  TEST_CASE("a committed checkpoint arrives in the durable folder, under the same name, and is reported") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
@@ -191,7 +191,7 @@ TEST_SUITE("mirrored_coordinator") {
       CHECK(stats.bandwidth() > 0);
       CHECK(stats.last_committed == checkpoint_id{50, 5});
       CHECK(stats.last_copied == checkpoint_id{50, 5});
-      CHECK(stats.last_trouble == "");
+      CHECK(stats.last_error == "");
       CHECK_FALSE(mirror.wait_copied(6, 1));
     }
     CHECK(steps_in(local) == std::vector<std::uint64_t>{50, 40});
@@ -292,7 +292,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{20, 10});
   }
 
-  TEST_CASE("a run whose local disk was lost continues behind the durable folder's last generation") {
+  TEST_CASE("a run whose local disk was lost continues after the durable folder's last generation") {
     simulated_storage durable(called("durable"));
     {
       simulated_storage lost(called("local"));
@@ -377,11 +377,11 @@ TEST_SUITE("mirrored_coordinator") {
   }
 
   // Each call of the durable storage fails, once or from there on; each thing that may be wrong is told.
-  TEST_CASE("whatever fails in the durable tier, the training continues, and it is told") {
+  TEST_CASE("any failure in the durable tier is reported, and training continues") {
     for (const bool renames : {true, false}) {
       for (const mirror_options& options : {at_once, thrice}) {
         for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
-          for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::for_ever}) {
+          for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::forever}) {
             std::uint64_t told = 0;
             bool ended = false;
             for (std::uint64_t first = 1; !ended; ++first) {
@@ -409,7 +409,7 @@ TEST_SUITE("mirrored_coordinator") {
                 if (options.attempts == 3 && count == 1 && what == storage_fault::kind::refused && renames &&
                     !is_copied) {
                   // Only a name that may not last is not tried again, and a draft that could not be removed.
-                  CHECK(mirror.stats().last_trouble != "");
+                  CHECK(mirror.stats().last_error != "");
                 }
                 // Whatever that was, when it is over the next one comes through.
                 settle(mirror);
@@ -423,7 +423,7 @@ TEST_SUITE("mirrored_coordinator") {
                 CHECK((is_copied || stats.failed > 0));
                 if (!is_copied || stats.failed > 0) {
                   ++told;
-                  CHECK(stats.last_trouble != "");
+                  CHECK(stats.last_error != "");
                   CHECK(trouble.find("was not copied: ") != std::string::npos);
                 }
               }
@@ -448,7 +448,7 @@ TEST_SUITE("mirrored_coordinator") {
       const std::string early = save(w.mirror, 10);
       CHECK(w.mirror.wait_copied(1, patience_ns) == (attempts > 3));
       CHECK(w.mirror.stats().failed == std::min(attempts, 3U));
-      CHECK(w.mirror.stats().last_trouble.find(
+      CHECK(w.mirror.stats().last_error.find(
                 "step-0000000010-g00000001 was not copied: durable/.tmp-step-") == 0);
       CHECK(w.mirror.stats().behind == (attempts > 3 ? 0 : 1));
       // Once.
@@ -486,7 +486,7 @@ TEST_SUITE("mirrored_coordinator") {
     mirrored_run w(at_once, small);
     std::string told = save(w.mirror, 10);  // all of it, where the copy has failed before that tidies
     CHECK_FALSE(w.mirror.wait_copied(1, patience_ns));
-    CHECK(w.mirror.stats().last_trouble.find("No space left on device") != std::string::npos);
+    CHECK(w.mirror.stats().last_error.find("No space left on device") != std::string::npos);
     told += save(w.mirror, 20);
     CHECK(told.find("No space left on device") != std::string::npos);
     CHECK_FALSE(w.mirror.wait_copied(2, patience_ns));
@@ -521,7 +521,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK_FALSE(w.mirror.wait_copied(3, patience_ns));
   }
 
-  TEST_CASE("one whose local durability is uncertain is copied all the same") {
+  TEST_CASE("a checkpoint whose local durability is uncertain is copied nevertheless") {
     mirrored_run w(at_once);
     const checkpoint_draft draft = w.mirror.begin(10);
     const auto manifest = write_rank(w.local, world, draft, 0);
@@ -546,7 +546,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.durable.folders().empty());
   }
 
-  TEST_CASE("at the end what waits is copied, or told that it was not") {
+  TEST_CASE("at the end waiting checkpoints are copied, or reported as not copied") {
     for (const bool finishes : {true, false}) {
       simulated_storage local(called("local"));
       simulated_storage durable(called("durable"));
@@ -584,7 +584,7 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
-  TEST_CASE("a copy that does not come to its end holds up the end no longer than is said") {
+  TEST_CASE("a copy that never ends delays the end at most as long as configured") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
@@ -611,19 +611,19 @@ TEST_SUITE("mirrored_coordinator") {
       mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once, throwing_log{});
       save(mirror, 10);
       CHECK(mirror.wait_copied(1, patience_ns));
-      while (mirror.stats().last_trouble.empty())
+      while (mirror.stats().last_error.empty())
         std::this_thread::yield();
-      CHECK(mirror.stats().last_trouble == "the observer of copies failed: closed");
+      CHECK(mirror.stats().last_error == "the observer of copies failed: closed");
       settle(mirror);  // tidying comes behind the observer, and calls the storage, too
       durable.set_faults({storage_fault{.call = storage_call::create}});
       save(mirror, 20);
       CHECK_FALSE(mirror.wait_copied(2, patience_ns));
-      CHECK(mirror.stats().last_trouble == "the observer of copies failed");
+      CHECK(mirror.stats().last_error == "the observer of copies failed");
       CHECK(mirror.stats().failed == 1);
     }
   }
 
-  TEST_CASE("a durable folder that cannot be had is refused at once, with nothing begun") {
+  TEST_CASE("a durable folder that cannot be opened is refused at once, with nothing begun") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     solo_coordinator fast(local);
@@ -871,7 +871,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
       CHECK(stats.copied + stats.skipped == last);
       CHECK(stats.failed == 0);
       CHECK(stats.last_copied == checkpoint_id{last, last});
-      CHECK(saves.stats().last_trouble == "");
+      CHECK(saves.stats().last_error == "");
     }
     const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
                                    checkpoint_source("durable", durable));
@@ -918,7 +918,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
       each.join();
     CHECK(waited == std::vector<bool>{true, false});
     CHECK(stats[0].last_copied == checkpoint_id{3, 3});
-    CHECK(stats[0].last_trouble == "");
+    CHECK(stats[0].last_error == "");
     CHECK(stats[1].copied == 0);
     CHECK(stats[1].behind == 0);
     posix_storage<> durable(place.file("durable"));

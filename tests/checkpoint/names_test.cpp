@@ -51,7 +51,7 @@ TEST_SUITE("checkpoint names") {
     CHECK(folder_name({999'999'999, 9}) < folder_name({9'999'999'999, 1}));
   }
 
-  TEST_CASE("what only looks like a checkpoint's name is none") {
+  TEST_CASE("a name that only looks like a checkpoint's is not one") {
     for (const std::string& name :
          std::vector<std::string>{"",
                                   "step",
@@ -91,7 +91,7 @@ TEST_SUITE("checkpoint names") {
     }
   }
 
-  TEST_CASE("the generation is known of a checkpoint, of one in the making and of one that goes") {
+  TEST_CASE("the generation is known of a checkpoint, of a draft and of one being removed") {
     CHECK(generation_in("step-0000001200-g00000042") == 42);
     CHECK(generation_in(".tmp-step-0000001200-g00000042-12345") == 42);
     CHECK(generation_in(".tmp-step-0000001200-g00000042") == 42);

@@ -131,7 +131,7 @@ struct generation {
 }  // namespace
 
 TEST_SUITE("paged_state_view") {
-  TEST_CASE("what is saved is the KV when the view was taken, whatever is generated meanwhile") {
+  TEST_CASE("a save has the KV of the moment when the view was taken, regardless of later tokens") {
     std::uint64_t waits = 0;
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);

@@ -173,7 +173,7 @@ TEST_SUITE("posix_storage") {
 #endif
   }
 
-  TEST_CASE("what must be new is, whatever has its name, and that stays as it was") {
+  TEST_CASE("create makes a new file only, and an existing one of that name stays as it was") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -345,7 +345,7 @@ TEST_SUITE("posix_storage") {
     ::close(listening);
   }
 
-  TEST_CASE("a path that continues behind a zero byte is refused by every call, and nothing is done") {
+  TEST_CASE("a path that continues after a zero byte is refused by every call, and nothing is done") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -437,7 +437,7 @@ TEST_SUITE("posix_storage") {
     CHECK(::waitpid(child, &status, 0) == child);
   }
 
-  TEST_CASE("whoever removes or replaces a lock's file is noticed, and what was in it stays") {
+  TEST_CASE("removing or replacing a lock's file is noticed, and its contents stay") {
     temporary_folder folder;
     posix_storage<> storage(folder.path().string());
     write_text(storage, "LOCK", "pid 1234");
@@ -460,7 +460,7 @@ TEST_SUITE("posix_storage") {
     CHECK(held->is_held());
   }
 
-  TEST_CASE("room that is not there is told when the file is made, and nothing is left") {
+  TEST_CASE("missing space is reported when the file is made, and nothing is left") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     CHECK(in_child([&] {
@@ -518,14 +518,14 @@ TEST_SUITE("posix_storage") {
     CHECK_FALSE(std::filesystem::exists(folder.path() / "x"));
   }
 
-  TEST_CASE("direct I/O that cannot be had is a storage's refusal, and leaves no file") {
+  TEST_CASE("unavailable direct I/O is refused by the storage, and leaves no file") {
     posix_storage<> kernel("/proc", {.missing = missing_root::refuse, .direct = direct_io::required});
     const std::string said =
         refusal("/proc", storage_call::open, 0, [&] { static_cast<void>(kernel.open("version")); });
     CHECK(said.starts_with("ROOT/version: cannot be opened; ROOT/version: direct I/O is required, but "));
   }
 
-  TEST_CASE("a folder that cannot be written to is told by every call that would") {
+  TEST_CASE("a folder that cannot be written to is reported by every call that writes") {
     temporary_folder folder;
     if (::geteuid() == 0) {
       MESSAGE("permissions were not tested: root may do anything, but in /proc");
@@ -615,7 +615,7 @@ TEST_SUITE("posix_storage") {
     CHECK(drawn.size() == 200);
   }
 
-  TEST_CASE("a file system without room says so when the file is made") {
+  TEST_CASE("a file system without space says so when the file is made") {
     temporary_folder folder;
     const std::string mount = "mount -t tmpfs -o size=64k llmmem " + folder.path().string() + " 2>/dev/null";
     if (::geteuid() != 0 || std::system(mount.c_str()) != 0) {

@@ -133,7 +133,7 @@ TEST_SUITE("rank_state") {
     }
   }
 
-  TEST_CASE("tensors that all hold stay whole when that is even enough, and are cut when not") {
+  TEST_CASE("tensors that all ranks hold stay uncut if that is even enough, and are cut otherwise") {
     std::vector<state_tensor> layers;
     for (int i = 0; i < 24; ++i)
       layers.push_back(tensor("layer." + std::to_string(i), {64, 64}));
@@ -180,7 +180,7 @@ TEST_SUITE("rank_state") {
     CHECK(whole == 1);
   }
 
-  TEST_CASE("elements that share a byte count all the same") {
+  TEST_CASE("elements that share a byte are counted, too") {
     std::vector<state_tensor> catalogue = {tensor("wide", {1400})};
     for (int i = 0; i < 4; ++i)
       catalogue.push_back(tensor("narrow" + std::to_string(i), {64, 64}, safetensors_type::f4));
@@ -213,7 +213,7 @@ TEST_SUITE("rank_state") {
           "rank_state: tensor 'a' is already a part; pass whole tensors");
   }
 
-  TEST_CASE("where a part is in what is held is told when it is one range there") {
+  TEST_CASE("the place of a part in what is held is reported if it is one range there") {
     for (const auto seed : seeds(500)) {
       CAPTURE(seed);
       random_numbers random(seed);

@@ -198,7 +198,7 @@ TEST_SUITE("ranks, each a process") {
       CHECK(what_is_lost(storage, world, acknowledged{zero.last_step()}) == "");
       const auto names = storage.list("");
       CHECK(std::none_of(names.begin(), names.end(), [](const storage_entry& each) {
-        return each.name.rfind(checkpoint_names::in_the_making, 0) == 0;
+        return each.name.rfind(checkpoint_names::draft, 0) == 0;
       }));
     }
     MESSAGE(committed << " checkpoints were committed before");

@@ -95,7 +95,7 @@ TEST_SUITE("recover") {
     CHECK(recovered.found->id == checkpoint_id{30, 3});
     CHECK(recovered.visit([](auto& storage) { return storage.path(""); }) == "durable");
     REQUIRE(recovered.skipped.size() == 1);
-    CHECK(recovered.skipped[0].what == passed_over::damaged);
+    CHECK(recovered.skipped[0].what == skip_reason::damaged);
     CHECK(recovered.skipped[0].source == 0);
     CHECK(recovered.message().find("durable: step-0000000030-g00000003; passed over local: "
                                    "step-0000000030-g00000003: local/step-0000000030-g00000003/rank0-1.bin: "
@@ -117,7 +117,8 @@ TEST_SUITE("recover") {
   }
 
   // The oracle: all copies by generation and source, the first that was not damaged.
-  TEST_CASE("the first whole one by generation and then by source is found, whatever befell the others") {
+  TEST_CASE(
+      "the first complete checkpoint by generation and then by source is found, regardless of the others") {
     for (const auto seed : seeds(200)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -168,7 +169,7 @@ TEST_SUITE("recover") {
           "durable: step-0000000020-g00000002; passed over local: local: the folder cannot be listed: "
           "Input/output error; a planned fault");
     REQUIRE(recovered.skipped.size() == 1);
-    CHECK(recovered.skipped[0].what == passed_over::source);
+    CHECK(recovered.skipped[0].what == skip_reason::source);
     tiers.durable.set_faults({storage_fault{.call = storage_call::list, .every = 1, .count = 100}});
     CHECK_THROWS_WITH_AS(
         static_cast<void>(tiers.recovered()),

@@ -83,16 +83,16 @@ struct process {
   void keep(std::uint64_t version) {
     std::vector<std::vector<std::byte>> bytes;
     std::vector<part_bytes> parts;
-    for (const part_id part : replica.mine())
+    for (const part_id part : replica.own_parts())
       bytes.push_back(part_at(part, version));
-    for (const part_id part : replica.mine())
+    for (const part_id part : replica.own_parts())
       parts.push_back({part, bytes[parts.size()]});
     replica.keep(version, parts, ranks.after(60 * second)).value();
     agree();
     replica.commit();
   }
   [[nodiscard]] bool has(std::uint64_t version) const {
-    return std::ranges::all_of(replica.mine(), [&](part_id part) {
+    return std::ranges::all_of(replica.own_parts(), [&](part_id part) {
       return std::ranges::equal(replica.recovered(part), part_at(part, version));
     });
   }
@@ -153,7 +153,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("what memory gives back lies where the engine says, and it is asked for nothing else") {
+  TEST_CASE("restored memory is where the engine says, and the engine is asked for nothing else") {
     folders of;
     of.save_everywhere({100, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {
@@ -173,7 +173,7 @@ TEST_SUITE("replica_source") {
       self.keep(120);
       if (end.self() == seat_id{1}) self.replica.forget();  // as a fresh process
       CHECK(found().version == 120U);
-      CHECK(asked == self.replica.mine());
+      CHECK(asked == self.replica.own_parts());
       CHECK(self.has(120));
       for (const part_id part : asked)
         CHECK(self.replica.recovered(part).data() == destinations[to_index(part)].data());
@@ -194,7 +194,7 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "a rank dies: its part comes from memory; more than it bears die: all load a file, and it forgets") {
+      "if a rank dies its part comes from memory; if too many die all load a file, and memory is forgotten") {
     for (const bool both : {false, true}) {
       CAPTURE(both);
       folders of;
@@ -221,7 +221,8 @@ TEST_SUITE("replica_source") {
     }
   }
 
-  TEST_CASE("ranks take the newest that each of them has whole, wherever, as a search of all by hand does") {
+  TEST_CASE(
+      "ranks take the newest checkpoint that each has complete in any source, as a search by hand does") {
     std::uint64_t found = 0;
     std::uint64_t partial = 0;
     for (const auto seed : seeds(60)) {
@@ -275,9 +276,9 @@ TEST_SUITE("replica_source") {
               text +
                   "rank 1 cannot load it; passed over local: step-0000000030-g00000003: "
                   "not all ranks have it");
-        CHECK(recovered.skipped[0].what == passed_over::not_everywhere);
+        CHECK(recovered.skipped[0].what == skip_reason::not_everywhere);
       }
-      if (end.self() == seat_id{1}) CHECK(recovered.skipped[0].what == passed_over::damaged);
+      if (end.self() == seat_id{1}) CHECK(recovered.skipped[0].what == skip_reason::damaged);
       if (end.self() == seat_id{2}) CHECK(recovered.message() == text + "rank 1 cannot load it");
     });
   }
@@ -299,7 +300,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("a rank that cannot read what may be whole stops all: none of them takes an older one") {
+  TEST_CASE("a rank that cannot read a possibly complete checkpoint stops all: none takes an older one") {
     folders of;
     of.save_everywhere({10, 1});
     of.save_everywhere({20, 2});
@@ -341,11 +342,10 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies in whatever call, the others are told, agree, and come to the same "
-      "result") {
-    std::uint64_t most_calls = 0;
+      "regardless of which rank dies in which call, the others learn it, agree, and get the same result") {
+    std::uint64_t max_calls = 0;
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call == 0 || call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call == 0 || call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         folders of;
@@ -378,7 +378,7 @@ TEST_SUITE("replica_source") {
           }
         });
         for (std::uint32_t i = 0; i < seats; ++i) {
-          if (call == 0) most_calls = std::max(most_calls, net.calls(seat_id{i}));
+          if (call == 0) max_calls = std::max(max_calls, net.calls(seat_id{i}));
           if (net.was_killed(seat_id{i}) || !joined[i]) continue;
           CHECK((steps[i] == 10 || steps[i] == 20));
           for (std::uint32_t other = 0; other < seats; ++other) {
@@ -387,6 +387,6 @@ TEST_SUITE("replica_source") {
         }
       }
     }
-    CHECK(most_calls > 10);
+    CHECK(max_calls > 10);
   }
 }

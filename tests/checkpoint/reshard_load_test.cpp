@@ -143,7 +143,7 @@ void load_rank(simulated_storage& storage, const found_checkpoint& found, const 
                         for (std::size_t i = 0; i < part.size(); ++i)
                           ++times[tensor][static_cast<std::size_t>(offset) + i];
                       },
-                      {.how = how, .readers = 1});
+                      {.verify = how, .readers = 1});
   REQUIRE(report.bytes == bytes);
   for (std::size_t t = 0; t < got.size(); ++t) {
     REQUIRE(got[t] == state.of(t, *wanted[t].part));

@@ -69,7 +69,7 @@ TEST_SUITE("safetensors_folder") {
           }).ends_with(": it has no checksums; load it with verification::sizes"));
   }
 
-  TEST_CASE("one file without an index is a model, and a folder with neither is none") {
+  TEST_CASE("one file without an index is a model, and a folder with neither is not") {
     published_model model;
     std::filesystem::remove(model.file("model.safetensors.index.json"));
     CHECK(refusal(model).ends_with(

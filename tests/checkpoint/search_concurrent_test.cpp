@@ -102,7 +102,7 @@ TEST_SUITE("find_checkpoint, concurrently") {
     search_while_writing(storage, [&] { return posix_storage<>(folder.file("run")); }, 150);
   }
 
-  TEST_CASE("a file that goes while it is opened is told as gone") {
+  TEST_CASE("a file that is removed while it is opened is reported as missing") {
     temporary_folder folder;
     posix_storage<> storage(folder.file("run"));
     std::atomic<bool> ends{false};

@@ -73,7 +73,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     save_two(storage);
     for (const storage_call call : {storage_call::open, storage_call::read}) {
       CAPTURE(to_string(call));
-      fail(storage, call, storage_fault::for_ever, EIO);
+      fail(storage, call, storage_fault::forever, EIO);
       CHECK(refusal(storage, at_once) ==
             "simulated: step-0000000020-g00000002 cannot be read now, but is not proved damaged: "
             "simulated/step-0000000020-g00000002/MANIFEST.json: " +
@@ -82,7 +82,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
                 "and search again; to continue from an older one, move this one away, or search with "
                 "unread_checkpoint::pass_over");
     }
-    fail(storage, storage_call::list, storage_fault::for_ever, EACCES);
+    fail(storage, storage_call::list, storage_fault::forever, EACCES);
     CHECK_THROWS_WITH_AS(static_cast<void>(find_checkpoint(storage, verification::checksums, at_once)),
                          "simulated: the folder cannot be listed: Permission denied; a planned fault",
                          storage_error);
@@ -92,7 +92,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     save_step(folder, small, 10);
-    fail(storage, storage_call::open, storage_fault::for_ever, EMFILE);
+    fail(storage, storage_call::open, storage_fault::forever, EMFILE);
     CHECK(refusal(storage, at_once).find("Too many open files") != std::string::npos);
   }
 
@@ -124,14 +124,14 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     simulated_storage far({.name = "far"});
     save_two(near);
     save_two(far);
-    fail(near, storage_call::open, storage_fault::for_ever, EIO);
+    fail(near, storage_call::open, storage_fault::forever, EIO);
     const auto both = recover(verification::checksums, at_once, checkpoint_source("near", near),
                               checkpoint_source("far", far));
     REQUIRE(both.found);
     CHECK(both.name == "far");
     CHECK(both.found->id == checkpoint_id{20, 2});
     REQUIRE(both.skipped.size() == 1);
-    CHECK(both.skipped[0].what == passed_over::unread);
+    CHECK(both.skipped[0].what == skip_reason::unread);
     far.remove("step-0000000020-g00000002/MANIFEST.json");
     const auto search = [&](const search_patience& patience) {
       return recover(verification::checksums, patience, checkpoint_source("near", near),

@@ -82,7 +82,7 @@ TEST_SUITE("find_checkpoint") {
     CHECK(list_checkpoints(storage).empty());
   }
 
-  TEST_CASE("checkpoints are listed by generation, whatever else is there") {
+  TEST_CASE("checkpoints are listed by generation, regardless of other files") {
     simulated_storage storage;
     for (const char* name :
          {"step-0000000030-g00000001", "step-0000000010-g00000003", "step-0000000020-g00000002",
@@ -94,7 +94,7 @@ TEST_SUITE("find_checkpoint") {
     CHECK(list_checkpoints(storage) == std::vector<checkpoint_id>{{99, 3}, {10, 3}, {20, 2}, {30, 1}});
   }
 
-  TEST_CASE("the newest that is whole is found, whatever befell the newer ones") {
+  TEST_CASE("the newest complete checkpoint is found, regardless of damage to newer ones") {
     const checkpoint_world world{.ranks = 2, .files = 1, .file_bytes = 40, .write_bytes = 16};
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
@@ -182,7 +182,7 @@ TEST_SUITE("find_checkpoint") {
         "no checkpoint; passed over step-0000000040-g00000004"));
   }
 
-  TEST_CASE("a manifest in the wrong folder is none") {
+  TEST_CASE("a manifest in the wrong folder does not count") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const char* name : {"step-0000000010-g00000002", "step-0000000011-g00000001"}) {
       simulated_storage storage = with_steps(world, {10});

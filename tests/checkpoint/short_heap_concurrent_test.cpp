@@ -50,7 +50,7 @@ struct run {
   solo_coordinator<posix_storage<>> fast{local};
   mirror_type mirror{fast, durable, keep_last_and_every{}, {.buffer_bytes = 4096, .retry_after_ns = 1'000}};
   async_checkpointer<traits> saves{
-      mirror, one_tensor, {.ring_bytes = 2048, .chunk_bytes = 1024, .whole_every = 3}};
+      mirror, one_tensor, {.ring_bytes = 2048, .chunk_bytes = 1024, .full_every = 3}};
   std::vector<std::byte> state = std::vector<std::byte>(5000);
   std::vector<std::span<const std::byte>> spans{state};
 
@@ -79,18 +79,18 @@ std::vector<std::byte> loaded(Storage& storage, const found_checkpoint& found) {
 std::size_t drafts_in(posix_storage<>& storage) {
   const std::vector<storage_entry> all = storage.list("");
   return static_cast<std::size_t>(std::ranges::count_if(
-      all, [](const storage_entry& each) { return each.name.starts_with(checkpoint_names::in_the_making); }));
+      all, [](const storage_entry& each) { return each.name.starts_with(checkpoint_names::draft); }));
 }
 
 }  // namespace
 
 TEST_SUITE("checkpoints, short heap") {
-  TEST_CASE("a reason that there is no memory for is a short one, or the end of it") {
+  TEST_CASE("a reason for which there is no memory is a short one, or its end") {
     const std::string text(100, 'x');
     std::string whole = "not told";
     std::string last;
     {
-      const short_heap heap(1, heap_refusal::for_ever);
+      const short_heap heap(1, heap_refusal::forever);
       std::thread([&] {
         whole = detail::reason(text);
         last = detail::reason(text, "no room");
@@ -103,7 +103,7 @@ TEST_SUITE("checkpoints, short heap") {
   }
 
   TEST_CASE("whichever request for memory fails, a save ends, its end is reported, and the next one works") {
-    for (const heap_refusal how : {heap_refusal::once, heap_refusal::for_ever}) {
+    for (const heap_refusal how : {heap_refusal::once, heap_refusal::forever}) {
       std::uint64_t failed = 0;
       bool ended = false;
       // One after the other up to there; then fewer, up to the last.
@@ -144,8 +144,7 @@ TEST_SUITE("checkpoints, short heap") {
     }
   }
 
-  TEST_CASE(
-      "a checkpoint that can be seen is uncertain, not refused, also where there is no memory to say so") {
+  TEST_CASE("a visible checkpoint is uncertain, not refused, even if there is no memory for the text") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     const auto commit_with_short_heap = [&]<class Make>(std::uint64_t first, Make make) {
       simulated_storage storage;

@@ -122,7 +122,7 @@ struct world {
 }  // namespace
 
 TEST_SUITE("stable_view") {
-  TEST_CASE("the state may change while a stable view of it is saved, whatever the disk does") {
+  TEST_CASE("the state may change while a stable view of it is saved, for any behaviour of the disk") {
     using view = copied_view<true>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);
@@ -156,7 +156,9 @@ TEST_SUITE("stable_view") {
     CHECK(saves.stats().committed == 2);
   }
 
-  TEST_CASE("who waits until a stable view has been read finds it gone, and learns how long that took") {
+  TEST_CASE(
+      "a caller that waits until a stable view has been read finds its memory free, and learns how long that "
+      "took") {
     using view = copied_view<true>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);
@@ -178,7 +180,8 @@ TEST_SUITE("stable_view") {
     w.coordinator.open();
   }
 
-  TEST_CASE("a disk that hangs costs who waits for a stable view max_stall_ns, and that checkpoint") {
+  TEST_CASE(
+      "a disk that hangs costs a caller that waits for a stable view max_stall_ns, and that checkpoint") {
     using view = copied_view<true>;
     world w;
     checkpointer_options impatient = tiny;

@@ -31,12 +31,12 @@ int ending_of(Work work) {
 
 }  // namespace
 
-TEST_CASE("a signal is held back, told once it came, and stays told") {
+TEST_CASE("a signal is held back, reported once it arrived, and stays reported") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
-          if (termination.is_there()) ::_exit(1);
+          if (termination.is_requested()) ::_exit(1);
           ::kill(::getpid(), SIGUSR1);
-          if (!termination.is_there() || !termination.is_there()) ::_exit(2);
+          if (!termination.is_requested() || !termination.is_requested()) ::_exit(2);
         }) == 7);
 }
 
@@ -45,11 +45,11 @@ TEST_CASE("threads that are started later do not die of it either") {
           const termination_request termination(SIGUSR1);
           std::thread([] { ::pthread_kill(::pthread_self(), SIGUSR1); }).join();
           ::kill(::getpid(), SIGUSR1);
-          if (!termination.is_there()) ::_exit(2);
+          if (!termination.is_requested()) ::_exit(2);
         }) == 7);
 }
 
-TEST_CASE("one that nobody was told of ends the process when the request goes") {
+TEST_CASE("a signal that was never reported ends the process when the request is destroyed") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
           ::kill(::getpid(), SIGUSR1);

@@ -213,7 +213,9 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     CHECK(a.manifest.files == b.manifest.files);  // their checksums among them
   }
 
-  TEST_CASE("what changes while it is saved is saved as it was, and an incremental save tells what did not") {
+  TEST_CASE(
+      "a state that changes during a save is saved as it was, and an incremental save reports what did not "
+      "change") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(8);
     const tensor_values values = random_values(random, described);
@@ -222,7 +224,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     checkpointer saves(coordinator, described,
-                       {.ring_bytes = 2 * page, .chunk_bytes = page, .whole_every = 4});
+                       {.ring_bytes = 2 * page, .chunk_bytes = page, .full_every = 4});
     static_cast<void>(saves.begin_snapshot(1, one.tensors));
     saves.flush();
     const std::uint64_t before = saves.stats().persisted_bytes;
@@ -243,7 +245,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     CHECK(saves.stats().committed == 3);
   }
 
-  TEST_CASE("what cannot be is told: tensors that were never written, other numbers, other sizes") {
+  TEST_CASE("impossible input is reported: tensors that were never written, other numbers, other sizes") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(9);
     const tensor_values values = random_values(random, described);

@@ -115,7 +115,8 @@ struct tiered_state {
 }  // namespace
 
 TEST_SUITE("tiered_state_view") {
-  TEST_CASE("what is saved is the state when the view was taken, whatever moves and changes meanwhile") {
+  TEST_CASE(
+      "a save has the state of the moment when the view was taken, regardless of later moves and changes") {
     std::uint64_t waits = 0;
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
@@ -137,7 +138,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE("taking a view moves nothing and takes no room; its clones go with its last copy") {
+  TEST_CASE("taking a view moves nothing and takes no memory; its clones end with its last copy") {
     tiered_state w(1, 0);
     const auto before = w.buffer.stats();
     std::optional<view> first(std::in_place, w.buffer, w.chunks, w.places);
@@ -241,7 +242,7 @@ TEST_SUITE("tiered_state_view") {
     tiered_state w(7, 64 * tiered_state::most);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
-    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 12, .chunk_bytes = 64, .whole_every = 4});
+    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 12, .chunk_bytes = 64, .full_every = 4});
     for (std::uint64_t step = 1; step <= 8; ++step) {
       w.update(static_cast<std::size_t>(step) % w.chunks.size());
       const std::vector<bytes> expected = w.now();

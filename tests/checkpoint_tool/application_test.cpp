@@ -64,7 +64,7 @@ TEST_SUITE("list") {
           "  step-0000000001-g00000001            1           1      3      9   36.3 KiB  whole\n");
   }
 
-  TEST_CASE("what is not whole says why, what was left over is named, and the status tells") {
+  TEST_CASE("an incomplete checkpoint has a reason, left-overs are named, and the exit status reports both") {
     const world_folder world(save_three);
     fs::create_directory(world / "run/.tmp-step-0000000004-g00000004-77");
     fs::create_directory(world / "run/.trash-step-0000000000-g00000000");
@@ -153,7 +153,7 @@ TEST_SUITE("list") {
 }
 
 TEST_SUITE("show") {
-  TEST_CASE("all that a checkpoint has is shown: files, tensors and where their pieces lie, extras") {
+  TEST_CASE("show lists everything in a checkpoint: files, tensors, the places of their pieces, extras") {
     const world_folder world;
     save_state(world / "run", 7, some_state(7), {.world = 2, .how = saved_as::columns});
     CHECK(world.text({"show", "DIR/run"}) ==
@@ -418,7 +418,7 @@ TEST_SUITE("verify") {
                {"why", "is in the file, and the manifest does not say so"}});
   }
 
-  TEST_CASE("a file that is no safetensors file is told by where its header is wrong") {
+  TEST_CASE("a file that is not safetensors is reported with the place at which its header is wrong") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1), {.has_extras = false});
     const std::string path = world / ("run/" + std::string(name_1) + "/adam.safetensors");
@@ -745,7 +745,7 @@ TEST_SUITE("prune") {
             ]})"));
   }
 
-  TEST_CASE("what a dry run says is what goes, whatever is asked") {
+  TEST_CASE("a dry run names exactly what a real run removes, for any options") {
     for (std::uint64_t last = 1; last <= 5; ++last) {
       for (const std::uint64_t every : {0U, 2U, 3U}) {
         CAPTURE(last);

@@ -56,7 +56,7 @@ TEST_CASE("a slice of a set has its elements in their order, in three canonical 
   CHECK(runs_between({}, 0, 0).empty());
 }
 
-TEST_CASE("groups are told from the names of files") {
+TEST_CASE("groups are recognised by the names of files") {
   CHECK(group_of("model.safetensors") == "model");
   CHECK(group_of("adam-rank-00001-of-00003.safetensors") == "adam");
   CHECK(group_of("adam-00002-of-00003.safetensors") == "adam");

@@ -23,7 +23,7 @@ namespace {
 
 /// Sums, weighted and not: enough to tell these chunks apart.
 struct sum_digest {
-  static constexpr bool tells = true;
+  static constexpr bool detects_changes = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {
     std::array<std::uint64_t, 2> sum{};
     for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -59,7 +59,7 @@ void save_run(const std::string& path, const std::vector<rows_changed>& steps) {
       coordinator,
       {{.name = "weights", .type = safetensors_type::f32, .shape = {4, row}, .group = "model", .part = {}},
        {.name = "moments", .type = safetensors_type::f32, .shape = {2, row}, .group = "adam", .part = {}}},
-      {.ring_bytes = 64 << 10, .chunk_bytes = 4096, .whole_every = 100});
+      {.ring_bytes = 64 << 10, .chunk_bytes = 4096, .full_every = 100});
   std::uint64_t step = 0;
   for (const rows_changed& changed : steps) {
     ++step;
@@ -87,7 +87,7 @@ std::string in_run(const char* checkpoint, const char* file) {
 
 }  // namespace
 
-TEST_CASE("a listing says how much of a checkpoint is new, and whom it refers to") {
+TEST_CASE("a listing says how much of a checkpoint is new, and which checkpoints it refers to") {
   const world_folder world(save_four);
   CHECK(world.text({"list", "DIR/run"}) ==
         "DIR/run\n"
@@ -308,7 +308,7 @@ TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so")
   CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 2);
 }
 
-TEST_CASE("what one that is not whole refers to stays, too, and a dry run says so") {
+TEST_CASE("checkpoints to which an incomplete one refers stay, too, and a dry run says so") {
   const world_folder world;
   save_run(world / "run", {{}, {{1}, {}}, {{2}, {}}});  // the third refers to both
   save_run(world / "run", {{}, {}, {}});
@@ -318,7 +318,7 @@ TEST_CASE("what one that is not whole refers to stays, too, and a dry run says s
   CHECK(fs::exists(world / (std::string("run/") + name_2)));
 }
 
-TEST_CASE("what a dry run says is what goes, whoever refers to whom") {
+TEST_CASE("a dry run names exactly what a real run removes, for any references between checkpoints") {
   for (std::uint64_t last = 1; last <= 5; ++last) {
     for (const char* every : {"2", "3"}) {
       CAPTURE(last);

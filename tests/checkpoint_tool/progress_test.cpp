@@ -9,7 +9,7 @@
 
 using llmmem_tests::run_captured;
 
-TEST_CASE("progress is told when it is time, with what is done and of how much") {
+TEST_CASE("progress is reported at intervals, with the amount done and the total") {
   const auto told = [](std::chrono::seconds every) {
     return run_captured([&](std::FILE*, std::FILE* notes) {
              checkpoint_tool::progress meter(notes, "verifying step-1", 3 << 20, every);

@@ -44,7 +44,7 @@ TEST_CASE("it is resharded into a checkpoint of several ranks, with the same byt
   CHECK(world.run({"diff", "DIR/one", model.path()}).status == exit_status::success);
 }
 
-TEST_CASE("where checkpoints are, a file of that name is none") {
+TEST_CASE("a file with the name of a checkpoint is not a checkpoint") {
   const published_model model;
   const world_folder world;
   CHECK(world.run({"convert", model.path(), "DIR/run"}).status == exit_status::success);

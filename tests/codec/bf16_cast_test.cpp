@@ -109,7 +109,8 @@ TEST_CASE("every bfloat16 widens to the float of its value, and comes back, NaNs
   }
 }
 
-TEST_CASE("the error is within the bound, which is met, and above the largest value is none") {
+TEST_CASE(
+    "the error reaches the bound and never exceeds it; above the largest value the result is infinite") {
   constexpr codec_error bound = bf16_cast::error_bound;
   double worst_relative = 0;
   double worst_absolute = 0;

@@ -84,7 +84,8 @@ class watching_plane {
 
 }  // namespace
 
-TEST_CASE("a compressor of one's own is given planes it was built for, and room for less than these") {
+TEST_CASE(
+    "a custom compressor receives planes of the size it was built for, and an output smaller than these") {
   random_numbers random(8);
   for (const std::size_t size : {std::size_t{2}, std::size_t{100}, block, block + 500}) {
     byte_plane<dtype::bf16, watching_plane> codec(size);

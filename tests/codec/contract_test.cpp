@@ -48,7 +48,7 @@ std::string text_of(const failure& why) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("what a codec decodes is what was encoded, or lies within its bound", Codec,
+TEST_CASE_TEMPLATE("a codec decodes what was encoded, or a value within its bound", Codec,
                    LLMMEM_TESTS_CODECS) {
   for (const auto seed : seeds(3)) {
     CAPTURE(seed);
@@ -77,7 +77,7 @@ TEST_CASE_TEMPLATE("what a codec decodes is what was encoded, or lies within its
   }
 }
 
-TEST_CASE_TEMPLATE("encode and decode touch nothing outside their spans, wherever these lie", Codec,
+TEST_CASE_TEMPLATE("encode and decode touch nothing outside their spans, at any alignment", Codec,
                    LLMMEM_TESTS_CODECS) {
   random_numbers random(7);
   constexpr std::byte untouched{0xA5};

@@ -127,7 +127,7 @@ TEST_CASE("no code begins another, and shorter codes come first") {
   CHECK(known[200].bits == 0b11);
 }
 
-TEST_CASE("lengths that leave room, overlap, or pass 11 bits are no code") {
+TEST_CASE("code lengths that leave gaps, overlap, or exceed 11 bits are refused") {
   detail::code_lengths lengths{};
   CHECK_FALSE(detail::canonical_codes(lengths));
   lengths[0] = 1;
@@ -234,7 +234,7 @@ TEST_CASE("forms that are damaged, and that no bit flip would find, are refused"
   CHECK(plane.decompress(bad, in_bits));
 }
 
-TEST_CASE("whatever bytes are decompressed, only the plane is written") {
+TEST_CASE("decompressing arbitrary bytes writes only the plane") {
   huffman_plane plane(1 << 16);
   constexpr std::byte untouched{0xC3};
   for (const auto seed : seeds(500)) {

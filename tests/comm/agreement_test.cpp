@@ -87,7 +87,7 @@ class members_at_work {
     } else {
       const agree_message message = wire_[now.from][now.to].front();
       wire_[now.from][now.to].pop_front();
-      parts_[now.to].hear(at(now.from), message, send);
+      parts_[now.to].on_message(at(now.from), message, send);
     }
     take(now.to);
     return true;
@@ -207,7 +207,7 @@ TEST_SUITE("agreement") {
     const std::vector<std::uint64_t> said = sayings(4);
     constexpr std::uint32_t most_messages = 9;
     std::uint64_t runs = 0;
-    std::uint32_t most_sent = 0;
+    std::uint32_t max_sent = 0;
     std::vector<std::size_t> order{0, 1, 2, 3};
     do {
       for (std::size_t victims = 1; victims <= 3; ++victims) {
@@ -226,13 +226,13 @@ TEST_SUITE("agreement") {
           all.run();
           check_same(all, 1, said);
           for (std::size_t i = 0; i < 4; ++i)
-            most_sent = std::max(most_sent, all.sent(i));
+            max_sent = std::max(max_sent, all.sent(i));
           ++runs;
         }
       }
     } while (std::next_permutation(order.begin(), order.end()));
     CHECK(runs == 4 * 9 + 12 * 81 + 24 * 729);
-    CHECK(most_sent == most_messages);  // each of them was the last of somebody
+    CHECK(max_sent == most_messages);  // each of them was the last of somebody
   }
 
   TEST_CASE("agreements one after another stay the same for all, regardless of which rank dies between") {
@@ -262,7 +262,9 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("of two halves that do not hear each other at most one decides, and if one has died the other") {
+  TEST_CASE(
+      "of two halves that cannot reach each other at most one decides; if one half has died, the other "
+      "decides") {
     for (const auto seed : llmmem_tests::seeds(3000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -311,7 +313,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a quorum is more than half, or the half with the lowest, and all the same where the dead are dead") {
+      "a quorum is more than half, or the half with the lowest member; if the others are certainly dead, any "
+      "remainder") {
     const auto none = [](seat_id, const agree_message&) noexcept {};
     const auto of = [&](std::uint32_t count, std::uint32_t self,
                         std::initializer_list<std::uint32_t> suspected,
@@ -338,8 +341,7 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a process that is said to have failed does not take others with it, and holds who says so for "
-      "estranged") {
+      "a process that is reported as failed takes no others with it, and considers the reporter estranged") {
     members_at_work all(5, 1);
     for (std::size_t other = 0; other < 4; ++other)
       all.suspect(4, other);
@@ -356,7 +358,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "one that is wrongly said to be dead goes alone, and takes nobody with it who has not heard of it") {
+      "a process that is wrongly reported dead leaves alone, and takes no process with it that has not heard "
+      "of this") {
     members_at_work all(5, 1);
     all.suspect(4, 1);
     for (std::size_t i = 0; i < 5; ++i)
@@ -372,16 +375,16 @@ TEST_SUITE("agreement") {
     CHECK(all.part(1).suspected().empty());  // it tells nobody
   }
 
-  TEST_CASE("messages of those that are no members are not heard") {
+  TEST_CASE("messages from non-members are ignored") {
     const auto none = [](seat_id, const agree_message&) noexcept { CHECK(false); };
     agreement part(seat_id{1}, set_of({1, 2, 5}));
     agree_message decides{.kind = agree_kind::decide};
-    part.hear(seat_id{3}, decides, none);
-    part.hear(seat_id{1}, decides, none);
+    part.on_message(seat_id{3}, decides, none);
+    part.on_message(seat_id{1}, decides, none);
     part.on_death(seat_id{3}, comm::death::certain, none);
     CHECK(part.failed().empty());
     CHECK_FALSE(part.take_outcome());
-    part.hear(seat_id{2}, decides, none);
+    part.on_message(seat_id{2}, decides, none);
     CHECK(part.take_outcome());
     CHECK_FALSE(part.take_outcome());
   }
@@ -399,8 +402,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "of what earlier coordinators had proposed, that of the latest is proposed again, whoever reports "
-      "first") {
+      "of the earlier coordinators' proposals, the latest is proposed again, regardless of which report "
+      "comes first") {
     for (const bool latest_first : {false, true}) {
       CAPTURE(latest_first);
       letters sent;
@@ -410,19 +413,18 @@ TEST_SUITE("agreement") {
       part.on_death(seat_id{1}, comm::death::certain, sent.post());
       const agree_message of_0{.accepted_by = seat_id{0}, .value = {.bits = 100}};
       const agree_message of_1{.accepted_by = seat_id{1}, .value = {.bits = 101}};
-      part.hear(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
-      part.hear(seat_id{4}, latest_first ? of_0 : of_1, sent.post());
+      part.on_message(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
+      part.on_message(seat_id{4}, latest_first ? of_0 : of_1, sent.post());
       REQUIRE(sent.of(agree_kind::propose).size() == 2);
       CHECK(sent.of(agree_kind::propose)[0].value.bits == 101);
     }
   }
 
-  TEST_CASE(
-      "a process that has accepted and is then alone decides what it had accepted, not what it says itself") {
+  TEST_CASE("a process that has accepted a value and is then alone decides that value, not its own") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
-    part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
+    part.on_message(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
     part.on_death(seat_id{0}, comm::death::certain,
                   sent.post());  // which may have decided, and acted upon it
@@ -435,34 +437,34 @@ TEST_SUITE("agreement") {
     part.begin(1, {}, sent.post());
     // Who tells it suspects nobody: a coordinator left it out that was not heard any more itself.
     const llmmem::comm::agreed without_it{.bits = 1, .failed = set_of({3})};
-    part.hear(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
+    part.on_message(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
     CHECK_FALSE(part.take_outcome().has_value());
     CHECK_FALSE(part.has_quorum());
     // What it knows, it tells.
-    part.hear(seat_id{1}, {.kind = agree_kind::query}, sent.post());
+    part.on_message(seat_id{1}, {.kind = agree_kind::query}, sent.post());
     REQUIRE(sent.of(agree_kind::decide).size() == 1);
     CHECK(sent.of(agree_kind::decide)[0].value == without_it);
   }
 
-  TEST_CASE("only the proposal of who was reported to is accepted") {
+  TEST_CASE("only a proposal from the coordinator that received the report is accepted") {
     letters sent;
     agreement part(seat_id{2}, seat_set::first(rank_count{3}));
     const agree_message proposal{.kind = agree_kind::propose, .value = {.bits = 3}};
-    part.hear(seat_id{0}, proposal, sent.post());  // it has not said anything yet
+    part.on_message(seat_id{0}, proposal, sent.post());  // it has not said anything yet
     part.begin(7, {}, sent.post());
-    part.hear(seat_id{1}, proposal, sent.post());
+    part.on_message(seat_id{1}, proposal, sent.post());
     CHECK(sent.of(agree_kind::accept).empty());
-    part.hear(seat_id{0}, proposal, sent.post());
+    part.on_message(seat_id{0}, proposal, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
   }
 
-  TEST_CASE("one that is ignored is told so each time it speaks") {
+  TEST_CASE("an ignored process is informed each time it speaks") {
     letters sent;
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
     part.on_death(seat_id{2}, comm::death::suspected, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 1);
-    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
-    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    part.on_message(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    part.on_message(seat_id{2}, {.kind = agree_kind::report}, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 3);
   }
 }

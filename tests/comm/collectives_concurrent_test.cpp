@@ -48,7 +48,7 @@ std::span<std::byte> bytes_in(std::vector<float>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-/// Rank by rank, as `reduce_way::direct` promises.
+/// Rank by rank, as `reduce_algorithm::direct` promises.
 std::vector<float> sum_by_rank(std::size_t count, std::uint32_t world, std::uint64_t seed) {
   std::vector<float> sum = floats_of(count, seed);
   for (std::uint32_t rank = 1; rank < world; ++rank) {
@@ -117,7 +117,7 @@ TEST_SUITE("collectives") {
       const auto world = static_cast<std::uint32_t>(1 + random() % 6);
       const std::uint64_t bytes = random() % 20'000;
       const auto blocks = random_blocks(bytes, world, 1, random);
-      const reduce_way way = random() % 2 == 0 ? reduce_way::ring : reduce_way::direct;
+      const reduce_algorithm way = random() % 2 == 0 ? reduce_algorithm::ring : reduce_algorithm::direct;
       const auto segment =
           static_cast<std::uint32_t>(random() % 2 == 0 ? 256 * 1024 : 500 + random() % 5'000);
       in_world(world, seed, [&](ranks_of& ranks, std::uint32_t self) {
@@ -126,7 +126,8 @@ TEST_SUITE("collectives") {
         std::copy(expected.begin() + static_cast<std::ptrdiff_t>(blocks[self]),
                   expected.begin() + static_cast<std::ptrdiff_t>(blocks[self + 1]),
                   data.begin() + static_cast<std::ptrdiff_t>(blocks[self]));
-        all_gather(ranks, data, blocks, {.by = ranks.after(second), .way = way, .segment_bytes = segment})
+        all_gather(ranks, data, blocks,
+                   {.by = ranks.after(second), .algorithm = way, .segment_bytes = segment})
             .value();
         CHECK(data == expected);
       });
@@ -161,7 +162,7 @@ TEST_SUITE("collectives") {
           CHECK(data == by_rank);
           if (small != 0) CHECK(sent_by(ranks) - earlier == (world - 1) * count * 4);  // all of it to all
         }
-        call.way = reduce_way::ring;
+        call.algorithm = reduce_algorithm::ring;
         data = own;
         const auto by_ring = sum_by_ring(count, world, seed, blocks);
         reduce_scatter(ranks, bytes_in(data), blocks, sum_f32, call).value();
@@ -180,12 +181,15 @@ TEST_SUITE("collectives") {
       CAPTURE(world);
       const std::size_t count = std::size_t{world} * 300;
       in_world(world, world, [&](ranks_of& ranks, std::uint32_t self) {
-        for (const reduce_way way : {reduce_way::direct, reduce_way::ring, reduce_way::tree}) {
-          collective_call call{.by = ranks.after(second), .way = way, .segment_bytes = 777, .small_bytes = 0};
+        for (const reduce_algorithm way :
+             {reduce_algorithm::direct, reduce_algorithm::ring, reduce_algorithm::tree}) {
+          collective_call call{
+              .by = ranks.after(second), .algorithm = way, .segment_bytes = 777, .small_bytes = 0};
           std::vector<float> data = floats_of(count, self);
           const std::uint64_t before = sent_by(ranks);
           all_reduce(ranks, bytes_in(data), sum_f32, call).value();
-          if (way != reduce_way::tree) CHECK(sent_by(ranks) - before == 2 * (world - 1) * count * 4 / world);
+          if (way != reduce_algorithm::tree)
+            CHECK(sent_by(ranks) - before == 2 * (world - 1) * count * 4 / world);
           // The same bits everywhere: exclusive or of two equal ones is nothing.
           std::vector<float> other(data.size());
           ranks
@@ -314,7 +318,9 @@ TEST_SUITE("collectives") {
           const std::uint32_t now = to_number(ranks.world());
           collective_call call{
               .by = ranks.after(1000 * second), .tag = round, .segment_bytes = 4096, .small_bytes = 0};
-          call.way = which == 1 ? reduce_way::ring : which == 2 ? reduce_way::tree : reduce_way::direct;
+          call.algorithm = which == 1   ? reduce_algorithm::ring
+                           : which == 2 ? reduce_algorithm::tree
+                                        : reduce_algorithm::direct;
           std::vector<float> data(std::size_t{now} * 4000, 1.F);
           result<void> done;
           if (which < 3) done = all_reduce(ranks, bytes_in(data), sum_f32, call);

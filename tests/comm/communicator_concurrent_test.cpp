@@ -89,20 +89,19 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies at whatever call, the others end with the state of a run in which "
-      "nobody died") {
+      "regardless of which rank dies in which call, the others end with the state of a run without deaths") {
     constexpr std::uint32_t seats = 3;
-    std::uint64_t most_calls = 0;
+    std::uint64_t max_calls = 0;
     {
       sim_network net({.seats = seats});
       job_history history;
       static_cast<void>(run_in(net, seats, history, {.steps = 3}));
       for (std::uint32_t i = 0; i < seats; ++i)
-        most_calls = std::max(most_calls, net.calls(seat_id{i}));
+        max_calls = std::max(max_calls, net.calls(seat_id{i}));
     }
-    CHECK(most_calls > 20);
+    CHECK(max_calls > 20);
     for (std::uint32_t victim = 0; victim < seats; ++victim) {
-      for (std::uint64_t call = 0; call < most_calls; ++call) {
+      for (std::uint64_t call = 0; call < max_calls; ++call) {
         CAPTURE(victim);
         CAPTURE(call);
         sim_network net({.seats = seats, .seed = call});
@@ -159,8 +158,7 @@ TEST_SUITE("communicator") {
     CHECK(admitted > 30);
   }
 
-  TEST_CASE(
-      "a job that is cut in two continues in one half at most, and one that stands still is left behind") {
+  TEST_CASE("a job that is cut in two continues in one half at most, and a stopped rank is left behind") {
     std::uint64_t left_behind = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -286,7 +284,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("one may send to oneself, and waits for nobody who is not there") {
+  TEST_CASE("a rank may send to itself, and never waits for a rank that does not exist") {
     in_pairs({.early_bytes = 100 + 2 * comm::early_message_bytes}, [](ranks_of& ranks, rank_id) {
       const deadline by = ranks.after(second);
       const rank_id self = ranks.rank();
@@ -336,8 +334,8 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "who waits for one that lives learns by a revoke that another has died, long before its deadline") {
-    sim_network net({.seats = 3, .most_notice_ns = millisecond});
+      "a rank that waits for a live one learns by a revoke that another has died, long before its deadline") {
+    sim_network net({.seats = 3, .max_notice_ns = millisecond});
     net.kill_at(seat_id{2}, 5 * millisecond);
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -446,7 +444,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("an agreement that ends at its deadline names who was waited for, on all ranks") {
+  TEST_CASE("an agreement that ends at its deadline names the rank that was waited for, on all ranks") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       for (const std::uint32_t late : {0U, 1U, 2U, 3U}) {

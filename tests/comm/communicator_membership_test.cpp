@@ -82,7 +82,7 @@ class scripted_endpoint {
     } while (poll(by, handler));
     return failure{.code = errc::peer_timed_out};
   }
-  void tell(seat_id seat, const frame_header& header, std::span<const std::byte>) noexcept {
+  void post(seat_id seat, const frame_header& header, std::span<const std::byte>) noexcept {
     told_.emplace_back(seat, header);
   }
   template <class Handler>
@@ -181,7 +181,9 @@ scripted_endpoint first_of_three() {
 }  // namespace
 
 TEST_SUITE("communicator_membership") {
-  TEST_CASE("the death of who sat there before is not that of the member that a newcomer has yet to meet") {
+  TEST_CASE(
+      "the death of a seat's earlier process is not the death of the member that a newcomer has yet to "
+      "meet") {
     scripted_endpoint end = newcomer();
     end.comes(one);
     end.says_hello(one, 5, 20);  // a process that has died since, which this one has not noticed
@@ -249,7 +251,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(end.now_ns() == 0);
   }
 
-  TEST_CASE("a member that said it was fresh when the epoch had begun waits for nothing later") {
+  TEST_CASE("a member that reported itself fresh after the epoch had begun waits for no later message") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -288,7 +290,8 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.failed().empty());
   }
 
-  TEST_CASE("a process that was admitted before it had said who it is is heard as a member once it has") {
+  TEST_CASE(
+      "a process that was admitted before it introduced itself counts as a member once it has done so") {
     scripted_endpoint end(zero, 2, 10);
     end.comes(one);
     end.says_hello(one, 0, 21);
@@ -309,7 +312,8 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.failed().empty());
   }
 
-  TEST_CASE("messages of an epoch from another process than its member are not heard, and it is fenced") {
+  TEST_CASE(
+      "messages of an epoch from a process that is not its member are ignored, and the process is fenced") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -391,7 +395,7 @@ TEST_SUITE("communicator_membership") {
           outcome{errc::peer_timed_out, 1});
   }
 
-  TEST_CASE("a member whose epoch goes back to other founders is suspected, whenever that is heard") {
+  TEST_CASE("a member whose epoch has other founders is suspected, whenever that becomes known") {
     const std::uint64_t ours = llmmem::detail::founding_of({10, 21, 22});
     CHECK(ours != llmmem::detail::founding_of({10, 21, 23}));
     CHECK(ours != llmmem::detail::founding_of({21, 10, 22}));
@@ -474,8 +478,8 @@ TEST_SUITE("communicator_membership") {
       [[nodiscard]] seat_absence why_missing(seat_id) const noexcept { return knows; }
       seat_absence knows = seat_absence::no_contact;
     };
-    static_assert(endpoint<knowing_endpoint> && detail::tells_absence<knowing_endpoint>);
-    static_assert(!detail::tells_absence<scripted_endpoint>);
+    static_assert(endpoint<knowing_endpoint> && detail::reports_absence<knowing_endpoint>);
+    static_assert(!detail::reports_absence<scripted_endpoint>);
     knowing_endpoint end(one, 2, 21);
     communicator ranks(end);
     const auto why = [&](std::uint64_t by) { return seat_absence(ranks.join({by}).error().wanted); };
@@ -489,15 +493,15 @@ TEST_SUITE("communicator_membership") {
     CHECK(why(400) == seat_absence::other_secret);
   }
 
-  TEST_CASE("what concerns a rank that the endpoint heard forged frames of ends with the endpoint's error") {
+  TEST_CASE("calls that concern a rank whose frames were forged end with the endpoint's error") {
     struct knowing_endpoint : scripted_endpoint {
       using scripted_endpoint::scripted_endpoint;
       [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
         return seat == one ? errc::frame_forged : errc::peer_failed;
       }
     };
-    static_assert(endpoint<knowing_endpoint> && llmmem::detail::tells_failure<knowing_endpoint>);
-    static_assert(!llmmem::detail::tells_failure<scripted_endpoint>);
+    static_assert(endpoint<knowing_endpoint> && llmmem::detail::reports_failure<knowing_endpoint>);
+    static_assert(!llmmem::detail::reports_failure<scripted_endpoint>);
     knowing_endpoint end(zero, 3, 10);
     for (const seat_id seat : {one, two}) {
       end.comes(seat);
@@ -519,7 +523,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.probe(rank_id{1}, 1, {200}).code() == errc::frame_forged);
   }
 
-  TEST_CASE("a welcome to who sat here before is none, and is counted") {
+  TEST_CASE("a welcome to the earlier process of this seat is ignored, and counted") {
     scripted_endpoint end = newcomer();
     end.says_welcome(zero, 6, 0b101, {10, 29});
     end.says_welcome(zero, 6, 0b011, {10, 21});  // nor one without this seat
@@ -612,7 +616,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.waiting().empty());
   }
 
-  TEST_CASE("a revoke from who has begun the next epoch already ends that one, and no other") {
+  TEST_CASE("a revoke from a rank that has begun the next epoch ends that epoch, and no other") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -660,7 +664,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(later.is_revoked());
   }
 
-  TEST_CASE("a process that was left behind and still agrees in its old epoch is told that it is fenced") {
+  TEST_CASE("a process that was left behind and still agrees in its old epoch learns that it is fenced") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -675,8 +679,7 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a process that is told that a later epoch has begun without it decides nothing any more, and says "
-      "so") {
+      "a process that learns that a later epoch began without it decides nothing from then on, and says so") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -690,7 +693,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(end.now_ns() < 300);
   }
 
-  TEST_CASE("what a member sent in an epoch that is over is not heard in the next") {
+  TEST_CASE("messages that a member sent in an epoch that is over are not received in the next") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();

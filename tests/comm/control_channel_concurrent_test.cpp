@@ -25,7 +25,7 @@ constexpr std::uint64_t beat_ms = 1'000'000;
 
 TEST_CASE("heartbeats and messages of the owner go over one lane in turn, each whole") {
   const detail::socket_poller poller(true);
-  control_channel channel(poller, 2, 2 * max_told_bytes);
+  control_channel channel(poller, 2, 2 * max_post_bytes);
   const socket_pair pair;
   channel.reserve(seat_id{1});
   channel.start(beat_ms);
@@ -36,14 +36,14 @@ TEST_CASE("heartbeats and messages of the owner go over one lane in turn, each w
   std::uint64_t messages = 0;
   std::uint64_t sent = 0;
   while (beats < 20 || messages < 200) {
-    if (channel.tell(seat_id{1}, {.message = sent}, std::vector(100, std::byte{5}))) ++sent;
+    if (channel.post(seat_id{1}, {.message = sent}, std::vector(100, std::byte{5}))) ++sent;
     if (sent % 10 == 0) ::usleep(500);
     const std::vector<std::byte> more = pair.hear_there();
     bytes.insert(bytes.end(), more.begin(), more.end());
     constexpr std::size_t head = detail::wire_header_bytes;
     while (bytes.size() >= head) {
       const auto header = detail::read_header(std::span<const std::byte, head>(bytes.data(), head),
-                                              detail::socket_lane::told, sequence, max_told_bytes);
+                                              detail::socket_lane::told, sequence, max_post_bytes);
       REQUIRE(header.has_value());
       if (bytes.size() < head + header->frame.bytes) break;
       ++sequence;
@@ -60,7 +60,7 @@ TEST_CASE("heartbeats and messages of the owner go over one lane in turn, each w
 
 TEST_CASE("no heartbeat goes to a lane that is closed, whose socket the owner may close") {
   const detail::socket_poller poller(true);
-  control_channel channel(poller, 1, 2 * max_told_bytes);
+  control_channel channel(poller, 1, 2 * max_post_bytes);
   channel.reserve(seat_id{0});
   channel.start(beat_ms);
   for (int i = 0; i < 50; ++i) {

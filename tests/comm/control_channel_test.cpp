@@ -23,7 +23,7 @@ using detail::socket_poller;
 
 namespace {
 
-constexpr std::uint32_t room = 3 * max_told_bytes;
+constexpr std::uint32_t room = 3 * max_post_bytes;
 
 struct read_frame {
   frame_sort sort;
@@ -45,7 +45,7 @@ class lane_end {
     constexpr std::size_t head = detail::wire_header_bytes;
     while (bytes_.size() >= head) {
       const auto header = detail::read_header(std::span<const std::byte, head>(bytes_.data(), head),
-                                              detail::socket_lane::told, sequence_, max_told_bytes);
+                                              detail::socket_lane::told, sequence_, max_post_bytes);
       REQUIRE(header.has_value());
       const std::size_t whole = head + header->frame.bytes;
       if (bytes_.size() < whole) break;
@@ -86,8 +86,8 @@ struct one_lane {
     const auto found = poller.wait(0, -1, -1, events);
     return found.events == 1 && detail::ready_event(events[0]).is_writable;
   }
-  bool tell(std::uint64_t number, std::size_t bytes) {
-    return channel.tell(seat, {.message = number}, std::vector(bytes, std::byte(number)));
+  bool post(std::uint64_t number, std::size_t bytes) {
+    return channel.post(seat, {.message = number}, std::vector(bytes, std::byte(number)));
   }
 };
 
@@ -99,10 +99,10 @@ std::vector<frame_sort> sorts_of(const std::vector<read_frame>& frames) {
 
 }  // namespace
 
-TEST_CASE("a lane begins with a heartbeat, and each message goes at once while the socket has room") {
+TEST_CASE("a lane begins with a heartbeat, and each message goes at once while the socket has space") {
   one_lane lane;
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::beat});
-  CHECK(lane.tell(7, 3));
+  CHECK(lane.post(7, 3));
   const std::vector<read_frame> expected{
       {frame_sort::frame, {.message = 7, .bytes = 3}, std::vector(3, std::byte{7})}};
   CHECK(lane.end.read() == expected);
@@ -110,8 +110,8 @@ TEST_CASE("a lane begins with a heartbeat, and each message goes at once while t
   socket_stats all;
   lane.channel.add_to(all);
   CHECK(all.beats_sent == 1);
-  CHECK(all.told_sent.frames == 1);
-  CHECK(all.told_sent.bytes == 3);
+  CHECK(all.posts_sent.frames == 1);
+  CHECK(all.posts_sent.bytes == 3);
 }
 
 TEST_CASE("what the socket does not take waits, and goes whole and in order as the peer reads") {
@@ -131,11 +131,11 @@ TEST_CASE("what the socket does not take waits, and goes whole and in order as t
       }
     };
     for (int i = 0; i < 300; ++i) {
-      const std::size_t size = random.below(std::uint64_t{max_told_bytes});
+      const std::size_t size = random.below(std::uint64_t{max_post_bytes});
       const std::size_t whole = detail::wire_header_bytes + size;
       if (unread + whole <= room) {  // beyond that it may overflow
         const std::uint64_t number = sent.size();
-        REQUIRE(lane.tell(number, size));
+        REQUIRE(lane.post(number, size));
         sent.push_back({frame_sort::frame,
                         {.message = number, .bytes = static_cast<std::uint32_t>(size)},
                         std::vector(size, std::byte(number))});
@@ -159,7 +159,7 @@ TEST_CASE("the poller reports a writable lane exactly while bytes wait for it") 
   one_lane lane;
   lane.pair.drain_there();
   lane.pair.fill_here();
-  CHECK(lane.tell(1, 100));
+  CHECK(lane.post(1, 100));
   CHECK_FALSE(lane.is_armed());  // it is full
   lane.pair.drain_there();
   CHECK(lane.is_armed());
@@ -167,16 +167,16 @@ TEST_CASE("the poller reports a writable lane exactly while bytes wait for it") 
   CHECK_FALSE(lane.is_armed());
 }
 
-TEST_CASE("a lane that overflows takes nothing more but one notice, for which there is room") {
+TEST_CASE("a lane that overflows takes only one more notice, for which space is reserved") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();
   std::uint64_t fitted = 0;
-  while (lane.tell(fitted, max_told_bytes))
+  while (lane.post(fitted, max_post_bytes))
     ++fitted;
   CHECK(fitted >= 1);
   CHECK(lane.channel.has_overflowed(lane.seat));
-  CHECK_FALSE(lane.tell(1000, 0));
+  CHECK_FALSE(lane.post(1000, 0));
   lane.channel.leave(lane.seat);  // is dropped
   lane.channel.give_up(lane.seat);
   CHECK_FALSE(lane.channel.has_overflowed(lane.seat));
@@ -193,11 +193,11 @@ TEST_CASE("a lane that overflows takes nothing more but one notice, for which th
   CHECK(sorts == expected);
 }
 
-TEST_CASE("a process that leaves says so behind what waits") {
+TEST_CASE("a process that leaves says so after the messages that wait") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();
-  CHECK(lane.tell(1, 10));
+  CHECK(lane.post(1, 10));
   lane.pair.drain_there();
   lane.channel.leave(lane.seat);
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::frame, frame_sort::leaving});
@@ -205,30 +205,30 @@ TEST_CASE("a process that leaves says so behind what waits") {
 
 TEST_CASE("a seat without a lane gets nothing, and a lane that is opened again begins again") {
   one_lane lane;
-  CHECK(lane.channel.tell(seat_id{2}, {}, {}));
+  CHECK(lane.channel.post(seat_id{2}, {}, {}));
   lane.channel.give_up(seat_id{0});
   lane.pair.drain_there();
   lane.pair.fill_here();
-  CHECK(lane.tell(1, 100));
+  CHECK(lane.post(1, 100));
   lane.channel.close(lane.seat);
   lane.pair.drain_there();
   lane.channel.flush(lane.seat);
-  CHECK(lane.tell(2, 100));
+  CHECK(lane.post(2, 100));
   CHECK(lane.pair.hear_there().empty());
   socket_pair fresh;
   const std::uint64_t key = detail::event_key(socket_event::told, 1, 1);
   REQUIRE(lane.poller.add(fresh.here.get(), EPOLLIN, key));
   lane.channel.open(lane.seat, fresh.here.get(), key);
   lane_end end(fresh);  // counts frames from 0
-  CHECK(lane.tell(3, 0));
+  CHECK(lane.post(3, 0));
   CHECK(sorts_of(end.read()) == std::vector{frame_sort::beat, frame_sort::frame});
 }
 
 TEST_CASE("a lane whose peer no longer exists takes messages and drops them: its reader finds the end") {
   one_lane lane;
   lane.pair.there.close();
-  CHECK(lane.tell(1, 10));
+  CHECK(lane.post(1, 10));
   lane.channel.flush(lane.seat);
-  CHECK(lane.tell(2, 10));
+  CHECK(lane.post(2, 10));
   CHECK_FALSE(lane.channel.has_overflowed(lane.seat));
 }

@@ -79,12 +79,12 @@ void speak_and_hear(Speak speak, Hear hear) {
     CHECK(until(end, heard, [&] { return end.is_connected(other); }));
     if (end.self() == seat_id{0}) {
       speak(end, heard);
-      end.tell(other, {.tag = last_tag}, {});
+      end.post(other, {.tag = last_tag}, {});
       CHECK(until(end, heard, [&] { return has_ended(heard); }));
     } else {
       CHECK(until(end, heard, [&] { return has_ended(heard); }));
       hear(end, heard);
-      end.tell(other, {.tag = last_tag}, {});
+      end.post(other, {.tag = last_tag}, {});
       CHECK(until(end, heard, [&] { return !end.is_connected(other); }));
     }
   });
@@ -92,7 +92,7 @@ void speak_and_hear(Speak speak, Hear hear) {
 
 }  // namespace
 
-TEST_CASE("a frame says how many bytes it has, whatever its sender wrote there") {
+TEST_CASE("a frame carries its true number of bytes, regardless of what its sender wrote there") {
   const std::vector<std::byte> bytes(frame_bytes, std::byte{7});
   const std::vector<std::pair<std::uint32_t, std::size_t>> said_and_sent{
       {0, 8}, {100, 8}, {0, 0}, {5, 0}, {1, frame_bytes}, {~0U, frame_bytes}};
@@ -103,8 +103,8 @@ TEST_CASE("a frame says how many bytes it has, whatever its sender wrote there")
           const frame_header header{.message = sent, .bytes = said, .tag = 1};
           const std::span<const std::byte> part(bytes.data(), sent);
           CHECK(end.send(seat_id{1}, header, part, by, heard).has_value());
-          if (sent > max_told_bytes) continue;
-          end.tell(seat_id{1}, header, part);
+          if (sent > max_post_bytes) continue;
+          end.post(seat_id{1}, header, part);
         }
       },
       [&](auto& end, recorder& heard) {
@@ -122,7 +122,7 @@ TEST_CASE("a frame says how many bytes it has, whatever its sender wrote there")
       });
 }
 
-TEST_CASE("a frame that is too long is refused with both numbers, and one that is told too long is dropped") {
+TEST_CASE("a data frame that is too long is refused with both numbers, and a posted one is dropped") {
   const std::vector<std::byte> bytes(frame_bytes + 1);
   speak_and_hear(
       [&](auto& end, recorder& heard) {
@@ -132,18 +132,18 @@ TEST_CASE("a frame that is too long is refused with both numbers, and one that i
               failure{errc::out_of_range, 1, frame_bytes + 1, frame_bytes});
         // Whoever it is to.
         CHECK(end.send(no_seat, header, bytes, by, heard).code() == errc::out_of_range);
-        const std::span<const std::byte> most(bytes.data(), max_told_bytes);
-        end.tell(seat_id{1}, header, std::span(bytes).first(max_told_bytes + 1));
-        end.tell(seat_id{1}, header, most);
+        const std::span<const std::byte> most(bytes.data(), max_post_bytes);
+        end.post(seat_id{1}, header, std::span(bytes).first(max_post_bytes + 1));
+        end.post(seat_id{1}, header, most);
       },
       [&](auto& /*end*/, recorder& heard) {
         CHECK(heard.frames.empty());
         CHECK(heard.tellings.size() == 2);
-        CHECK(heard.tellings[0].bytes.size() == max_told_bytes);
+        CHECK(heard.tellings[0].bytes.size() == max_post_bytes);
       });
 }
 
-TEST_CASE("to nobody nothing is sent or told: not to itself, nor to a seat that there is not") {
+TEST_CASE("nothing is sent or posted to an empty seat, to itself, or to a seat that does not exist") {
   speak_and_hear(
       [&](auto& end, recorder& heard) {
         const deadline by{end.now_ns() + 20'000 * ms};
@@ -153,7 +153,7 @@ TEST_CASE("to nobody nothing is sent or told: not to itself, nor to a seat that 
           CHECK_FALSE(end.is_connected(nobody));
           CHECK(end.send(nobody, {}, bytes, by, heard).error() ==
                 failure{errc::peer_failed, to_index(nobody), bytes.size(), 0});
-          end.tell(nobody, {}, bytes);
+          end.post(nobody, {}, bytes);
           end.withdraw(nobody);
           end.give_up(nobody);
         }

@@ -158,7 +158,7 @@ TEST_CASE("stronger evidence brings the time of the verdict forward") {
   CHECK(one.detector.judge(peer, false) == death_verdict::read_rest);
 }
 
-TEST_CASE("evidence against a seat where nobody is, or that was given up, concludes nothing") {
+TEST_CASE("evidence against an empty or abandoned seat concludes nothing") {
   one_peer one;
   one.detector.note(peer, death_evidence::exited);
   CHECK(one.detector.state(peer) == seat_state::nobody);
@@ -240,7 +240,7 @@ TEST_CASE(
           one.pass(random.below(1000U));
       }
     }
-    CHECK(one.stats().came == lives);
+    CHECK(one.stats().joined == lives);
     CHECK(one.stats().suspected == suspected);
     CHECK(one.stats().died == died);
   }

@@ -59,7 +59,7 @@ struct watched_pair {
     high.seal = second;
     world.ends[0] = std::make_unique<socket_endpoint>(low);
     world.ends[1] = std::make_unique<socket_endpoint>(high);
-    REQUIRE(until([&] { return world.is_whole(); }));
+    REQUIRE(until([&] { return world.is_complete(); }));
   }
   template <class Is>
   bool until(Is is) {
@@ -72,7 +72,7 @@ struct watched_pair {
   void say(socket_lane lane, std::byte byte) {
     const std::array content{byte, std::byte{42}, std::byte{43}};
     const frame_header header{.epoch = 1, .message = 3, .bytes = 3, .kind = 9};
-    if (lane == socket_lane::told) return world.ends[1]->tell(seat_id{0}, header, content);
+    if (lane == socket_lane::told) return world.ends[1]->post(seat_id{0}, header, content);
     world.ends[1]->send(seat_id{0}, header, content, world.in(1000 * ms), world.heard[1]).value();
   }
   [[nodiscard]] std::vector<std::byte> heard(socket_lane lane) const {
@@ -130,7 +130,7 @@ TEST_CASE("a sealed header opens with its key and number alone, and so do its by
   }
 }
 
-TEST_CASE("each direction of each connection has keys of its own, which both its ends and nobody else know") {
+TEST_CASE("each direction of each connection has keys of its own, which only its two ends know") {
   const detail::hmac_sha256 secret(bytes_of("the secret of a job"));
   std::array<std::byte, detail::wire_hello_bytes> caller{};
   std::array<std::byte, detail::wire_hello_bytes> listener{};
@@ -153,7 +153,7 @@ TEST_CASE("each direction of each connection has keys of its own, which both its
   }
 }
 
-TEST_CASE("whatever somebody in the network does to a frame ends the connection with an error of its own") {
+TEST_CASE("any change to a frame in the network ends the connection with an error of its own") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     for (std::uint8_t what = 0; what <= static_cast<std::uint8_t>(deed::takes_from_other_lane); ++what) {
       CAPTURE(static_cast<int>(lane));

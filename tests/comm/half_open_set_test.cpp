@@ -43,7 +43,7 @@ class one_set {
                detail::addresses_of(options)) {}
 
   /// Goes on with all connections until one comes to something, for 5 s at most.
-  outcome go_on() {
+  outcome proceed() {
     const std::uint64_t limit = detail::monotonic_ns() + 5'000 * ms;
     while (detail::monotonic_ns() < limit)
       if (const std::optional<outcome> found = look()) return *found;
@@ -92,7 +92,7 @@ struct two_sets {
     high = std::make_unique<one_set>(options[1]);
   }
   /// Both in turn, until one comes to something.
-  outcome go_on(one_set*& whose) {
+  outcome proceed(one_set*& whose) {
     for (int i = 0; i < 5'000; ++i) {
       for (one_set* each : {low.get(), high.get()}) {
         const std::optional<outcome> found = each->look();
@@ -118,13 +118,13 @@ TEST_CASE("a caller is judged, and hears the answer with the listener's hello") 
       CHECK(caller.halves.is_lane_call(begun.slot) == (purpose == hello_purpose::data));
       CHECK(caller.halves.knocks() == (purpose == hello_purpose::knock ? 1 : 0));
       one_set* whose = nullptr;
-      const outcome judged = sets.go_on(whose);
+      const outcome judged = sets.proceed(whose);
       REQUIRE(whose == &listener);
       REQUIRE(judged.made.to == step::judge);
       CHECK(listener.halves.theirs(judged.slot).from == seat_id{from});
       CHECK(listener.halves.theirs(judged.slot).purpose == purpose);
       CHECK(listener.halves.answer(judged.slot, hello_answer::busy));
-      const outcome settled = sets.go_on(whose);
+      const outcome settled = sets.proceed(whose);
       REQUIRE(whose == &caller);
       CHECK(settled.slot == begun.slot);
       REQUIRE(settled.made.to == step::settled);
@@ -133,8 +133,8 @@ TEST_CASE("a caller is judged, and hears the answer with the listener's hello") 
       CHECK(caller.halves.called_seat(settled.slot) == seat_id{1 - from});
       caller.halves.close(settled.slot);
       CHECK(caller.halves.knocks() == 0);
-      CHECK(listener.stats().called == 1);
-      CHECK(listener.stats().strangers == 0);
+      CHECK(listener.stats().accepted == 1);
+      CHECK(listener.stats().unauthenticated == 0);
       // A socket that is taken stays open, and is not in the set any more.
       const detail::descriptor taken = listener.halves.take(judged.slot);
       CHECK(taken.is_open());
@@ -149,14 +149,14 @@ TEST_CASE("a caller with another secret is refused, and both sides learn that of
     REQUIRE(sets.high->halves.call(seat_id{0}, hello_purpose::told).slot != half_open_set::no_slot);
     one_set* whose = nullptr;
     for (int i = 0; i < 2; ++i) {
-      const outcome failed = sets.go_on(whose);
+      const outcome failed = sets.proceed(whose);
       REQUIRE(failed.made.to == step::failed);
       REQUIRE(failed.made.learned.has_value());
       CHECK(failed.made.learned->seat == (whose == sets.low.get() ? seat_id{1} : seat_id{0}));
       CHECK(failed.made.learned->why == seat_absence::other_secret);
       whose->halves.close(failed.slot);
     }
-    CHECK(sets.low->stats().strangers == 1);
+    CHECK(sets.low->stats().unauthenticated == 1);
   }
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("a call to an address where no process listens says so, and a knock sa
       const auto begun = sets.high->halves.call(seat_id{0}, purpose);
       std::optional<learned_absence> learned = begun.learned;
       if (begun.slot != half_open_set::no_slot) {  // TCP finds out later
-        const outcome failed = sets.high->go_on();
+        const outcome failed = sets.high->proceed();
         CHECK(failed.made.to == step::failed);
         learned = failed.made.learned;
         sets.high->halves.close(failed.slot);
@@ -185,15 +185,15 @@ TEST_CASE("a call to an address where no process listens says so, and a knock sa
 
 TEST_CASE("no more callers are kept than may be, and the others are closed at once") {
   for (const socket_kind kind : both_kinds) {
-    two_sets sets(kind, {.most_half_open = 3});
+    two_sets sets(kind, {.max_half_open = 3});
     std::vector<raw_caller> silent;
     for (int i = 0; i < 8; ++i) {
       silent.emplace_back(address_of(sets.options[0]));
       static_cast<void>(sets.low->look());
     }
-    for (int i = 0; i < 1000 && sets.low->stats().called < 8; ++i)
+    for (int i = 0; i < 1000 && sets.low->stats().accepted < 8; ++i)
       static_cast<void>(sets.low->look());
-    CHECK(sets.low->stats().called == 8);
+    CHECK(sets.low->stats().accepted == 8);
     CHECK(sets.low->stats().crowded_out == 5);
     int closed = 0;
     for (const raw_caller& each : silent) {
@@ -208,11 +208,11 @@ TEST_CASE("a connection whose time is over is named once, and the clock wakes fo
   two_sets sets(socket_kind::local, {.handshake_ns = 100 * ms});
   one_set& low = *sets.low;
   const raw_caller early(address_of(sets.options[0]));
-  while (low.stats().called < 1)
+  while (low.stats().accepted < 1)
     static_cast<void>(low.look());
   ::usleep(50'000);
   const raw_caller late(address_of(sets.options[0]));
-  while (low.stats().called < 2)
+  while (low.stats().accepted < 2)
     static_cast<void>(low.look());
   const std::uint64_t began = low.poller.clock().now();
   low.poller.clock().begin(began + 60 * ms);
@@ -244,17 +244,17 @@ TEST_CASE("a call that is not answered in time says that somebody is there") {
   CHECK(high.halves.learn(begun.slot)->why == seat_absence::no_answer);
 }
 
-TEST_CASE("bytes that are no hello are a stranger's, whatever seat it wants") {
+TEST_CASE("bytes that are not a hello come from a stranger, for any seat") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     const raw_caller caller(address_of(sets.options[0]));
     REQUIRE(caller.say(std::vector(detail::wire_hello_bytes, std::byte{0xAB})));
-    const outcome failed = sets.low->go_on();
+    const outcome failed = sets.low->proceed();
     CHECK(failed.made.to == step::failed);
     REQUIRE(failed.made.learned.has_value());
     CHECK(failed.made.learned->seat == no_seat);
     CHECK(failed.made.learned->why == seat_absence::foreign);
-    CHECK(sets.low->stats().strangers == 1);
+    CHECK(sets.low->stats().unauthenticated == 1);
     sets.low->halves.close(failed.slot);
     CHECK(caller.is_closed());
   }
@@ -270,7 +270,7 @@ TEST_CASE(
     if (is_version) hello[4] ^= std::byte{1};
     const raw_caller caller(address_of(sets.options[0]));
     REQUIRE(caller.say(hello));
-    const outcome failed = sets.low->go_on();
+    const outcome failed = sets.low->proceed();
     CHECK(failed.made.to == step::failed);
     REQUIRE(failed.made.learned.has_value());
     CHECK(failed.made.learned->seat == (is_version ? no_seat : seat_id{1}));

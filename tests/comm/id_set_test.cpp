@@ -96,7 +96,7 @@ TEST_CASE("ranks past the capacity are never in a set") {
                        "rank_set: rank 4000; a set holds ranks 0 to 1023", argument_error);
 }
 
-TEST_CASE("a set is told in words") {
+TEST_CASE("a set has a text in words") {
   CHECK(to_text(rank_set{}) == "no rank");
   CHECK(to_text(rank_set{rank_id{3}}) == "rank 3");
   CHECK(to_text(rank_set{rank_id{5}, rank_id{1}}) == "ranks 1 and 5");

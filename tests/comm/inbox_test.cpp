@@ -39,7 +39,7 @@ struct filled_inbox : detail::inbox {
 
 }  // namespace
 
-TEST_CASE("an early message that was given up halfway leaves the budget that it had") {
+TEST_CASE("an early message that was abandoned halfway returns its budget") {
   filled_inbox box(100 + 2 * price);
   CHECK(box.takes(1, 100, 0, 60, std::byte{1}) == answer::take);
   CHECK(box.early_bytes() == 100 + price);
@@ -110,7 +110,7 @@ TEST_CASE("a message that is longer or shorter than what waits for it is refused
   }
 }
 
-TEST_CASE("a later frame that tells another length or tag than the first is torn, and writes nothing") {
+TEST_CASE("a later frame with another length or tag than the first is torn, and writes nothing") {
   for (const bool is_awaited : {true, false}) {
     CAPTURE(is_awaited);
     filled_inbox box(1000 + price);

@@ -67,7 +67,7 @@ TEST_CASE("the next timer is the earliest that was asked for, and 50 ms away at 
   }
 }
 
-TEST_CASE("what is due at once is due whatever was asked for before") {
+TEST_CASE("a timer that is due at once is due regardless of earlier timers") {
   listening_clock clock;
   clock.begin(1'000);
   clock.restart_timers();

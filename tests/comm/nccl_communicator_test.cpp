@@ -33,7 +33,7 @@ struct one_rank {
 
   nccl_script script;
   api_type api{&script};
-  nccl_options options{.look_ns = 10, .stop_ns = 100};
+  nccl_options options{.poll_ns = 10, .stop_ns = 100};
   nccl_stats stats;
   detail::stream_marker<api_type> marker{api, nullptr, "test"};
   detail::nccl_communicator<api_type> comm{api, marker, options, stats};

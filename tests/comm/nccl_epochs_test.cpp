@@ -32,7 +32,7 @@ struct one_rank {
   nccl_script script;
   api_type api{&script};
   scripted_side side;
-  nccl_options options{.look_ns = 10, .stop_ns = 100};
+  nccl_options options{.poll_ns = 10, .stop_ns = 100};
   nccl_stats stats;
   detail::nccl_report report{"test"};
   detail::side_channel<scripted_side> channel{side, report, 9};

@@ -45,7 +45,7 @@ static_assert(transport<nccl_transport<communicator<thread_endpoint>>>);
 /// All ranks of a world, joined on both channels; they leave in good order, having kept to NCCL's rules.
 template <class Body>
 void in_world(std::uint32_t world, std::uint64_t seed, Body body) {
-  sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
+  sim_network net({.seats = world, .seed = seed, .max_calls = 400'000});
   fake_world fake;
   net.run([&](sim_endpoint& end) {
     side_of side(end);
@@ -112,8 +112,8 @@ std::uint32_t recover(Ranks& ranks) {
 }  // namespace
 
 TEST_SUITE("nccl_transport") {
-  TEST_CASE("no device, and an NCCL that is too old, are told at construction") {
-    sim_network net({.seats = 1, .most_calls = 400'000});
+  TEST_CASE("a missing device and an NCCL that is too old are reported at construction") {
+    sim_network net({.seats = 1, .max_calls = 400'000});
     net.run([](sim_endpoint& end) {
       side_of side(end);
       fake_world fake;
@@ -145,10 +145,10 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("windows are made by all, used, ended in order, and gone with their epoch") {
+  TEST_CASE("windows are made by all ranks, used, ended in order, and end with their epoch") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
-      sim_network net({.seats = 4, .seed = seed, .most_calls = 400'000});
+      sim_network net({.seats = 4, .seed = seed, .max_calls = 400'000});
       fake_world fake;
       net.run([&](sim_endpoint& end) {
         side_of side(end);
@@ -182,7 +182,7 @@ TEST_SUITE("nccl_transport") {
 
   TEST_CASE(
       "a window that cannot be is refused before NCCL hears of it, and one that is not made is reported") {
-    sim_network net({.seats = 2, .most_calls = 400'000});
+    sim_network net({.seats = 2, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
       side_of side(end);
@@ -225,8 +225,8 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.memory.empty());
   }
 
-  TEST_CASE("memory of NCCL's own is taken and given back, or the reason told") {
-    sim_network net({.seats = 1, .most_calls = 400'000});
+  TEST_CASE("memory of NCCL's own is taken and returned, or the reason is reported") {
+    sim_network net({.seats = 1, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
       using memory_of = nccl_memory<fake_nccl<>>;
@@ -361,14 +361,14 @@ TEST_SUITE("nccl_transport") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto world = static_cast<std::uint32_t>(2 + random() % 4);
-      sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
+      sim_network net({.seats = world, .seed = seed, .max_calls = 400'000});
       fake_world fake;
       for (std::uint32_t victims = 1 + static_cast<std::uint32_t>(random() % 2); victims > 0; --victims)
         net.kill_at(seat_id{static_cast<std::uint32_t>(random() % world)}, 200'000 + random() % 5'000'000);
       net.run([&](sim_endpoint& end) {
         side_of side(end);
         if (!side.join(side.after(second))) return;
-        ranks_type ranks(side, nullptr, {.look_ns = 100'000}, {fake, end});
+        ranks_type ranks(side, nullptr, {.poll_ns = 100'000}, {fake, end});
         if (!ranks.join(ranks.after(hour))) recovered += recover(ranks);
         for (std::uint32_t round = 0; round < 12; ++round) {
           result<void> done;
@@ -396,7 +396,7 @@ TEST_SUITE("nccl_transport") {
     CHECK((shrunk > 20) == can_shrink);
   }
 
-  TEST_CASE("whatever NCCL or CUDA refuses ends the epoch for all, and all continue") {
+  TEST_CASE("a refusal by NCCL or CUDA ends the epoch for all, and all continue") {
     const std::vector<std::string> calls{"unique_id", "init",   "async_error", "put",
                                          "group_end", "record", "query",       "revoke"};
     std::set<std::string> texts;
@@ -404,7 +404,7 @@ TEST_SUITE("nccl_transport") {
       for (std::uint32_t number = 1; number <= (call == "async_error" ? 60 : 9); ++number) {
         CAPTURE(call);
         CAPTURE(number);
-        sim_network net({.seats = 3, .seed = number, .most_calls = 400'000});
+        sim_network net({.seats = 3, .seed = number, .max_calls = 400'000});
         fake_world fake;
         fake.fails_at[call] = number;
         if (call == "revoke") fake.fails_at["put"] = 1;
@@ -452,10 +452,10 @@ TEST_SUITE("nccl_transport") {
                        then));
   }
 
-  TEST_CASE("a process that is waited for in vain is named, and memory is left alone from then on") {
+  TEST_CASE("a process that does not answer in time is named, and memory is left alone from then on") {
     for (const bool hangs : {false, true}) {
       CAPTURE(hangs);
-      sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
+      sim_network net({.seats = 2, .seed = 1, .max_calls = 400'000});
       fake_world fake;
       fake.revoke_hangs = hangs;
       net.run([&](sim_endpoint& end) {
@@ -492,7 +492,7 @@ TEST_SUITE("nccl_transport") {
 
   TEST_CASE(
       "a call that ends while NCCL still launches it is aborted: what is being launched is not revoked") {
-    sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
+    sim_network net({.seats = 2, .seed = 1, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
       side_of side(end);
@@ -520,7 +520,7 @@ TEST_SUITE("nccl_transport") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto world = static_cast<std::uint32_t>(2 + random() % 3);
-      sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
+      sim_network net({.seats = world, .seed = seed, .max_calls = 400'000});
       fake_world fake;
       const std::uint64_t given = random() % 2'000'000;
       const auto hasty = static_cast<std::uint32_t>(random() % world);
@@ -548,14 +548,14 @@ TEST_SUITE("nccl_transport") {
       "one that comes is admitted: by a fresh communicator, or by growth where its seat is the highest") {
     for (const std::uint32_t died : {0U, 1U, 2U}) {
       CAPTURE(died);
-      sim_network net({.seats = 3, .seed = died, .most_calls = 400'000});
+      sim_network net({.seats = 3, .seed = died, .max_calls = 400'000});
       fake_world fake;
       net.kill_at(seat_id{died}, 40'000'000);
       net.restart_after(seat_id{died}, 100'000'000);
       net.run([&](sim_endpoint& end) {
         side_of side(end);
         side.join(side.after(hour)).value();
-        ranks_of<true, true> ranks(side, nullptr, {.look_ns = 500'000}, {fake, end});
+        ranks_of<true, true> ranks(side, nullptr, {.poll_ns = 500'000}, {fake, end});
         ranks.join(ranks.after(hour)).value();
         if (end.incarnation() == 0) {
           while (add_up(ranks, ranks.after(hour))) {
@@ -584,7 +584,7 @@ TEST_SUITE("nccl_transport") {
   TEST_CASE("without memory for an agreement there is no communicator to go by, and all continue") {
     for (const int vote : {0, 1}) {
       CAPTURE(vote);
-      sim_network net({.seats = 3, .seed = 5, .most_calls = 400'000});
+      sim_network net({.seats = 3, .seed = 5, .max_calls = 400'000});
       fake_world fake;
       net.kill_at(seat_id{2}, 40'000'000);
       net.restart_after(seat_id{2}, 100'000'000);
@@ -592,7 +592,7 @@ TEST_SUITE("nccl_transport") {
       net.run([&](sim_endpoint& end) {
         side_without_memory side(end);
         side.join(side.after(hour)).value();
-        nccl_transport<side_without_memory, fake_nccl<true, true>> ranks(side, nullptr, {.look_ns = 500'000},
+        nccl_transport<side_without_memory, fake_nccl<true, true>> ranks(side, nullptr, {.poll_ns = 500'000},
                                                                          {fake, end});
         if (!ranks.join(ranks.after(hour))) recover(ranks);
         if (end.incarnation() == 0) {
@@ -628,7 +628,7 @@ TEST_SUITE("nccl_transport") {
   }
 
   TEST_CASE("a rank that does not leave with the others is not waited for") {
-    sim_network net({.seats = 2, .seed = 3, .most_calls = 400'000});
+    sim_network net({.seats = 2, .seed = 3, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
       side_of side(end);
@@ -647,7 +647,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.left() == 0);
   }
 
-  TEST_CASE("whoever leaves after a failed call aborts: NCCL finalises nothing that was revoked") {
+  TEST_CASE("a rank that leaves after a failed call aborts: NCCL finalises nothing that was revoked") {
     sim_network net({.seats = 1});
     fake_world fake;
     fake.fails_at["put"] = 1;

@@ -49,8 +49,8 @@ std::uint64_t run_all_orders(const mishap& how) {
     CAPTURE(orders.orders());
     sim_network net({.seats = 3,
                      .seed = how.seed,
-                     .least_notice_ns = 1'000,
-                     .most_notice_ns = 20'000,
+                     .min_notice_ns = 1'000,
+                     .max_notice_ns = 20'000,
                      .hard_silence_ns = 50 * millisecond});
     net.stop(seat_id{how.stopped}, how.stops_ns, how.goes_on_ns);
     for (const auto& [seat, ns] : how.deaths) {
@@ -71,7 +71,7 @@ std::uint64_t run_all_orders(const mishap& how) {
 }  // namespace
 
 TEST_CASE(
-    "a rank that stood still continues alone in none of the orders in which it can hear what has come") {
+    "a rank that was stopped never continues alone, in any order in which it can receive what has arrived") {
   // From its second meeting on to the last step. A sanitizer learns nothing more from all of them.
   std::vector<std::uint64_t> stops{300'000, 660'000};
   for (std::uint64_t from = 100'000; from < 800'000 && !llmmem_tests::is_watched; from += 40'000)
@@ -83,8 +83,7 @@ TEST_CASE(
   CHECK(orders > (llmmem_tests::is_watched ? 30 : 1'000));
 }
 
-TEST_CASE(
-    "ranks that begin while others die and come again have one history, in whatever order one hears it") {
+TEST_CASE("ranks that begin while others die and return have one history, in any order of receiving it") {
   std::uint64_t orders = 0;
   for (std::uint64_t from = 100'000; from < 200'000; from += 20'000) {
     orders += run_all_orders({.stopped = 0,

@@ -83,8 +83,8 @@ class zombie_endpoint {
   result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, Handler&) {
     return {};
   }
-  void tell(seat_id seat, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-    peers_.tell(seat, header, bytes);
+  void post(seat_id seat, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+    peers_.post(seat, header, bytes);
   }
   template <class Handler>
   bool poll(deadline by, Handler& handler) {
@@ -124,8 +124,8 @@ class zombie_endpoint {
   static socket_options options_of(bool is_unix) {
     socket_options options;
     options.seats = 3;
-    options.frame_bytes = max_told_bytes;
-    options.told_bytes = 2 * max_told_bytes;
+    options.frame_bytes = max_post_bytes;
+    options.post_queue_bytes = 2 * max_post_bytes;
     options.confirm_ns = 100 * ms;
     options.hard_silence_ns = 0;  // it is not silence that is judged here
     if (is_unix) options.folder = "/tmp";
@@ -211,7 +211,7 @@ class zombie_endpoint {
 
   socket_options options_;
   detail::socket_poller poller_{true};
-  detail::control_channel control_{poller_, 3, options_.told_bytes};
+  detail::control_channel control_{poller_, 3, options_.post_queue_bytes};
   detail::call_schedule calls_{poller_.clock(), 3, options_.first_call_ns, options_.last_call_ns};
   detail::socket_peers peers_{poller_, control_, calls_, options_, 3};
   std::array<other, 2> others_;
@@ -249,7 +249,7 @@ using last_words = std::vector<step_kind>;
 
 }  // namespace
 
-TEST_CASE("a rank that was given up decides nothing alone, in whatever order one look reads what came") {
+TEST_CASE("a rank that was given up decides nothing alone, in any order in which it reads what arrived") {
   const std::vector<std::pair<last_words, last_words>> pairs{
       {{step_kind::says_given_up, step_kind::says_leaving},
        {step_kind::says_given_up, step_kind::says_leaving}},

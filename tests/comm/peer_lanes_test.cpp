@@ -105,15 +105,15 @@ TEST_CASE("frames arrive whole and in order though each may be cut anywhere and 
       while (sender.flush(seat_id{1}) != lane_flush::done)
         receive();
       detail::outgoing_frame frame = sender.begin_frame(seat_id{1}, header, bytes);
-      while (!frame.is_whole()) {
+      while (!frame.is_complete()) {
         REQUIRE(sender.write(seat_id{1}, frame) >= 0);
-        if (frame.is_begun() && !frame.is_whole() && random.once_in(3)) {
+        if (frame.is_begun() && !frame.is_complete() && random.once_in(3)) {
           sender.keep_rest(seat_id{1}, frame);
           bytes.assign(bytes.size(), std::byte{0});  // the lanes have a copy
           ++cut;
           break;
         }
-        if (!frame.is_whole()) receive();
+        if (!frame.is_complete()) receive();
       }
     }
     for (int i = 0; i < 2000 && receiver.heard.frames.size() < sent.size(); ++i) {
@@ -132,7 +132,7 @@ TEST_CASE("frames arrive whole and in order though each may be cut anywhere and 
   CHECK(cut > 20);
 }
 
-TEST_CASE("the rest of a frame is sent from a copy, whatever the caller then does with its bytes") {
+TEST_CASE("the rest of a frame is sent from a copy, regardless of what the caller then does with its bytes") {
   socket_poller poller(true);
   peer_lanes sender(poller, 2, most_bytes);
   socket_pair data(4096);
@@ -144,7 +144,7 @@ TEST_CASE("the rest of a frame is sent from a copy, whatever the caller then doe
   while (sender.write(seat_id{1}, frame) > 0) {
   }
   REQUIRE(frame.is_begun());
-  REQUIRE_FALSE(frame.is_whole());
+  REQUIRE_FALSE(frame.is_complete());
   sender.keep_rest(seat_id{1}, frame);
   std::ranges::fill(bytes, std::byte{9});
   std::vector<std::byte> came;
@@ -160,7 +160,7 @@ TEST_CASE("the rest of a frame is sent from a copy, whatever the caller then doe
                     [](std::byte each) { return each == std::byte{7}; }));
 }
 
-TEST_CASE("a lane whose handler has no room is held: neither read nor reported until it has") {
+TEST_CASE("a lane whose handler has no buffer is held: neither read nor reported until it has one") {
   lanes_here here;
   here.open(1);
   here.heard.answer = frame_buffer::answer::ask_again;
@@ -184,7 +184,7 @@ TEST_CASE("a lane whose handler has no room is held: neither read nor reported u
   CHECK(here.heard.frames.size() == 1);
 }
 
-TEST_CASE("a held lane may turn out to carry no frame once there is room") {
+TEST_CASE("a held lane may turn out to carry no frame once there is a buffer") {
   lanes_here here;
   here.open(1);
   here.heard.answer = frame_buffer::answer::ask_again;
@@ -245,7 +245,7 @@ TEST_CASE("a lane that is drained or muted delivers nothing, and a muted one sti
   }
 }
 
-TEST_CASE("a lane that is read 64 times in a row becomes hot, until another one is") {
+TEST_CASE("a lane that is read 64 consecutive times becomes hot, until another one does") {
   lanes_here here;
   here.open(0);
   here.open(1);
@@ -294,7 +294,8 @@ TEST_CASE("a lane that breaks says so when it is written to, and forgets what wa
 }
 
 TEST_CASE(
-    "closing tells the peer, and the next process of the seat has another generation and counts again") {
+    "closing notifies the peer, and the next process of the seat has another generation and counts from "
+    "zero") {
   lanes_here here;
   here.open(2);
   REQUIRE(here.say(2, socket_lane::data, frame_sort::frame, 0));

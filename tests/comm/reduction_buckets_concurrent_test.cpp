@@ -49,7 +49,8 @@ std::uint64_t messages_of(ranks_of& ranks) {
 }  // namespace
 
 TEST_SUITE("reduction_buckets") {
-  TEST_CASE("in whatever order tensors become ready on each rank, the sums are those of tensors one by one") {
+  TEST_CASE(
+      "for any order in which tensors become ready on each rank, the sums are those of single tensors") {
     for (const auto seed : seeds(30)) {
       CAPTURE(seed);
       std::mt19937_64 shape(seed);
@@ -137,14 +138,14 @@ TEST_SUITE("reduction_buckets") {
       sums.ready(0, eight, no_deadline).value();
       CHECK(sums.ready(0, eight, no_deadline).error() == failure{errc::size_mismatch, 0, 0, 8});
       CHECK(sums.finish(nothing).error() == failure{errc::size_mismatch, 1, 2, 1});
-      sums.begin_again();
+      sums.reset();
       sums.ready(0, eight, no_deadline).value();
       sums.ready(1, eight, no_deadline).value();
       CHECK(sums.finish([](std::uint32_t, std::span<const std::byte>) {}).has_value());
     });
   }
 
-  TEST_CASE("when a rank dies the others are told, and sum again in the next epoch") {
+  TEST_CASE("when a rank dies the others learn it, and sum again in the next epoch") {
     sim_network net({.seats = 3, .seed = 2});
     net.kill_in_call(seat_id{2}, 60);
     net.run([&](sim_endpoint& end) {
@@ -159,11 +160,11 @@ TEST_SUITE("reduction_buckets") {
         }
         return true;
       };
-      const bool is_whole = all();  // in which rank 2 ends by an exception
-      CHECK_FALSE(is_whole);
+      const bool is_complete = all();  // in which rank 2 ends by an exception
+      CHECK_FALSE(is_complete);
       CHECK(ranks.is_revoked());
       ranks.shrink(ranks.agree(0, ranks.after(second)).value());
-      sums.begin_again();
+      sums.reset();
       CHECK(all());
       sums.finish([](std::uint32_t, std::span<const std::byte> sum) {
             float first = 0;

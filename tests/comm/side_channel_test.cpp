@@ -84,7 +84,7 @@ TEST_CASE("votes that a rank could not give are given as a no before it agrees o
   }
 }
 
-TEST_CASE("when a member has died the votes end, because all members are told") {
+TEST_CASE("when a member has died the votes end, because all members learn it") {
   on_side on;
   on.side.answers = {comm::agreed{.bits = 1, .failed = {seat_id{2}}}};
   CHECK(on.channel.first_vote(3, late).error() == failure{errc::peer_failed, 2, 0, 0});

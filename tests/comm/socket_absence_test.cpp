@@ -73,7 +73,7 @@ TEST_CASE("both that have another secret know that of each other") {
     // Once the right one has come it is forgotten.
     world.ends[1].reset();
     world.start(1);
-    REQUIRE(world.until([&] { return world.is_whole(); }));
+    REQUIRE(world.until([&] { return world.is_complete(); }));
     CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
     CHECK(world.ends[1]->why_missing(seat_id{0}) == seat_absence::no_contact);
   }
@@ -101,13 +101,13 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a stranger that says it sits where somebody is connected leaves nothing behind") {
+TEST_CASE("a stranger that claims the seat of a connected process has no effect") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
   const raw_caller caller(address_of(world.options(0)));
   REQUIRE(caller.say(hello_bytes(seat_id{1}, seat_id{0})));
   REQUIRE(caller.say(std::vector<std::byte>(detail::wire_proof_bytes)));
-  REQUIRE(world.until([&] { return world.ends[0]->stats().strangers == 1; }));
+  REQUIRE(world.until([&] { return world.ends[0]->stats().unauthenticated == 1; }));
   world.ends[1].reset();
   REQUIRE(world.until([&] { return !world.ends[0]->is_connected(seat_id{1}); }));
   CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
@@ -136,7 +136,7 @@ TEST_CASE("joining says that no process listens, that a process says nothing, or
   }
 }
 
-TEST_CASE("an address that cannot be reached is told from one where no process listens") {
+TEST_CASE("an unreachable address is distinguished from one where no process listens") {
   auto addresses = free_addresses(2);
   addresses[0] = "255.255.255.255:80";
   socket_endpoint end({.seat = seat_id{1},
@@ -160,7 +160,7 @@ TEST_CASE("another version of the protocol is known to both sides, and counted")
       REQUIRE(caller.say(other));
       CHECK(learned(world, 0) == seat_absence::other_version);
       CHECK(world.ends[0]->stats().other_version == 1);
-      CHECK(world.ends[0]->stats().strangers == 1);
+      CHECK(world.ends[0]->stats().unauthenticated == 1);
       // It is told which version is here.
       std::array<std::byte, detail::wire_hello_bytes> said{};
       REQUIRE(caller.hear(said));
@@ -196,7 +196,7 @@ TEST_CASE("a process that is called where another seat's process listens knows i
   CHECK(one.why_missing(seat_id{2}) == seat_absence::other_seat);
 }
 
-TEST_CASE("strangers are told from nobody") {
+TEST_CASE("strangers are distinguished from an empty address") {
   for (const socket_kind kind : both_kinds) {
     const std::vector<std::byte> garbage(detail::wire_hello_bytes, std::byte{0x55});
     {
@@ -217,7 +217,7 @@ TEST_CASE("strangers are told from nobody") {
   }
 }
 
-TEST_CASE("a process that is given up knows it, and who gave it up waits for a fresh process") {
+TEST_CASE("a process that is given up knows it, and the process that gave it up waits for a fresh one") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);

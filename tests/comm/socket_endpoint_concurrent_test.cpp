@@ -113,7 +113,7 @@ TEST_CASE("frames of all sizes from all to all come whole and in order over the 
             --left;
             if (said[to] < 20) {
               const std::vector<std::byte> word((said[to] * 37) % 4097, static_cast<std::byte>(i));
-              end.tell(seat_id{to}, {.message = said[to]++}, word);
+              end.post(seat_id{to}, {.message = said[to]++}, word);
             }
           }
           bool is_done = false;
@@ -178,7 +178,8 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
   }
 }
 
-TEST_CASE("two that send to each other and have no room at first are asked again while they wait") {
+TEST_CASE(
+    "two handlers without a buffer at first, which send to each other, are asked again while they wait") {
   struct reluctant : recorder {
     frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
       if (!std::exchange(has_refused, true)) return {frame_buffer::answer::ask_again, {}};
@@ -247,8 +248,8 @@ TEST_CASE("want of memory while a seat connects is thrown, and the seat connects
       CHECK(thrown == 1);
       is_over = true;
       poor.join();
-      REQUIRE(world.until([&] { return world.is_whole(); }));
-      world.ends[0]->tell(seat_id{1}, {.tag = 1}, {});
+      REQUIRE(world.until([&] { return world.is_complete(); }));
+      world.ends[0]->post(seat_id{1}, {.tag = 1}, {});
       REQUIRE(world.until([&] { return world.heard[1].tellings.size() == 1; }));
     }
   }

@@ -23,7 +23,7 @@ constexpr std::array both_kinds{socket_kind::local, socket_kind::tcp};
 
 }  // namespace
 
-TEST_CASE("endpoints find each other in whatever order they start, and each is told of the others once") {
+TEST_CASE("endpoints find each other in any order of starting, and each reports the others once") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_downwards : {false, true}) {
       socket_world world(kind, 4);
@@ -31,7 +31,7 @@ TEST_CASE("endpoints find each other in whatever order they start, and each is t
         world.start(is_downwards ? 3 - i : i);
         world.run_for(3 * ms);
       }
-      REQUIRE(world.until([&] { return world.is_whole(); }));
+      REQUIRE(world.until([&] { return world.is_complete(); }));
       for (std::uint32_t i = 0; i < 4; ++i) {
         CHECK(std::set(world.heard[i].arrivals.begin(), world.heard[i].arrivals.end()).size() == 3);
         CHECK(world.heard[i].arrivals.size() == 3);
@@ -48,7 +48,7 @@ TEST_CASE("a frame arrives with its header and its bytes") {
     const auto bytes = bytes_of("eight by");
     const frame_header header{1, 2, 3, 8, 4, 5, 6, 7};
     REQUIRE(world.ends[0]->send(seat_id{1}, header, bytes, world.in(1000 * ms), world.heard[0]));
-    world.ends[0]->tell(seat_id{1}, header, bytes);
+    world.ends[0]->post(seat_id{1}, header, bytes);
     REQUIRE(world.until([&] { return world.heard[1].frames.size() + world.heard[1].tellings.size() == 2; }));
     CHECK(world.heard[1].frames[0] == heard_frame{seat_id{0}, header, bytes});
     CHECK(world.heard[1].tellings[0] == heard_frame{seat_id{0}, header, bytes});
@@ -90,7 +90,7 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
         ::usleep(20'000);
         CHECK(send(0));
         ::usleep(20'000);
-        world.ends[2]->tell(seat_id{1}, {}, {});
+        world.ends[2]->post(seat_id{1}, {}, {});
       });
       while (receiver.frames.empty() && world.ends[1]->poll(world.in(20'000 * ms), receiver)) {
       }
@@ -116,13 +116,14 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
       CHECK(receiver.deaths[0] == std::pair{0U, comm::death::certain});
       CHECK(receiver.frames.size() == 1);
       world.start(0);
-      REQUIRE(world.until([&] { return world.is_whole(); }));
+      REQUIRE(world.until([&] { return world.is_complete(); }));
       comes(0);
     }
   }
 }
 
-TEST_CASE("what is told is heard though data are stuck, and data that were refused for later come whole") {
+TEST_CASE(
+    "posted messages arrive while data are stuck, and data that were refused at first arrive complete") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.frame_bytes = 65536, .socket_bytes = 4096});
     REQUIRE(world.join());
@@ -138,7 +139,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
       world.turn();
     }
     CHECK(ended == errc::peer_timed_out);
-    world.ends[0]->tell(seat_id{1}, {.tag = 9}, bytes_of("told"));
+    world.ends[0]->post(seat_id{1}, {.tag = 9}, bytes_of("told"));
     REQUIRE(world.until([&] { return receiver.tellings.size() == 1; }));
     CHECK(receiver.tellings[0].header.tag == 9);
     CHECK(receiver.frames.empty());
@@ -156,7 +157,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
   }
 }
 
-TEST_CASE("a frame whose sender gave it up midway is finished, and those behind it are in step") {
+TEST_CASE("a frame whose sender abandoned it midway is finished, and later frames are in step") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_cancelled : {false, true}) {
       socket_world world(kind, 2, {.frame_bytes = 4U << 20, .socket_bytes = 4096});
@@ -168,7 +169,7 @@ TEST_CASE("a frame whose sender gave it up midway is finished, and those behind 
       result<void> sent;
       if (is_cancelled) {
         // The other side tells something while it is sent.
-        world.ends[1]->tell(seat_id{0}, {.tag = 1}, {});
+        world.ends[1]->post(seat_id{0}, {.tag = 1}, {});
         world.heard[0].is_going_on = false;
         sent = world.ends[0]->send(seat_id{1}, {.message = 1, .bytes = 4U << 20}, bytes,
                                    world.in(10'000 * ms), world.heard[0]);
@@ -225,7 +226,7 @@ TEST_CASE("a buffer that is withdrawn midway is not written to, and what follows
   }
 }
 
-TEST_CASE("a frame without room is dropped, and the one behind it comes") {
+TEST_CASE("a frame without a buffer is dropped, and the next one arrives") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   const std::vector<std::byte> bytes(300'000, std::byte{5});
@@ -241,23 +242,23 @@ TEST_CASE("a frame without room is dropped, and the one behind it comes") {
   CHECK(world.heard[1].frames[0].header == frame_header{.tag = 3});
 }
 
-TEST_CASE("a handler may tell from within what it is told, and when somebody comes or dies") {
+TEST_CASE("a handler may post from within its reports of messages, arrivals and deaths") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 3);
     for (std::uint32_t i = 0; i < 3; ++i) {
       recorder& mine = world.heard[i];
       mine.on_told = [&world, i](const heard_frame& heard) {
         if (heard.header.tag < 100)
-          world.ends[i]->tell(heard.from, {.tag = heard.header.tag + 1}, heard.bytes);
+          world.ends[i]->post(heard.from, {.tag = heard.header.tag + 1}, heard.bytes);
       };
-      mine.on_came = [&world, i](seat_id seat) { world.ends[i]->tell(seat, {.tag = 1000}, {}); };
+      mine.on_came = [&world, i](seat_id seat) { world.ends[i]->post(seat, {.tag = 1000}, {}); };
       mine.on_died = [&world, i](seat_id) {
-        if (i == 0) world.ends[0]->tell(seat_id{1}, {.tag = 2000}, {});
+        if (i == 0) world.ends[0]->post(seat_id{1}, {.tag = 2000}, {});
       };
     }
     REQUIRE(world.join());
     REQUIRE(world.until([&] { return world.heard[0].tellings.size() == 2; }));
-    world.ends[0]->tell(seat_id{1}, {.tag = 1}, bytes_of("back and forth"));
+    world.ends[0]->post(seat_id{1}, {.tag = 1}, bytes_of("back and forth"));
     REQUIRE(world.until([&] {
       const auto& told = world.heard[1].tellings;
       return !told.empty() && told.back().header.tag == 99;
@@ -268,7 +269,7 @@ TEST_CASE("a handler may tell from within what it is told, and when somebody com
   }
 }
 
-TEST_CASE("to nobody nothing is sent, and what is told to nobody is dropped and counted") {
+TEST_CASE("nothing is sent to an empty seat, and messages posted to one are dropped and counted") {
   socket_world world(socket_kind::local, 3);
   world.start(0);
   const auto sent = world.ends[0]->send(seat_id{2}, {}, {}, world.in(1000 * ms), world.heard[0]);
@@ -276,8 +277,8 @@ TEST_CASE("to nobody nothing is sent, and what is told to nobody is dropped and 
   CHECK(!world.ends[0]->send(seat_id{0}, {}, {}, world.in(ms), world.heard[0]));
   CHECK(!world.ends[0]->send(seat_id{3}, {}, {}, world.in(ms), world.heard[0]));
   CHECK(!world.ends[0]->send(no_seat, {}, {}, world.in(ms), world.heard[0]));
-  world.ends[0]->tell(seat_id{1}, {}, {});
-  world.ends[0]->tell(no_seat, {}, {});
+  world.ends[0]->post(seat_id{1}, {}, {});
+  world.ends[0]->post(no_seat, {}, {});
   world.ends[0]->give_up(no_seat);
   world.ends[0]->withdraw(no_seat);
   CHECK(world.ends[0]->stats().dropped == 2);
@@ -290,7 +291,7 @@ TEST_CASE("a frame longer than frame_bytes is refused with both numbers") {
   const std::vector<std::byte> bytes(4097);
   const auto sent = world.ends[0]->send(seat_id{1}, {}, bytes, world.in(ms), world.heard[0]);
   CHECK(sent.error() == failure{errc::out_of_range, 1, 4097, 4096, ""});
-  world.ends[0]->tell(seat_id{1}, {}, bytes);
+  world.ends[0]->post(seat_id{1}, {}, bytes);
   CHECK(world.ends[0]->stats().dropped == 1);
 }
 
@@ -317,21 +318,21 @@ TEST_CASE(
       const std::vector<std::byte> bytes(50'000, std::byte{3});
       REQUIRE(world.ends[leaver]->send(seat_id{other}, {.bytes = 50'000}, bytes, world.in(1000 * ms),
                                        world.heard[leaver]));
-      world.ends[leaver]->tell(seat_id{other}, {}, {});
+      world.ends[leaver]->post(seat_id{other}, {}, {});
       world.heard[other].on_died = [&](seat_id) { CHECK(world.heard[other].frames.size() == 1); };
       world.ends[leaver].reset();
       REQUIRE(world.until([&] { return !world.heard[other].deaths.empty(); }));
       CHECK(world.heard[other].tellings.size() == 1);
       CHECK(!world.ends[other]->is_connected(seat_id{leaver}));
       world.start(leaver);
-      REQUIRE(world.until([&] { return world.is_whole(); }));
+      REQUIRE(world.until([&] { return world.is_complete(); }));
       CHECK(world.heard[other].arrivals.size() == 2);
       CHECK(world.heard[other].deaths == std::vector{std::pair{leaver, comm::death::certain}});
     }
   }
 }
 
-TEST_CASE("data that nobody took yet do not keep a death from being told") {
+TEST_CASE("data that no call has taken yet do not delay the report of a death") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -345,16 +346,16 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
 }
 
 TEST_CASE(
-    "a process that is given up hears what was told before, reports a suspicion, and is ignored from then "
-    "on") {
+    "a process that is given up receives what was posted before, reports a suspicion, and is ignored from "
+    "then on") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
       REQUIRE(world.join());
       const std::uint32_t other = 1 - giver;
-      world.ends[giver]->tell(seat_id{other}, {.tag = 1}, {});
+      world.ends[giver]->post(seat_id{other}, {.tag = 1}, {});
       world.ends[giver]->give_up(seat_id{other});
-      world.ends[other]->tell(seat_id{giver}, {.tag = 2}, {});
+      world.ends[other]->post(seat_id{giver}, {.tag = 2}, {});
       static_cast<void>(world.ends[other]->send(seat_id{giver}, {}, {}, world.in(ms), world.heard[other]));
       CHECK(!world.ends[giver]->is_connected(seat_id{other}));
       REQUIRE(world.until([&] { return !world.heard[other].deaths.empty(); }));
@@ -372,7 +373,7 @@ TEST_CASE(
       world.ends[other].reset();
       world.heard[other] = {};
       world.start(other);
-      REQUIRE(world.until([&] { return world.is_whole(); }));
+      REQUIRE(world.until([&] { return world.is_complete(); }));
       CHECK(world.heard[giver].deaths == std::vector{std::pair{other, comm::death::certain}});
       CHECK(world.heard[giver].arrivals.size() == 2);
     }
@@ -380,8 +381,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a process that has said that it leaves is dead for certain, also when it is given up before that is "
-    "told") {
+    "a process that has announced its leaving is dead for certain, also if it is given up before that is "
+    "reported") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -400,7 +401,7 @@ TEST_CASE(
     CHECK(heard.deaths.size() == 1);
     CHECK(heard.frames.empty());
     world.start(1);
-    REQUIRE(world.until([&] { return world.is_whole(); }));
+    REQUIRE(world.until([&] { return world.is_complete(); }));
   }
 }
 
@@ -424,14 +425,14 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that no lon
   CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
 }
 
-TEST_CASE("a process that takes nothing of what it is told is suspected when no more of it can wait") {
+TEST_CASE("a process that reads none of its posted messages is suspected when no more of them can wait") {
   for (const std::size_t size : {std::size_t{4096}, std::size_t{0}}) {
     socket_world world(socket_kind::local, 2,
-                       {.told_bytes = 16384, .socket_bytes = 4096, .hard_silence_ns = 0});
+                       {.post_queue_bytes = 16384, .socket_bytes = 4096, .hard_silence_ns = 0});
     REQUIRE(world.join());
     const std::vector<std::byte> bytes(size);
     for (int i = 0; i < 5000; ++i)
-      world.ends[0]->tell(seat_id{1}, {}, bytes);
+      world.ends[0]->post(seat_id{1}, {}, bytes);
     static_cast<void>(world.ends[0]->poll(world.in(1000 * ms), world.heard[0]));
     CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
     CHECK(world.ends[0]->stats().overflowed == 1);
@@ -468,7 +469,7 @@ TEST_CASE(
   options.hard_silence_ns = 400 * ms;
   options.silence = on_silence::kill_local;  // but not this very process
   world.ends[0] = std::make_unique<socket_endpoint>(options);
-  REQUIRE(world.until([&] { return world.is_whole(); }));
+  REQUIRE(world.until([&] { return world.is_complete(); }));
   world.run_for(20 * ms);  // the last that was said is heard
   ::usleep(450'000);
   static_cast<void>(world.ends[0]->poll({}, world.heard[0]));
@@ -491,7 +492,8 @@ TEST_CASE("each setup error says what, where and how to mend it") {
   CHECK(text({.seats = 257}) == "socket_endpoint: 257 seats; use 1 to 256");
   CHECK(text({.seat = seat_id{2}, .seats = 2}) == "socket_endpoint: seat 2 of 2; seats are numbered from 0");
   CHECK(text({.frame_bytes = 4095}) == "socket_endpoint: frame_bytes is 4095; use 4096 to 1073741824");
-  CHECK(text({.told_bytes = 8191}) == "socket_endpoint: told_bytes is 8191; use 8192 to 1073741824");
+  CHECK(text({.post_queue_bytes = 8191}) ==
+        "socket_endpoint: post_queue_bytes is 8191; use 8192 to 1073741824");
   CHECK(text({.socket_bytes = 1073741825}) ==
         "socket_endpoint: socket_bytes is 1073741825; use 0 to 1073741824");
   CHECK(text({.beat_ns = 10, .hard_silence_ns = 29}) ==

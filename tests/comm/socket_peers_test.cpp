@@ -35,7 +35,7 @@ constexpr seat_id other{1};
 socket_options options_of(socket_options given) {
   given.seats = 2;
   given.frame_bytes = 65536;
-  given.told_bytes = 2 * max_told_bytes;
+  given.post_queue_bytes = 2 * max_post_bytes;
   given.confirm_ns = 100 * ms;
   return given;
 }
@@ -48,7 +48,7 @@ bool is_starved = false;
 struct peers_here {
   socket_options options;
   detail::socket_poller poller{true};
-  detail::control_channel control{poller, 2, options.told_bytes};
+  detail::control_channel control{poller, 2, options.post_queue_bytes};
   detail::call_schedule calls{poller.clock(), 2, options.first_call_ns, options.last_call_ns};
   detail::socket_peers peers{poller,  control, calls,
                              options, 2,       [](const descriptor&) noexcept { return is_starved; }};
@@ -119,7 +119,7 @@ struct peers_here {
     std::size_t at = 0;
     while (at + head <= begun_there_.size()) {
       const std::span<const std::byte, head> bytes(begun_there_.data() + at, head);
-      const auto header = detail::read_header(bytes, socket_lane::told, heard_there_, max_told_bytes);
+      const auto header = detail::read_header(bytes, socket_lane::told, heard_there_, max_post_bytes);
       REQUIRE(header.has_value());
       if (at + head + header->frame.bytes > begun_there_.size()) break;
       ++heard_there_;
@@ -296,7 +296,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a frame that has no room when its sender dies is asked for once more, then dropped") {
+TEST_CASE("a frame without a buffer when its sender dies is asked for once again, then dropped") {
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
@@ -314,7 +314,7 @@ TEST_CASE("a frame that has no room when its sender dies is asked for once more,
   }
 }
 
-TEST_CASE("bytes that are no frame suspect their sender, which is told so") {
+TEST_CASE("bytes that are not a frame make their sender suspected, and inform it") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     peers_here here;
     here.connect();
@@ -331,13 +331,14 @@ TEST_CASE("bytes that are no frame suspect their sender, which is told so") {
   }
 }
 
-TEST_CASE("a process that reads none of its control messages is suspected, and told so if it reads at last") {
+TEST_CASE(
+    "a process that reads none of its control messages is suspected, and learns it if it finally reads") {
   peers_here here;
   here.told = socket_pair(4096);
   here.connect();
   int told = 0;
   while (!here.control.has_overflowed(other)) {
-    here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes));
+    here.peers.post(other, {}, std::vector<std::byte>(max_post_bytes));
     ++told;
   }
   CHECK(here.poller.clock().is_due());
@@ -456,14 +457,14 @@ TEST_CASE("a seat that is free after a death is called again after the first pau
   CHECK(here.calls.is_due(other));
 }
 
-TEST_CASE("messages to nobody, and messages that are too long, are dropped and counted") {
+TEST_CASE("messages to an empty seat, and messages that are too long, are dropped and counted") {
   peers_here here;
-  here.peers.tell(other, {}, {});
-  here.peers.tell(seat_id{9}, {}, {});
+  here.peers.post(other, {}, {});
+  here.peers.post(seat_id{9}, {}, {});
   here.connect();
-  here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes + 1));
+  here.peers.post(other, {}, std::vector<std::byte>(max_post_bytes + 1));
   CHECK(here.stats().dropped == 3);
-  here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes));
+  here.peers.post(other, {}, std::vector<std::byte>(max_post_bytes));
   CHECK(here.stats().dropped == 3);
   CHECK(here.told_there() == std::vector{frame_sort::beat, frame_sort::frame});
 }

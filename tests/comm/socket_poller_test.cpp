@@ -47,7 +47,7 @@ waited wait_for(socket_poller& poller, std::uint64_t ns, int writable = -1, int 
 
 }  // namespace
 
-TEST_CASE("a key gives back its kind, its index and the low bits of its generation") {
+TEST_CASE("a key returns its kind, its index and the low bits of its generation") {
   for (const auto of : {socket_event::listener, socket_event::candidate, socket_event::process}) {
     for (const std::uint32_t generation : {0U, 1U, 0xFF'FFFFU, 0x100'0000U, 0xFFFF'FFFFU}) {
       for (const std::uint32_t index : {0U, 7U, 0xFFFF'FFFFU}) {

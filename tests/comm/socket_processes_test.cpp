@@ -42,7 +42,7 @@ class seat_process {
       heard.on_told = [&](const heard_frame& told) {
         if (told.header.tag == 77) is_over_ = true;
         if (told.header.tag == 99) ::raise(SIGKILL);
-        end.tell(told.from, {.tag = told.header.tag + 1}, told.bytes);
+        end.post(told.from, {.tag = told.header.tag + 1}, told.bytes);
       };
       bool is_begun = false;
       while (!is_over_) {
@@ -154,7 +154,7 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
     pid_t grandchild = -1;
     {
       seat_process process(world.options(1), with_child(told[1]));
-      REQUIRE(world.until([&] { return world.is_whole() || is_whole_but(world, 1); }));
+      REQUIRE(world.until([&] { return world.is_complete() || is_whole_but(world, 1); }));
       world.run_for(20 * ms);
       REQUIRE(::read(told[0], &grandchild, sizeof(grandchild)) == sizeof(grandchild));
       const auto times = time_of_death(world, 1, process);
@@ -205,7 +205,7 @@ TEST_CASE("what a process sent before it was killed still comes") {
       for (std::uint64_t i = 0; i < 3; ++i)
         static_cast<void>(end.send(seat_id{0}, {.message = i, .bytes = 40'000}, bytes, no_deadline, heard));
       for (std::uint32_t i = 0; i < 10; ++i)
-        end.tell(seat_id{0}, {.tag = i}, {});
+        end.post(seat_id{0}, {.tag = i}, {});
       ::raise(SIGKILL);
     });
     std::size_t frames = 0;
@@ -224,7 +224,8 @@ TEST_CASE("what a process sent before it was killed still comes") {
   }
 }
 
-TEST_CASE("frames that had no room when their sender died are taken if they have some when that is noticed") {
+TEST_CASE(
+    "frames without a buffer when their sender died are taken if they have one when the death is noticed") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
@@ -236,7 +237,7 @@ TEST_CASE("frames that had no room when their sender died are taken if they have
     });
     REQUIRE(world.until([&] { return world.heard[0].asked != 0; }));
     world.run_for(20 * ms);
-    world.ends[0]->tell(seat_id{1}, {.tag = 99}, {});
+    world.ends[0]->post(seat_id{1}, {.tag = 99}, {});
     ::usleep(50'000);
     world.heard[0].answer = frame_buffer::answer::take;
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
@@ -296,7 +297,7 @@ TEST_CASE("a process that ends in order is dead for certain, and its seat is fre
     world.start(0);
     seat_process process(world.options(1));
     REQUIRE(world.until([&] { return is_whole_but(world, 1); }));
-    world.ends[0]->tell(seat_id{1}, {.tag = 77}, {});
+    world.ends[0]->post(seat_id{1}, {.tag = 77}, {});
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
     CHECK(process.wait() == 0);
     CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
@@ -322,6 +323,6 @@ TEST_CASE("a child that its process forks may destroy the copy of the endpoint, 
   CHECK(status == 0);
   world.run_for(300 * ms);
   CHECK(world.heard[0].deaths.empty());
-  world.ends[1]->tell(seat_id{0}, {.tag = 1}, {});
+  world.ends[1]->post(seat_id{0}, {.tag = 1}, {});
   REQUIRE(world.until([&] { return world.heard[0].tellings.size() == 1; }));
 }

@@ -82,9 +82,9 @@ struct raw_seat {
     CHECK(hello.greet(data) == detail::hello_answer::welcome);
     hello.hello.purpose = detail::hello_purpose::told;
     CHECK(hello.greet(told) == detail::hello_answer::welcome);
-    tell(detail::frame_sort::beat);
+    post(detail::frame_sort::beat);
   }
-  void tell(detail::frame_sort sort, std::span<const std::byte> bytes = {}) {
+  void post(detail::frame_sort sort, std::span<const std::byte> bytes = {}) {
     CHECK(told.say(framed({{.bytes = static_cast<std::uint32_t>(bytes.size())},
                            detail::socket_lane::told,
                            sort,
@@ -102,14 +102,14 @@ TEST_CASE("a process that does not know the secret is refused, counted, and not 
     socket_options options = world.options(1);
     options.secret = "wrong";
     world.ends[1] = std::make_unique<socket_endpoint>(options);
-    REQUIRE(world.until([&] { return world.ends[0]->stats().strangers >= 4; }));
+    REQUIRE(world.until([&] { return world.ends[0]->stats().unauthenticated >= 4; }));
     CHECK(world.heard[0].arrivals.empty());
     CHECK(world.heard[1].arrivals.empty());
     CHECK(world.ends[0]->stats().connected == 0);
     // Where the right one comes, it is let in.
     world.ends[1].reset();
     world.start(1);
-    REQUIRE(world.until([&] { return world.is_whole(); }));
+    REQUIRE(world.until([&] { return world.is_complete(); }));
   }
 }
 
@@ -138,7 +138,7 @@ TEST_CASE(
     for (const auto seed : seeds(2)) {
       CAPTURE(seed);
       random_numbers random(seed);
-      socket_world world(kind, 2, {.most_half_open = 12, .handshake_ns = 150 * ms});
+      socket_world world(kind, 2, {.max_half_open = 12, .handshake_ns = 150 * ms});
       REQUIRE(world.join());
       const socket_options options = world.options(0);
       std::vector<raw_caller> silent;
@@ -167,7 +167,7 @@ TEST_CASE(
       world.run_for(200 * ms);
       for (const raw_caller& each : silent)
         if (each.is_connected()) CHECK(each.is_closed());
-      CHECK(world.ends[0]->stats().strangers >= 1);
+      CHECK(world.ends[0]->stats().unauthenticated >= 1);
       CHECK(world.heard[0].deaths.empty());
       CHECK(world.heard[1].deaths.empty());
       CHECK(world.ends[0]->stats().malformed == 0);
@@ -175,23 +175,23 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("no more callers are listened to at once than most_half_open says") {
+TEST_CASE("no more callers are listened to at once than max_half_open says") {
   for (const socket_kind kind : both_kinds) {
-    socket_world world(kind, 2, {.most_half_open = 5});
+    socket_world world(kind, 2, {.max_half_open = 5});
     world.start(0);
     std::vector<raw_caller> silent;
     for (int i = 0; i < 20; ++i) {
       silent.emplace_back(address_of(world.options(0)));
       world.turn();
     }
-    REQUIRE(world.until([&] { return world.ends[0]->stats().called == 20; }));
+    REQUIRE(world.until([&] { return world.ends[0]->stats().accepted == 20; }));
     CHECK(world.ends[0]->stats().crowded_out == 15);
   }
 }
 
 TEST_CASE("callers that say nothing and come again and again shut no rank out") {
   for (const socket_kind kind : both_kinds) {
-    socket_world world(kind, 2, {.most_half_open = 5});
+    socket_world world(kind, 2, {.max_half_open = 5});
     world.start(0);
     std::vector<raw_caller> silent;
     const auto crowd = [&] {
@@ -206,7 +206,7 @@ TEST_CASE("callers that say nothing and come again and again shut no rank out") 
     world.start(1);
     REQUIRE(world.until([&] {
       crowd();
-      return world.is_whole();
+      return world.is_complete();
     }));
   }
 }
@@ -252,8 +252,8 @@ TEST_CASE("a process that a caller names is not killed, and not watched, unless 
 }
 
 TEST_CASE(
-    "what is no frame breaks the connection: its seat is suspected, told so, and its process not heard "
-    "again") {
+    "bytes that are not a frame break the connection: the seat is suspected and informed, and its process "
+    "ignored") {
   const auto header = [](std::uint32_t bytes, std::uint32_t sequence, detail::socket_lane lane,
                          detail::frame_sort sort = detail::frame_sort::frame) {
     return framed({{.bytes = bytes}, lane, sort, sequence});
@@ -284,7 +284,7 @@ TEST_CASE(
           seat.emplace(options);
         }
         REQUIRE(world.until([&] { return world.ends[0]->is_connected(seat_id{1}); }));
-        seat->tell(detail::frame_sort::frame, bytes_of("is heard"));
+        seat->post(detail::frame_sort::frame, bytes_of("is heard"));
         REQUIRE(world.until([&] { return world.heard[0].tellings.size() == 1; }));
         CHECK((lane == data ? seat->data : seat->told).say(bytes));
         REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
@@ -312,7 +312,7 @@ TEST_CASE(
         CHECK(hello_to(options, 1, detail::hello_purpose::data).greet(again) ==
               detail::hello_answer::unwanted);
         const raw_seat fresh(options, std::byte{0x43});
-        while (world.ends[0]->stats().came < 2)
+        while (world.ends[0]->stats().joined < 2)
           ::usleep(1000);
       }
     }
@@ -375,7 +375,7 @@ TEST_CASE("a caller that goes away before it has said anything on its lanes neve
     // So that it may come again.
     const driven_seat drive(world, 0);
     const raw_seat seat(world.options(0));
-    while (world.ends[0]->stats().came < 1)
+    while (world.ends[0]->stats().joined < 1)
       ::usleep(1000);
   }
 }

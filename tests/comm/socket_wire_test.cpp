@@ -171,7 +171,8 @@ TEST_CASE("a hello is read as it was written, and not from a seat that there is 
   CHECK(!detail::read_hello(bytes, 4));
 }
 
-TEST_CASE("two that know the secret come to terms, and any bit that changes on its way ends it") {
+TEST_CASE(
+    "two processes that know the secret connect, and any bit that changes on its way ends the attempt") {
   using turn = socket_handshake::turn;
   const auto caller = hello_of(3, 1, detail::hello_purpose::data);
   const auto listener = hello_of(1, 0, detail::hello_purpose::data);
@@ -193,7 +194,7 @@ TEST_CASE("two that know the secret come to terms, and any bit that changes on i
   }
 }
 
-TEST_CASE("a hello of the wrong direction, to another seat, or sent back to who said it is refused") {
+TEST_CASE("a hello of the wrong direction, to another seat, or reflected to its sender is refused") {
   using turn = socket_handshake::turn;
   const auto listener = hello_of(1, 0, detail::hello_purpose::data);
   const auto ends = [&](const detail::wire_hello& caller) {

@@ -83,7 +83,7 @@ TEST_SUITE("spinner") {
     CHECK(wait_for(spin, now, 1'000) != 0);
   }
 
-  TEST_CASE("a wait of which some comes looks on") {
+  TEST_CASE("a wait that has received a part continues to look") {
     spinner spin;
     std::uint64_t now = 5;
     spin.begin(now, most);

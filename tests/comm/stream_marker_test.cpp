@@ -27,7 +27,7 @@ struct on_stream {
 
 }  // namespace
 
-TEST_CASE("what CUDA has given is returned, and a refusal leaves nothing behind") {
+TEST_CASE("what CUDA provided is returned, and a refusal leaves nothing behind") {
   nccl_script script;
   scripted_nccl<> api{&script};
   {

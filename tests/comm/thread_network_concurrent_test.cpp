@@ -99,8 +99,7 @@ TEST_SUITE("thread_network") {
     CHECK(killed > 5);
   }
 
-  TEST_CASE(
-      "who sends to one that does not listen waits until its deadline, and its bytes are its own again") {
+  TEST_CASE("a sender to a process that does not listen waits until its deadline, and owns its bytes again") {
     thread_network net(2, {.frame_bytes = 1 << 20, .copied_bytes = 100, .lane_bytes = 100});
     std::atomic<bool> is_over{false};
     in_threads(2, [&](seat_id self) {
@@ -170,7 +169,7 @@ TEST_SUITE("thread_network") {
     const deadline by{begin + 20 * second};
 
     SUBCASE("told") {
-      handler.what = [&] { first.tell(seat_id{2}, {}, {}); };
+      handler.what = [&] { first.post(seat_id{2}, {}, {}); };
       CHECK(self.poll(by, handler));
       CHECK(handler.teller == seat_id{0});
     }
@@ -268,7 +267,7 @@ TEST_SUITE("thread_network") {
     const std::array<std::byte, 100> bytes{};
     CHECK(from.is_connected(seat_id{1}));  // it has not noticed yet
     CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).code() == errc::peer_failed);
-    from.tell(seat_id{1}, {}, bytes);
+    from.post(seat_id{1}, {}, bytes);
     while (to->poll({0}, newcomer)) {
     }
     CHECK(newcomer.arrivals == 1);
@@ -276,13 +275,13 @@ TEST_SUITE("thread_network") {
     while (from.poll({0}, others)) {
     }
     CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).has_value());
-    from.tell(seat_id{1}, {}, bytes);
+    from.post(seat_id{1}, {}, bytes);
     while (to->poll({0}, newcomer)) {
     }
     CHECK(newcomer.heard == 2);
   }
 
-  TEST_CASE("a death is reported though what was sent before it finds no room") {
+  TEST_CASE("a death is reported even if what was sent before it finds no buffer") {
     struct full : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {.what = frame_buffer::answer::ask_again};
@@ -304,7 +303,7 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE(
-      "a rank that is given up suspects the one that gave it up, once, after what that told it before") {
+      "a rank that is given up suspects the one that gave it up, once, after that rank's earlier messages") {
     struct listener : llmmem::detail::any_frame_handler {
       void on_message(seat_id, const frame_header&, std::span<const std::byte>) noexcept {
         CHECK(deaths.empty());
@@ -321,7 +320,7 @@ TEST_SUITE("thread_network") {
     listener other;
     while (giver->poll({0}, other) || given.poll({0}, handler)) {
     }
-    giver->tell(seat_id{1}, {}, {});
+    giver->post(seat_id{1}, {}, {});
     giver->give_up(seat_id{1});
     giver->give_up(seat_id{1});
     while (given.poll({0}, handler)) {
@@ -351,7 +350,8 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE(
-      "a frame that is given less room than it needs is dropped, and nothing behind the buffer is written") {
+      "a frame that gets a smaller buffer than it needs is dropped, and nothing after the buffer is "
+      "written") {
     struct narrow : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(4)};
@@ -377,7 +377,8 @@ TEST_SUITE("thread_network") {
     CHECK(handler.arrivals == 1);
   }
 
-  TEST_CASE("copies that are not taken have a budget, and what was sent before a death is heard before it") {
+  TEST_CASE(
+      "copies that are not taken have a budget, and what was sent before a death is received before it") {
     struct order : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};

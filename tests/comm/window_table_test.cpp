@@ -59,7 +59,7 @@ TEST_CASE("memory shares bytes with the first window that has one of them, as co
   }
 }
 
-TEST_CASE("a handle keeps its address while other windows come and go, and all handles are gone through") {
+TEST_CASE("a handle keeps its address while other windows come and go, and all handles are visited") {
   std::vector<std::byte> memory(200);
   detail::window_table windows;
   std::vector<ncclWindow_t*> handles;

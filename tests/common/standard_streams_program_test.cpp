@@ -34,7 +34,7 @@ ended_run run(const std::string& command, const std::string& redirections) {
 }  // namespace
 
 TEST_SUITE("standard_streams") {
-  TEST_CASE("a result that cannot be written is a failure that is told, whatever else went well") {
+  TEST_CASE("a result that cannot be written is reported as a failure, even if all else succeeded") {
     for (const std::string& command : programs) {
       CAPTURE(command);
       for (const std::string where : {">/dev/full", ">&-", "0<&- >&-"}) {
@@ -47,7 +47,7 @@ TEST_SUITE("standard_streams") {
     }
   }
 
-  TEST_CASE("what is told besides the result may be lost, and the result is whole") {
+  TEST_CASE("notes in addition to the result may be lost, and the result is complete") {
     for (const std::string& command : programs) {
       CAPTURE(command);
       const ended_run whole = run(command, "");
@@ -62,7 +62,7 @@ TEST_SUITE("standard_streams") {
     }
   }
 
-  TEST_CASE("a training run continues when nobody hears how far it is, and what it has saved") {
+  TEST_CASE("a training run continues when no reader takes its progress and its notes of saves") {
     const temporary_folder folder;
     const std::string command =
         "train_gpt --layers 1 --width 16 --heads 1 --context 8 --batch 1 --steps 3 --threads 1 "

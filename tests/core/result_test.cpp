@@ -69,7 +69,7 @@ constexpr std::array refusals{
     refusal{errc::size_mismatch, raises::argument_error, "kv: two lengths must be equal, but are 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: 30 requested, but the highest allowed is 12"},
     refusal{errc::bad_block_count, raises::length_error,
-            "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger most_blocks to "
+            "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger block_capacity to "
             "grow further"},
     refusal{errc::out_of_requests, raises::out_of_memory,
             "kv: all 12 requests are in use; finish one, or raise max_requests"},
@@ -141,7 +141,7 @@ constexpr std::array refusals{
             "shorter length that nearest_cuts() returns, and compute the rest again"},
     refusal{errc::no_such_block, raises::argument_error,
             "kv: block 30 asked for, but the memory has 12, numbered from 0; build the memory with the "
-            "cache's most_physical_blocks()"},
+            "cache's max_physical_blocks()"},
     refusal{errc::past_the_table, raises::argument_error,
             "kv: 30 blocks named, but sequence 7 holds 12; name at most that many"},
     refusal{errc::block_tokens_differ, raises::argument_error,
@@ -226,7 +226,7 @@ constexpr std::array refusals{
     refusal{errc::no_such_version, raises::argument_error,
             "kv: version 30 was never published, the newest is 12 (0: none); publish first"},
     refusal{
-        errc::version_gone, raises::argument_error,
+        errc::version_expired, raises::argument_error,
         "kv: version 30 was dropped, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
         "versions"},
     refusal{errc::version_pinned, raises::out_of_memory,
@@ -294,7 +294,9 @@ constexpr std::array refusals{
 
 }  // namespace
 
-TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
+TEST_CASE(
+    "every refusal names the object, the problem and the numbers, and raises the exception of its kind with "
+    "that text") {
   // A new code that has no row here fails: the table is as long as the numbers.
   REQUIRE(refusals.size() == std::size_t{last_error_number});
   for (const auto& [code, kind, text] : refusals) {
@@ -411,7 +413,7 @@ TEST_CASE("a code this version does not know still prints") {
   CHECK_THROWS_WITH_AS(later.raise(), "kv: unknown failure 200", argument_error);
 }
 
-TEST_CASE("failures are equal when reason and numbers are, whoever refused") {
+TEST_CASE("failures are equal when reason and numbers are, regardless of the object that refused") {
   const failure one{errc::stale_handle, 7, 30, 12, "one"};
   CHECK(one == failure{errc::stale_handle, 7, 30, 12, "other"});
   CHECK(one != failure{errc::foreign_handle, 7, 30, 12, "one"});

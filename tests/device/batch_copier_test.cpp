@@ -76,7 +76,7 @@ struct pieces_world {
 }  // namespace
 
 TEST_SUITE("batch_copier") {
-  TEST_CASE("every piece comes to its place, whichever way is the quickest, captured or not") {
+  TEST_CASE("every piece arrives at its place, whichever way is the quickest, captured or not") {
     for (const auto seed : llmmem_tests::seeds(200)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

@@ -94,7 +94,7 @@ static_assert(page_mapper<fake_mapper> && virtual_memory<fake_memory> && !fake_m
 }  // namespace
 
 TEST_SUITE("device_mapper") {
-  TEST_CASE("memory of a device is put behind addresses, seen by its peers, and all of it goes back") {
+  TEST_CASE("memory of a device is mapped to addresses, seen by its peers, and all of it is returned") {
     driver_state driver;
     {
       fake_memory memory(

@@ -71,7 +71,8 @@ static_assert(device_runtime<refusing_runtime>);
 }  // namespace
 
 TEST_SUITE("device_queue") {
-  TEST_CASE("copies of two queues, each after the ones it needs, come to what one after the other comes to") {
+  TEST_CASE(
+      "copies of two queues, each after the ones it needs, give the result of copying one after the other") {
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -158,7 +159,7 @@ TEST_SUITE("device_queue") {
     CHECK(first != next);
   }
 
-  TEST_CASE("there is room again once the oldest point has passed, though nobody asked it") {
+  TEST_CASE("there is space again once the oldest point has passed, even if no caller asked for it") {
     fake_device device(4);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 2}, device);
@@ -196,7 +197,7 @@ TEST_SUITE("device_queue") {
                          "device_events: the number of events is 0; it must be at least 1", length_error);
   }
 
-  TEST_CASE("whichever call the driver refuses, it is told, and nothing is left on its way") {
+  TEST_CASE("whichever call the driver refuses is reported, and nothing stays in flight") {
     bool was_well = false;
     for (std::uint64_t at = 0; !was_well; ++at) {
       CAPTURE(at);
@@ -218,7 +219,7 @@ TEST_SUITE("device_queue") {
           CHECK((in ? out : in).error().index == fake_device::refused);
           const std::vector<std::byte> there(room.data, room.data + room.bytes);
           const std::vector<std::byte> here_now = back;
-          if (!in) device.go_on(100);
+          if (!in) device.proceed(100);
           CHECK(std::memcmp(there.data(), room.data, there.size()) == 0);
           if (!out) CHECK(here_now == back);
         } else {
@@ -320,7 +321,7 @@ TEST_SUITE("device_queue") {
     CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
   }
 
-  TEST_CASE("a device that is lost is told by every fence that had not passed, and no call waits for it") {
+  TEST_CASE("a lost device is reported by every fence that had not passed, and no call waits for it") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);

@@ -124,7 +124,7 @@ TEST_SUITE("device") {
     CHECK(pool.footprint(max_bytes / 2, std::uint64_t{1} << 63) == max_bytes);
   }
 
-  TEST_CASE("whichever call the driver refuses, it is told, and nothing stays behind") {
+  TEST_CASE("whichever call the driver refuses is reported, and nothing stays behind") {
     for (std::uint64_t at = 0; at < 8; ++at) {
       CAPTURE(at);
       fake_device device;
@@ -168,13 +168,13 @@ TEST_SUITE("device") {
     CHECK(space.try_allocate(page, 1).error() == failure{errc::out_of_bytes, 0, page, page - 256});
     const auto third = space.try_allocate(256, 1).value();
     CHECK(space.stats().kept_bytes == 3 * page + 256);
-    device.go_on(1000);
+    device.proceed(1000);
     CHECK(device.live() == 3);
     device.no_release = 0;
     space.deallocate(third);  // and what was kept along with it
     CHECK(space.used() == 0);
     CHECK(space.stats().kept_bytes == 0);
-    device.go_on(1000);
+    device.proceed(1000);
     CHECK(device.live() == 0);
 
     const auto fourth = space.try_allocate(4 * page, 1).value();
@@ -186,7 +186,7 @@ TEST_SUITE("device") {
     CHECK(device.wrong.empty());
   }
 
-  TEST_CASE("what was kept goes back at the end, or with whom it was moved to") {
+  TEST_CASE("kept memory is returned at the end, or by the object that it was moved to") {
     fake_device device;
     {
       fake_pool pool(device_id{0}, device);
@@ -205,7 +205,7 @@ TEST_SUITE("device") {
     CHECK(device.wrong.empty());
   }
 
-  TEST_CASE("a range that cannot be handed out, nor given back at once, is kept") {
+  TEST_CASE("a range that can neither be handed out nor returned at once is kept") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
     device.refuse_at = device.calls + 1;  // to wait for it
@@ -282,7 +282,7 @@ TEST_SUITE("device") {
     CHECK(device.objects() == 0);
   }
 
-  TEST_CASE("a range that is not its own is told of, and not given back") {
+  TEST_CASE("a range of another space is reported, and not deallocated") {
     fake_device device;
     std::vector<misuse> told;
     const auto tell = [](const misuse& what, void* to) noexcept {
@@ -294,7 +294,7 @@ TEST_SUITE("device") {
     space.deallocate(range.subrange(1, 999).value());
     space.deallocate({range.data, 999});
     CHECK(told.size() == 2);
-    device.go_on(100);
+    device.proceed(100);
     CHECK(device.live() == 1);
     space.deallocate(range);
     space.deallocate(range);

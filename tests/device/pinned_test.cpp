@@ -98,7 +98,7 @@ TEST_SUITE("pinned") {
     CHECK(source.device_address(range.data, 1).error() == failure{errc::device_failed, 77, 1, 0});
   }
 
-  TEST_CASE("a registration that drivers refuse whatever there is, is refused first, and names the way out") {
+  TEST_CASE("a registration that drivers always refuse is refused first, and the text names the way out") {
     constexpr std::uint64_t limit = std::uint64_t{1} << 39;
     static_assert(fake_pinned::registration_limit == limit);
     fake_device device;

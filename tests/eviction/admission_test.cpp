@@ -87,7 +87,7 @@ TEST_CASE("a touch in each of two generations makes two") {
   CHECK(admits(policy, content));
 }
 
-TEST_CASE("contents that are not told are admitted at once") {
+TEST_CASE("unnamed contents are admitted at once") {
   second_touch<5> policy(slot_count{10});
   CHECK(admits(policy, 0));
 }

@@ -113,7 +113,7 @@ TEST_CASE("arc is the paper's four lists and its target") {
              });
 }
 
-TEST_CASE("arc keeps for what was used once the room that its ghosts ask for") {
+TEST_CASE("arc reserves for entries used once the space that their ghosts ask for") {
   arc_eviction policy(slot_count{2});
   access(policy, slot_id{0}, 10);
   policy.touch(slot_id{0});  // in T2
@@ -126,7 +126,7 @@ TEST_CASE("arc keeps for what was used once the room that its ghosts ask for") {
   CHECK(policy.victim() == slot_id{0});  // the least recent of T2
 }
 
-TEST_CASE("contents that arc is not told leave no ghost") {
+TEST_CASE("unnamed contents leave no ghost in arc") {
   arc_eviction policy(slot_count{1});
   for (int i = 0; i < 3; ++i) {
     access(policy, slot_id{0}, 0);

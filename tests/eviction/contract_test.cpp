@@ -158,7 +158,7 @@ TEST_CASE("every policy takes the bytes a slot that its contract states, all in 
   }
 }
 
-TEST_CASE("every policy whose metadata cannot be had says so and leaks nothing") {
+TEST_CASE("every policy whose metadata cannot be allocated says so and leaks nothing") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     CHECK(fail_each_allocation([&](const metadata_source& source) {

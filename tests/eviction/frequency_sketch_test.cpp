@@ -37,7 +37,7 @@ TEST_CASE("the sketch counts too much at most, until it ages, and never past 15"
   }
 }
 
-TEST_CASE("the sketch tells often from seldom") {
+TEST_CASE("the sketch distinguishes frequent from rare") {
   frequency_sketch sketch(slot_count{1000}, {}, "sketch");
   for (int round = 0; round < 8; ++round) {
     for (std::uint64_t often = 1; often <= 100; ++often)
@@ -61,7 +61,7 @@ TEST_CASE("what is used no more is forgotten within four periods of ageing") {
   CHECK(sketch.estimate(7) <= 1);
 }
 
-TEST_CASE("contents that were not told are not counted") {
+TEST_CASE("unnamed contents are not counted") {
   frequency_sketch sketch(slot_count{8}, {}, "sketch");
   sketch.add(0);
   CHECK(sketch.estimate(0) == 0);

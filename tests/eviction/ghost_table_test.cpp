@@ -60,7 +60,7 @@ TEST_CASE("a ghost table is queues of contents, searched linearly") {
   }
 }
 
-TEST_CASE("a ghost table that cannot be had leaks nothing") {
+TEST_CASE("a ghost table that cannot be allocated leaks nothing") {
   CHECK(fail_each_allocation([](const metadata_source& source) { ghost_table<1>(5, source, "ghosts"); }) ==
         4);
 }

@@ -334,7 +334,7 @@ TEST_CASE("hazard evicts what its definition ranks lowest") {
   }
 }
 
-TEST_CASE("no entry of a chain leaves before those behind it") {
+TEST_CASE("no entry of a chain leaves before those that continue it") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     chain_cache<hazard_eviction> cache(static_cast<std::uint32_t>(40 + seed * 13 % 300));
@@ -449,7 +449,7 @@ TEST_CASE("before anything is known, the oldest of what was used equally often l
   CHECK(policy.victim() == slot_id{2});
 }
 
-TEST_CASE("the end of a chain leaves before the rest, until something comes behind it") {
+TEST_CASE("the end of a chain leaves before the rest, until something continues it") {
   hazard_eviction policy(slot_count{3});
   const auto use = [&](std::uint32_t slot, std::uint32_t position, std::uint32_t chain) {
     policy.insert(slot_id{slot}, {.content = digest(slot), .position = position, .chain = chain});
@@ -462,7 +462,7 @@ TEST_CASE("the end of a chain leaves before the rest, until something comes behi
   CHECK(policy.victim() == slot_id{0});
 }
 
-TEST_CASE("more uses never count for less, nor the end of a chain for more, whatever was seen") {
+TEST_CASE("more uses never count for less, nor the end of a chain for more, after any history") {
   detail::idle_history history(32768, {}, "history");
   detail::reuse_model model(history.length());
   const std::uint8_t once = detail::reuse_model::class_of(1, 3, false);

@@ -134,7 +134,7 @@ TEST_CASE("chains freed tail first leave an LRU's order as it is") {
   CHECK(evict_all(policy) == std::vector<std::uint32_t>{2, 1, 0, 5, 4, 3});
 }
 
-TEST_CASE("a FIFO keeps a shared head until what continues it has gone, and then drops it next") {
+TEST_CASE("a FIFO keeps a shared head until what continues it was evicted, and then drops it next") {
   leaf_only<fifo_eviction> policy(slot_count{5});
   put(policy, 0);
   policy.unpin(slot_id{0});
@@ -201,7 +201,7 @@ TEST_CASE("a parent is set aside at most once for each unpin and each eviction")
   CHECK(policy.policy().pins <= 2 * length);
 }
 
-TEST_CASE("leaf_only passes on what its policy may be told, and nothing else") {
+TEST_CASE("leaf_only passes on what its policy understands, and nothing else") {
   static_assert(keeps_time<leaf_only<retention_eviction>> && retains<leaf_only<retention_eviction>>);
   static_assert(!keeps_time<leaf_only<>> && !retains<leaf_only<>> && !expects_uses<leaf_only<>>);
   leaf_only<retention_eviction> policy(slot_count{2});

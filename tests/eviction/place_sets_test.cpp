@@ -138,7 +138,7 @@ TEST_CASE("place sets refuse more slots than half of what 32 bits number") {
                        length_error);
 }
 
-TEST_CASE("place sets whose memory cannot be had leak nothing") {
+TEST_CASE("place sets whose memory cannot be allocated leak nothing") {
   CHECK(fail_each_allocation(
             [](const metadata_source& source) { place_sets<2>(slot_count{5}, source, "sets"); }) == 3);
 }

@@ -187,7 +187,7 @@ TEST_CASE("a capacity that cannot be indexed is refused with both numbers") {
                        length_error);
 }
 
-TEST_CASE("a policy whose metadata cannot be had says so and leaks nothing") {
+TEST_CASE("a policy whose metadata cannot be allocated says so and leaks nothing") {
   CHECK(fail_each_allocation([](const metadata_source& source) { lru_eviction(slot_count{8}, source); }) ==
         1);
   CHECK(fail_each_allocation([](const metadata_source& source) { lfu_eviction(slot_count{8}, source); }) ==

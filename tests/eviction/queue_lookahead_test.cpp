@@ -123,7 +123,7 @@ TEST_CASE("a horizon without end counts the furthest number there is") {
   CHECK(policy.victim() == slot_id{1});
 }
 
-TEST_CASE("the base of a lookahead can be told what it alone understands") {
+TEST_CASE("the base of a lookahead receives what it alone understands") {
   queue_lookahead<3, retention_eviction> policy(slot_count{2});
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
     policy.insert(slot_id{slot});

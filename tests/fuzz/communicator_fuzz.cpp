@@ -31,7 +31,7 @@ void must(bool holds) {
 }
 
 constexpr std::uint64_t most_early = 4096;
-constexpr std::uint32_t most_frame = max_told_bytes;
+constexpr std::uint32_t most_frame = max_post_bytes;
 
 /// The input, byte by byte; zeros behind its end.
 class script {
@@ -82,8 +82,8 @@ class scripted_peers {
     static_cast<void>(poll(by, handler));
     return handler.keeps_waiting() ? result<void>() : failure{.code = errc::cancelled};
   }
-  void tell(seat_id seat, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-    peers_.tell(seat, header, bytes);
+  void post(seat_id seat, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+    peers_.post(seat, header, bytes);
   }
   template <class Handler>
   bool poll(deadline by, Handler& handler) {
@@ -227,7 +227,7 @@ class scripted_peers {
     socket_options options;
     options.seats = 3;
     options.frame_bytes = most_frame;
-    options.told_bytes = 2 * max_told_bytes;
+    options.post_queue_bytes = 2 * max_post_bytes;
     return options;
   }
 
@@ -235,7 +235,7 @@ class scripted_peers {
   bool is_sealed_;
   socket_options options_ = options_of();
   detail::socket_poller poller_{true};
-  detail::control_channel control_{poller_, 3, options_.told_bytes};
+  detail::control_channel control_{poller_, 3, options_.post_queue_bytes};
   detail::call_schedule calls_{poller_.clock(), 3, options_.first_call_ns, options_.last_call_ns};
   detail::socket_peers peers_{poller_, control_, calls_, options_, 3};
   std::array<other, 2> others_;

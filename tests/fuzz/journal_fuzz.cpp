@@ -22,7 +22,7 @@ using fuzzed_cache = paged_allocator<what_if_traits>;
 /// A cache as the header says, if that is a small one.
 fuzzed_cache small_cache(const journal_header& header) {
   const paged_options& options = header.options;
-  if (options.blocks > 256 || options.most_blocks > 256 || options.block_tokens > 64 ||
+  if (options.blocks > 256 || options.block_capacity > 256 || options.block_tokens > 64 ||
       options.max_sequences > 64 || options.max_sequence_tokens > 100'000) {
     throw length_error("too large to be tried");
   }
@@ -46,8 +46,8 @@ void live(std::span<const std::byte> journal) {
 
 /// A length and as many bytes each.
 std::vector<std::vector<std::byte>> payloads(std::span<const std::byte> from) {
-  std::vector<std::vector<std::byte>> out{
-      llmmem_tests::header_payload({.blocks = 12, .most_blocks = 16, .block_tokens = 2, .max_sequences = 4})};
+  std::vector<std::vector<std::byte>> out{llmmem_tests::header_payload(
+      {.blocks = 12, .block_capacity = 16, .block_tokens = 2, .max_sequences = 4})};
   while (!from.empty()) {
     const auto length = std::min(static_cast<std::size_t>(from[0]), from.size() - 1);
     out.emplace_back(from.begin() + 1, from.begin() + 1 + static_cast<std::ptrdiff_t>(length));

@@ -19,7 +19,7 @@ constexpr llmmem::kv_layout shape{.layers = 1, .heads = 1, .head_dim = 2, .block
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   llmmem::paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 2, .max_sequences = 2, .max_sequence_tokens = 12});
-  std::vector<std::byte> bytes(shape.total_bytes(cache.most_physical_blocks()));
+  std::vector<std::byte> bytes(shape.total_bytes(cache.max_physical_blocks()));
   // Magic, version and fingerprint are right; all behind them is the input's. The digests then hold for what
   // the input says only if its first byte asks for that, so that what lies behind them is reached.
   std::vector<std::byte> stream(sizeof(llmmem::detail::kv_stream_header));
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return true;
   };
   const auto received =
-      llmmem::import_sequence(cache, {bytes.data(), cache.most_physical_blocks(), shape}, source);
+      llmmem::import_sequence(cache, {bytes.data(), cache.max_physical_blocks(), shape}, source);
   if (!received && cache.stats().free_blocks != 8) std::abort();
   if (!cache.audit().empty()) std::abort();
   return 0;

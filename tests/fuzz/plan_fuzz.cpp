@@ -42,7 +42,7 @@ void live(std::string_view text, const schedule_trace& trace) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto trace = small_trace();
   live({reinterpret_cast<const char*>(data), size}, trace);
-  const schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000, 6'000},
+  const schedule_machine machine{.budgets = {trace.max_leased_bytes() + 1'000, 6'000},
                                  .links = {{.bytes_per_second = 1'000'000'000, .duplex = link_duplex::half}},
                                  .edges = {0, 0}};
   std::string text = write_plan(schedule::lookahead{2}(trace, machine));

@@ -33,7 +33,7 @@ struct taker {
   }
   void on_frame(seat_id, const frame_header& header) noexcept { must(room.size() == header.bytes); }
   void on_message(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-    must(bytes.size() == header.bytes && bytes.size() <= max_told_bytes);
+    must(bytes.size() == header.bytes && bytes.size() <= max_post_bytes);
     for (const std::byte each : bytes)
       sum ^= each;
   }
@@ -138,7 +138,7 @@ std::vector<std::byte> framed(std::span<const std::byte> input, detail::socket_l
     const auto n = std::to_integer<std::uint32_t>(input[0]) | (std::to_integer<std::uint32_t>(input[1]) << 8);
     const auto what = std::to_integer<std::uint32_t>(input[2]);
     input = input.subspan(3);
-    const std::uint32_t limit = lane == detail::socket_lane::data ? most_bytes + 50 : max_told_bytes + 50;
+    const std::uint32_t limit = lane == detail::socket_lane::data ? most_bytes + 50 : max_post_bytes + 50;
     detail::wire_header header;
     header.lane = lane;
     header.sort = what % 9 == 0 ? static_cast<detail::frame_sort>(what % 5) : detail::frame_sort::frame;

@@ -69,6 +69,11 @@ WORDS = [
     ("without-it-being", r"\bwithout (?:its|it) (?:being|showing)\b", "unnoticed"),
     ("had-been", r"\bhad (?:it|they|there|one) (?:been|come|gone)\b", "if it had been"),
     ("as-ever", r"\bas ever\b", "as before; as usual"),
+    ("noun-behind", r"\b(?:tokens?|blocks?|bytes|rows?|chunks?|operations?|vectors?|everything|writes?) behind\b"
+                    r"(?![;.]| (?:a|nothing|another|its fence|that fence)\b)", "after; that follow"),
+    ("room-for", r"\b(?:has|have|had|no|more|makes?|made|making|takes?|enough|finds?) room\b",
+     "space, memory; a room is a folder of include/llmmem"),
+    ("of-use", r"\b(?:is|are|be) of use\b", "useful"),
 ]
 # Plain errors in a subject, where nothing can be changed later.
 SUBJECTS = {"who", "whom", "whoever", "somebody", "nobody", "anew", "beside", "be-had", "the-very", "any-more", "sees-to-it",
@@ -84,7 +89,8 @@ KEYS = {"who": "who", "whom": "whom", "whoever": "whoever", "whatever": "whateve
         "sees-to-it": "see", "by-turns": "turns", "becomes-of": " of", "likewise": "likewise", "stay-whole": "whole",
         "give-back": "back", "for-good": "good", "wished": "wish", "bears": "bear", "dear": "dear", "mend": "mend",
         "but-for": "but", "but-where": "but", "noun-more": " more", "till": "till", "in-vain": "vain", "heard": "heard",
-        "reckon": "reckon", "gone": "gone", "at-last": "at", "comes-to-nothing": "nothing", "had-been": "had ", "as-ever": "ever"}
+        "reckon": "reckon", "gone": "gone", "at-last": "at", "comes-to-nothing": "nothing", "had-been": "had ", "as-ever": "ever",
+        "noun-behind": "behind", "room-for": "room", "of-use": "of use"}
 ALLOW = re.compile(r"words-allow\(([a-z-]+)\)(:?)[ ]*([^\n]*)")
 
 

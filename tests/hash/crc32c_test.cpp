@@ -63,7 +63,7 @@ TEST_CASE("by instruction, by table and by bit, in one piece or two, the checksu
   }
 }
 
-TEST_CASE("a lane of zero bytes behind a state is what the tables of lanes say") {
+TEST_CASE("a lane of zero bytes after a state gives what the tables of lanes say") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);

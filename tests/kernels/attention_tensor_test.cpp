@@ -101,7 +101,7 @@ TEST_SUITE("attention_tensor") {
     CHECK(seen > 100'000);
   }
 
-  TEST_CASE("a grid of any size and tables of either form come to the same bits") {
+  TEST_CASE("a grid of any size and tables of either form give the same bits") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -113,7 +113,7 @@ TEST_SUITE("attention_tensor") {
     }
   }
 
-  TEST_CASE("where blocks lie, how they are laid out and how long they are changes no bit") {
+  TEST_CASE("the places, layout and length of blocks change no bit") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

@@ -73,7 +73,7 @@ struct row_counter {
 }  // namespace
 
 TEST_SUITE("batched_copy") {
-  TEST_CASE("every byte of every task comes to its place, and no other is touched") {
+  TEST_CASE("every byte of every task arrives at its place, and no other is touched") {
     for (const auto seed : llmmem_tests::seeds_within(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -103,8 +103,7 @@ TEST_SUITE("batched_copy") {
     CHECK(copy_batch(grid_executor(), tasks, 8, {8, 8}).has_value());
   }
 
-  TEST_CASE(
-      "lengths that tiles cannot count, alignments that are none and lists that are not there are refused") {
+  TEST_CASE("lengths that tiles cannot count, invalid alignments and missing lists are refused") {
     std::vector<std::byte> bytes(64, poison);
     const std::vector<copy_task> tasks{{bytes.data(), bytes.data() + 32, 8}};
     constexpr std::uint64_t past = std::uint64_t{1} << 45;

@@ -78,7 +78,7 @@ struct move_world {
 }  // namespace
 
 TEST_SUITE("block_moves") {
-  TEST_CASE("waves come to what all moves at once come to, and none reads what it writes") {
+  TEST_CASE("waves give the result of all moves at once, and none reads what it writes") {
     for (const auto seed : llmmem_tests::seeds(500)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

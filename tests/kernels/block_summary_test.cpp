@@ -82,7 +82,7 @@ TEST_SUITE("block_summary") {
         for (std::uint32_t b = 0; b < world.columns; ++b) {
           const float bound = bounds[row * world.columns + b];
           if (sequence < 0) {
-            CHECK(bound == untold);
+            CHECK(bound == unknown_tokens);
             continue;
           }
           const std::int32_t length =
@@ -209,7 +209,7 @@ TEST_SUITE("block_summary") {
     }
   }
 
-  TEST_CASE("what does not fit is refused, and blocks that are none are flagged") {
+  TEST_CASE("input that does not fit is refused, and invalid blocks are flagged") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
     alignas(16) std::byte cache[512]{};
     alignas(16) std::byte summaries[64]{};

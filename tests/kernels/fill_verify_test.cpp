@@ -133,7 +133,8 @@ TEST_SUITE("fill_verify") {
     CHECK(std::ranges::count(memory, std::byte{0x5C}) == 100);
   }
 
-  TEST_CASE("what differs is counted, and its first position found, whoever finds it first") {
+  TEST_CASE(
+      "differences are counted, and the first position is found, regardless of which lane finds it first") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -207,7 +208,7 @@ TEST_SUITE("fill_verify") {
     CHECK(report.first < 17 + 3);  // of the part where that is least
   }
 
-  TEST_CASE("nothing is refused where there is nothing, and memory that is none") {
+  TEST_CASE("empty input is accepted, and missing memory is refused") {
     const std::span<std::byte> nothing;
     mismatch_report report;
     CHECK(fill_memory(host_executor{}, nothing, poison_pattern{}).has_value());

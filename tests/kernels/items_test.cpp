@@ -67,7 +67,7 @@ struct lopsided : below_largest {
 }  // namespace
 
 TEST_SUITE("items") {
-  TEST_CASE("every item is done once, whatever a launch may take") {
+  TEST_CASE("every item is done once, for any size of launch") {
     for (const auto seed : llmmem_tests::seeds(100)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -81,7 +81,7 @@ TEST_SUITE("items") {
     }
   }
 
-  TEST_CASE("lanes of a group come to what one lane comes to, each giving its share once") {
+  TEST_CASE("lanes of a group give the result of one lane, each contributing its share once") {
     for (const auto seed : llmmem_tests::seeds(100)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -145,7 +145,7 @@ TEST_SUITE("items") {
   }
 
   TEST_CASE("as many blocks as items need, and at most as many as are allowed") {
-    constexpr std::uint32_t threads = item_launch::usual_threads;
+    constexpr std::uint32_t threads = item_launch::default_threads;
     CHECK(plan_items(0, 32, {}) == item_launch{});
     CHECK(plan_items(1, 1, {}) == item_launch{1, 0});
     CHECK(plan_items(threads, 1, {}) == item_launch{1, 0});

@@ -322,8 +322,7 @@ void count_attention(counting& count) {
   for (const auto& [name, stored] : {std::pair{"bf16", dtype::bf16}, std::pair{"e4m3", dtype::fp8_e4m3}}) {
     const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = stored};
     const auto cache = any_memory(layout.total_bytes(sequences * each), 21);
-    for (const auto arithmetic :
-         {attention_arithmetic::same_everywhere, attention_arithmetic::tensor_cores}) {
+    for (const auto arithmetic : {attention_arithmetic::reproducible, attention_arithmetic::tensor_cores}) {
       for (const std::uint32_t shares : {1U, 8U}) {
         attention_options options{
             .query_heads = query_heads, .element = dtype::bf16, .arithmetic = arithmetic};
@@ -333,7 +332,7 @@ void count_attention(counting& count) {
             any_memory(std::max<std::uint64_t>(attention_workspace_bytes(sequences, layout, options), 1), 22);
         const std::uint64_t bytes = sequences * (tokens * layout.layer_bytes() / layout.block_tokens +
                                                  std::uint64_t{2} * query_heads * 256);
-        const bool is_plain = arithmetic == attention_arithmetic::same_everywhere;
+        const bool is_plain = arithmetic == attention_arithmetic::reproducible;
         count.add(std::string("paged_attention, ") + name + (is_plain ? ", plain, " : ", tensor cores, ") +
                       (shares == 1 ? "whole" : "8 shares"),
                   bytes, [&](const auto& run) {
@@ -385,9 +384,8 @@ void count_parts(counting& count) {
   const std::uint64_t token_bytes = layout.layer_bytes() / layout.block_tokens;
   for (const std::uint32_t sharers : {1U, shared}) {
     const std::uint64_t read = rows / sharers * tokens * token_bytes;
-    for (const auto arithmetic :
-         {attention_arithmetic::same_everywhere, attention_arithmetic::tensor_cores}) {
-      const bool is_plain = arithmetic == attention_arithmetic::same_everywhere;
+    for (const auto arithmetic : {attention_arithmetic::reproducible, attention_arithmetic::tensor_cores}) {
+      const bool is_plain = arithmetic == attention_arithmetic::reproducible;
       count.add(std::string("paged_attention_part, bf16, ") + (is_plain ? "plain, " : "tensor cores, ") +
                     (sharers == 1 ? "each row its own" : "4 rows share"),
                 read + rows * query_heads * 256 + part_bytes, [&](const auto& run) {

@@ -191,7 +191,7 @@ TEST_SUITE("kv_append") {
     }
   }
 
-  TEST_CASE("latent vectors and rotary keys come to are side by side") {
+  TEST_CASE("latent vectors and rotary keys are stored side by side") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(3), poison);
     std::vector<std::byte> latent(5 * 512 * 2);
@@ -301,7 +301,7 @@ TEST_SUITE("kv_append") {
           "append_kv: layer: 2 requested, but the highest allowed is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
           "append_kv: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
-          "cache's most_physical_blocks()");
+          "cache's max_physical_blocks()");
     CHECK(append(slot_front(slots, 8, 3), 0, dtype::fp8_e5m2).message() ==
           "append_kv: blocks hold 8 tokens there and 16 here; build both with the same block_tokens");
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
@@ -346,7 +346,7 @@ TEST_SUITE("kv_append") {
     CHECK(std::ranges::count(cache, std::byte{0x21}) == 4);
   }
 
-  TEST_CASE("elements that are converted must lie where a device can read them, and bytes anywhere") {
+  TEST_CASE("elements that are converted must be where a device can read them, bytes may be anywhere") {
     const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 8, .block_tokens = 4, .element = dtype::bf16};
     alignas(16) std::byte cache[1024]{};
     alignas(16) const std::byte batch[512]{};

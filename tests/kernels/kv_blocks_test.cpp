@@ -78,7 +78,7 @@ bool has_stray(const std::vector<block_pair>& pairs, std::uint64_t from_blocks, 
 }  // namespace
 
 TEST_SUITE("kv_blocks") {
-  TEST_CASE("between memories of any two layouts every vector comes to its place, and nothing else moves") {
+  TEST_CASE("between memories of any two layouts every vector arrives at its place, and nothing else moves") {
     std::uint64_t moved = 0;
     std::uint64_t worlds = 0;
     for (const auto seed : llmmem_tests::seeds_within(600, 100)) {
@@ -215,7 +215,7 @@ TEST_SUITE("kv_blocks") {
     };
     using enum block_order;
     const std::uint64_t tiles = layout.block_bytes() / kv_block_map::tile_bytes;
-    for (const block_order order : {block_first_planes, block_first_apart, layer_between, layer_last})
+    for (const block_order order : {block_first_planes, block_first_separate, layer_between, layer_last})
       CHECK(rows_between(order, order, {0, 32}) == std::pair{tiles, kv_block_map::tile_bytes});
     // Some layers of many: by a token's heads, and vector by vector where a layer's vectors are apart.
     CHECK(rows_between(layer_between, layer_between, {4, 2}) == std::pair{std::uint64_t{64}, 8 * 256U});

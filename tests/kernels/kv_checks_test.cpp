@@ -190,7 +190,7 @@ TEST_SUITE("kv_checks") {
     CHECK(gather(4, 16) == "");
   }
 
-  TEST_CASE("a promised alignment that is none is refused by name") {
+  TEST_CASE("an invalid promised alignment is refused by name") {
     small_world world;
     const scattered_planes planes(layout, 2, world.cache);
     kv_memory cache = planes.memory();
@@ -206,7 +206,7 @@ TEST_SUITE("kv_checks") {
     CHECK(planes.image() != world.cache);
   }
 
-  TEST_CASE("a part of a vector that begins in a table's plane is as aligned as it lies there") {
+  TEST_CASE("a part of a vector that begins in a table's plane has the alignment of its place there") {
     const kv_layout wide{.layers = 1, .heads = 1, .head_dim = 40, .has_values = false};
     const std::vector<std::byte> untouched(wide.total_bytes(2), poison);
     const scattered_planes planes(wide, 2, untouched);

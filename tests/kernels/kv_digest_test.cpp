@@ -45,7 +45,7 @@ std::string told(const result<void>& outcome) {
 }  // namespace
 
 TEST_SUITE("kv_digest") {
-  TEST_CASE("a block's digest is that of its packed bytes, however it lies") {
+  TEST_CASE("a block's digest is that of its packed bytes, in any layout") {
     std::uint64_t strays = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -86,7 +86,7 @@ TEST_SUITE("kv_digest") {
     CHECK(strays > 30);
   }
 
-  TEST_CASE("it is the digest that a pool of packed blocks has, and tells one changed bit") {
+  TEST_CASE("it equals the digest of a pool of packed blocks, and detects one changed bit") {
     const kv_layout layout{
         .layers = 3, .heads = 4, .head_dim = 128, .heads_in_block = llmmem::paging::head_order::hnd};
     std::vector<std::byte> bytes(layout.total_bytes(2));

@@ -225,7 +225,7 @@ TEST_SUITE("kv_gather") {
     CHECK(seen == 50 * 2 * 64);
   }
 
-  TEST_CASE("tables that are none, or of fewer sequences than none, are not read") {
+  TEST_CASE("missing tables, and tables of a negative number of sequences, are not read") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     std::vector<std::byte> cache(layout.total_bytes(1));
     std::vector<std::byte> rows(64, poison);

@@ -190,7 +190,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(positions.written() == std::vector<std::int32_t>{0, 1, 2, 0, 1, -1, -1});
   }
 
-  TEST_CASE("tokens of no sequence are padding, whatever an indptr says") {
+  TEST_CASE("tokens of no sequence are padding, for any indptr") {
     // The first sequence begins late; then they go backwards.
     const std::vector<std::int32_t> indptr{2, 4, 3, 5};
     fenced_array<std::int32_t> batch_indices(8);
@@ -290,7 +290,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(slots[0] == std::int64_t{0x7FFF'FFFF} * (1 << 20) - 1);
   }
 
-  TEST_CASE("pages are those of the definition, blocks that are none stay, and those beyond are reported") {
+  TEST_CASE("pages are those of the definition, invalid blocks stay, and those out of range are reported") {
     for (const auto seed : llmmem_tests::seeds(400)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -298,7 +298,7 @@ TEST_SUITE("kv_metadata") {
       page_expansion of{.rows = below(8),
                         .columns = below(9),
                         .blocks = 1 + below(50),
-                        .pages_a_block = 1 + below(70),
+                        .pages_per_block = 1 + below(70),
                         .plane_offset = below(40),
                         .planes = 1 + below(2)};
       of.row_stride = of.columns + below(4);
@@ -317,7 +317,7 @@ TEST_SUITE("kv_metadata") {
         for (std::uint32_t plane = 0; plane < of.planes; ++plane) {
           for (std::uint32_t column = 0; column < of.columns; ++column) {
             const std::int64_t block = table[row * of.row_stride + column];
-            std::int64_t page = block * of.pages_a_block + std::int64_t{plane} * of.plane_offset;
+            std::int64_t page = block * of.pages_per_block + std::int64_t{plane} * of.plane_offset;
             if (block < 0) {
               page = block;
             } else if (block >= static_cast<std::int64_t>(of.blocks) || page > 0x7FFF'FFFF) {
@@ -342,13 +342,13 @@ TEST_SUITE("kv_metadata") {
     }
   }
 
-  TEST_CASE("the last page that 32 bits have is one, and the next is none") {
+  TEST_CASE("the last page number of 32 bits is valid, and the next is not") {
     const std::vector<std::int32_t> table{0x3FFF'FFFF, 0x4000'0000};
     page_expansion of{.block_table = table.data(),
                       .rows = 1,
                       .columns = 2,
                       .blocks = 0x4000'0001,
-                      .pages_a_block = 2,
+                      .pages_per_block = 2,
                       .plane_offset = 1};
     std::vector<std::int32_t> pages(4);
     std::uint32_t flag = 0;
@@ -363,14 +363,14 @@ TEST_SUITE("kv_metadata") {
     CHECK(pages[1] == -1);
     CHECK(flag == 1);
     // What would come back into range in 32 or 64 bits.
-    of.pages_a_block = 0xFFFF'FFFF;
+    of.pages_per_block = 0xFFFF'FFFF;
     of.plane_offset = 0xFFFF'FFFF;
     expand_pages(grid_executor(), of, pages).value();
     CHECK(pages[0] == -1);
     CHECK(pages[1] == -1);
   }
 
-  TEST_CASE("an indptr that rises and falls again names no block behind the last") {
+  TEST_CASE("an indptr that rises and falls again names no block after the last") {
     const std::vector<std::int32_t> indices{5, 6};
     const std::vector<std::int32_t> lengths{8, 8};
     const std::vector<std::int32_t> rows{0, 0, 0, 1};

@@ -100,7 +100,7 @@ struct two_layouts {
       const bool is_by_channel = random.once_in(2);
       return paging::scale_form{.group = is_by_channel ? scale_group::channel : scale_group::vector,
                                 .element = random.once_in(2) ? dtype::bf16 : dtype::f32,
-                                .place = random.once_in(2) ? scale_place::apart : scale_place::in_block};
+                                .place = random.once_in(2) ? scale_place::separate : scale_place::in_block};
     };
     codes.element = any_code();
     codes.key_scales = any_scales();
@@ -305,7 +305,7 @@ TEST_CASE("the largest bf16 values come back as bf16, and none as an infinity") 
   }
 }
 
-TEST_CASE("a channel with a value that is none is restored as NaNs, and the others are not") {
+TEST_CASE("a channel with a NaN or an infinity is restored as NaNs, and the others are not") {
   constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 3, .has_values = false};
   kv_layout coded = values;
   coded.element = dtype::int4;
@@ -470,7 +470,7 @@ TEST_CASE("a truncation into a closed block reopens it, and a fork that writes l
   // Codes and scales go together into another cache, of another order, whose bytes were others.
   kv_layout elsewhere = growing_codes;
   elsewhere.order = block_order::layer_first;
-  elsewhere.key_scales.place = scale_place::apart;
+  elsewhere.key_scales.place = scale_place::separate;
   blocks_of moved(elsewhere, 8);
   const std::vector<block_pair> pairs{{0, 7}, {1, 5}, {2, 0}};
   REQUIRE(copy_kv_blocks(host_executor{}, moved.view(), parent.closed.view(), pairs));

@@ -38,7 +38,7 @@ static_assert(row_map<counted_map>);
 }  // namespace
 
 TEST_SUITE("launch") {
-  TEST_CASE("every lane of every row is somebody's, and nobody else's") {
+  TEST_CASE("every lane of every row belongs to exactly one thread") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

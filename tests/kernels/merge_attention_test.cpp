@@ -62,8 +62,8 @@ struct merge_how {
 template <log_base Base = log_base::e, class Run = host_executor>
 merged_floats merged(const attention_part_shape& shape, std::span<const attention_part> parts,
                      const merge_how& how = {}, const Run& run = {}) {
-  merged_floats made{std::vector<float>(shape.rows * shape.query_heads * shape.value_dim, untold),
-                     std::vector<float>(shape.rows * shape.query_heads, untold)};
+  merged_floats made{std::vector<float>(shape.rows * shape.query_heads * shape.value_dim, unknown_tokens),
+                     std::vector<float>(shape.rows * shape.query_heads, unknown_tokens)};
   const std::uint64_t vector = std::uint64_t{shape.value_dim} * sizeof(float);
   merged_attention<Base> out;
   out.out = {reinterpret_cast<std::byte*>(made.out.data()), vector * shape.query_heads, vector};
@@ -230,7 +230,7 @@ merged_floats merged_of(std::vector<part_memory> parts, const merge_how& how = {
 }  // namespace
 
 TEST_SUITE("merge_attention") {
-  TEST_CASE("rows cut into any parts come to what they are whole, within 1e-6 of the largest value") {
+  TEST_CASE("rows cut into any parts give the result of the whole row, within 1e-6 of the largest value") {
     double worst = 0;
     std::uint64_t seen = 0;
     for (const auto seed : seeds(200, 40)) {
@@ -298,7 +298,7 @@ TEST_SUITE("merge_attention") {
       const attended whole = attend(world, host_executor{});
       const attention_part_shape shape = part_shape_of(world);
       const auto merge = [&](std::vector<part_memory>& parts) {
-        attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+        attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
         merged_attention<> out;
         out.out = {made.out.data(), world.out_strides[0], world.out_strides[1]};
         out.element = world.options.element;
@@ -335,7 +335,7 @@ TEST_SUITE("merge_attention") {
         attend_part(world, host_executor{}, table_form::csr, parts.back(), cuts.begins[i].data(),
                     cuts.ends[i].data());
       }
-      attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+      attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
       merged_attention<> out;
       out.out = {made.out.data(), world.out_strides[0], world.out_strides[1]};
       out.element = world.options.element;
@@ -440,7 +440,8 @@ TEST_SUITE("merge_attention") {
     CHECK(std::isnan(merged_of({all, one}).out[0]));
   }
 
-  TEST_CASE("no part comes to zeros and to a logarithm of nothing; one keeps its bits, a zero's sign too") {
+  TEST_CASE(
+      "no parts give zeros and a logarithm of -infinity; one part keeps its bits, including a zero's sign") {
     const merged_floats nothing = merged_of({});
     CHECK(nothing.out == std::vector<float>(8, 0.0F));
     CHECK(nothing.log_sum_exp[0] == -infinity);
@@ -482,8 +483,8 @@ TEST_SUITE("merge_attention") {
     parts[0].set(1, 0, {0, 1});
     std::fill_n(parts[0].sum(1, 0), 8, 2.0F);
     const merged_floats made = merged({2, 1, 8}, views(parts), {.sequences = sequences});
-    CHECK(made.out[0] == untold);
-    CHECK(made.log_sum_exp[0] == untold);
+    CHECK(made.out[0] == unknown_tokens);
+    CHECK(made.log_sum_exp[0] == unknown_tokens);
     CHECK(made.out[8] == 2);
     for (const auto seed : seeds(40)) {
       CAPTURE(seed);
@@ -502,8 +503,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE(
-      "what other kernels leave is imported, whatever base they count to and however they say nothing") {
+  TEST_CASE("parts of other kernels are imported, for either base and any form of an empty part") {
     // Two rows of two heads; the second head of row 0 and all of row 1 are empty.
     const attention_part_shape shape{2, 2, 8};
     std::vector<float> out(32, 3.0F);
@@ -559,7 +559,7 @@ TEST_SUITE("merge_attention") {
     CHECK(import_attention(host_executor{}, shape, of, in_place).code() == errc::no_conversion);
   }
 
-  TEST_CASE("ranks among which tokens are dealt come to the whole, with windows and cut ranges") {
+  TEST_CASE("ranks that share the tokens give the result of the whole, with windows and cut ranges") {
     double worst = 0;
     std::uint64_t seen = 0;
     for (const auto seed : seeds(120, 30)) {
@@ -726,7 +726,7 @@ TEST_SUITE("merge_attention") {
           "import_attention: of.log_sum_exp: 8 entries needed, but 0 given; make it longer");
   }
 
-  TEST_CASE("a part of attention is refused where it does not fit, and ranges that are none are flagged") {
+  TEST_CASE("a part of attention is refused if it does not fit, and invalid ranges are flagged") {
     std::mt19937_64 random(3);
     attention_world world(random);
     while (world.rows == 0 || !world.sequences.empty())

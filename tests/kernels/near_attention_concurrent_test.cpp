@@ -141,7 +141,8 @@ template <class... Holders>
 
 TEST_SUITE("near_attention") {
   TEST_CASE(
-      "a rank that asks the others comes to the whole, and the bytes on the link are those of the formula") {
+      "a rank that asks the others gets the result of the whole, and the bytes on the link are those of the "
+      "formula") {
     for (const auto seed : seeds(24, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -191,7 +192,7 @@ TEST_SUITE("near_attention") {
     }
   }
 
-  TEST_CASE("ranks among which tokens are dealt ask each other, and all come to the same bits") {
+  TEST_CASE("ranks that share the tokens ask each other, and all get the same bits") {
     for (const auto seed : seeds(24, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -249,7 +250,7 @@ TEST_SUITE("near_attention") {
   }
 
   TEST_CASE(
-      "what a rank refuses is told to the one that asked, in its words, and the next query is answered") {
+      "a rank's refusal is reported to the rank that asked, in its words, and the next query is answered") {
     std::mt19937_64 random(3);
     const near_world near(random);
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {

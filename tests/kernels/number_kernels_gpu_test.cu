@@ -256,7 +256,7 @@ void check_metadata(std::uint64_t seed, cudaStream_t stream) {
                                    .columns = max_blocks,
                                    .row_stride = max_blocks,
                                    .blocks = blocks,
-                                   .pages_a_block = 6,
+                                   .pages_per_block = 6,
                                    .plane_offset = 3};
     return token_sequences(run, batch, sequence_of).has_value() &&
            token_positions(run, batch, sequence_of, position_of, at.flags).has_value() &&

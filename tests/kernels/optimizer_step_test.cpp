@@ -269,7 +269,7 @@ TEST_SUITE("optimizer_step") {
     }
   }
 
-  TEST_CASE("8-bit moments are near those of floats, and a group with what is no number is told") {
+  TEST_CASE("8-bit moments are near those of floats, and a group with a NaN is reported") {
     constexpr std::uint64_t count = 1000;
     std::mt19937_64 random(3);
     const auto start = drawn_floats(count, 0.1, 0, random);

@@ -64,7 +64,7 @@ struct one_head {
   };
   came attend(attention_options options) {
     flag = 0;
-    came made{std::vector<float>(layout.head_dim, untold), untold};
+    came made{std::vector<float>(layout.head_dim, unknown_tokens), unknown_tokens};
     options.query_heads = 1;
     options.element = dtype::f32;
     options.log_sum_exp = &made.log_sum_exp;
@@ -120,7 +120,7 @@ TEST_SUITE("paged_attention") {
     CHECK(seen > 50'000);
   }
 
-  TEST_CASE("a grid of any size and tables of either form come to the same bits as the host") {
+  TEST_CASE("a grid of any size and tables of either form give the same bits as the host") {
     for (const auto seed : seeds(100, 30)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -132,7 +132,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("where blocks lie, how they are laid out and how long they are changes no bit") {
+  TEST_CASE("the places, layout and length of blocks change no bit") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -142,7 +142,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("a cache in several allocations comes to the same bits as one of a piece") {
+  TEST_CASE("a cache in several allocations gives the same bits as one of a piece") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -153,7 +153,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("rows that share their tokens come to the bits that they have alone") {
+  TEST_CASE("rows that share their tokens get the bits that they have alone") {
     for (const auto seed : seeds(40, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -248,12 +248,12 @@ TEST_SUITE("paged_attention") {
       CHECK(negative.flag == 1);
       one_head stranger = world;
       stranger.sequence = 1;
-      CHECK(stranger.attend({}).out[0] == untold);
+      CHECK(stranger.attend({}).out[0] == unknown_tokens);
       CHECK(stranger.flag == 1);
     }
   }
 
-  TEST_CASE("a row whose every token has no place comes to zeros, and to a logarithm of nothing") {
+  TEST_CASE("a row without any token in the cache gives zeros, and a logarithm of -infinity") {
     one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 5);
     std::ranges::fill(world.query, 1.0F);
     std::ranges::fill(world.cache, 1.0F);
@@ -273,7 +273,7 @@ TEST_SUITE("paged_attention") {
     const reversed_blocks tables{.num_sequences = 2, .strange = &was_strange};
     const std::int32_t sequences[] = {-1, 1, 2, 0, -7};
     const std::vector<float> query(5 * 8);
-    std::vector<float> out(5 * 8, untold);
+    std::vector<float> out(5 * 8, unknown_tokens);
     std::uint32_t flag = 0;
     paged_attention(host_executor{}, tables, {.rows = 5, .sequences = sequences},
                     {reinterpret_cast<const std::byte*>(query.data()), 32, 32},
@@ -285,7 +285,7 @@ TEST_SUITE("paged_attention") {
     CHECK(flag == 1);
     const std::vector<float> came{out[0], out[8], out[16], out[24], out[32]};
     // Sequence 1 has blocks 1 and 0, of which it has nine tokens: 8 to 15 and 0.
-    CHECK(came == std::vector<float>{untold, 92.0F / 9, untold, 92.0F / 9, untold});
+    CHECK(came == std::vector<float>{unknown_tokens, 92.0F / 9, unknown_tokens, 92.0F / 9, unknown_tokens});
   }
 
   TEST_CASE("a row longer than its shares were planned for is attended to whole") {
@@ -470,7 +470,7 @@ TEST_SUITE("paged_attention") {
           "are 3 and 2");
   }
 
-  TEST_CASE("of a length that no table has room for the table is attended to, and the flag tells") {
+  TEST_CASE("for a length beyond its table, the tokens of the table are attended to, and the flag is set") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     one_head world(layout, 16);
     for (std::uint64_t t = 0; t < 16; ++t)

@@ -54,7 +54,7 @@ TEST_SUITE("token_lists") {
     const std::vector<float> query(8);
     std::uint32_t flag = 0;
     const auto attended_to = [&](const std::vector<std::int32_t>& listed, std::int32_t count) {
-      std::vector<float> out(8, untold);
+      std::vector<float> out(8, unknown_tokens);
       flag = 0;
       const token_lists<padded_table_view> lists{.tables = tables,
                                                  .listed = listed.data(),

@@ -138,7 +138,7 @@ TEST_SUITE("xor_blocks") {
     }
   }
 
-  TEST_CASE("a delta is what differs, its bits tell where, and applied it makes the one of the other") {
+  TEST_CASE("a delta has what differs, its bits say where, and applying it turns one state into the other") {
     for (const auto seed : llmmem_tests::seeds(120)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -192,7 +192,7 @@ TEST_SUITE("xor_blocks") {
     });
   }
 
-  TEST_CASE("applying leaves pages alone whose bit is not set, whatever the delta has there") {
+  TEST_CASE("applying a delta leaves pages alone whose bit is not set, regardless of its bytes there") {
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

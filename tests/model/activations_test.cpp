@@ -20,9 +20,11 @@ constexpr model_shape gpt3{.name = "gpt3-175b",
                            .context = 2048};
 
 constexpr std::uint64_t mib(std::uint64_t tensor_parallel, sequence_parallel split, recompute again) {
-  const std::uint64_t bytes = activation_bytes_per_layer(
-      gpt3,
-      {.sequence = 2048, .batch = 1, .tensor_parallel = tensor_parallel, .split = split, .again = again});
+  const std::uint64_t bytes = activation_bytes_per_layer(gpt3, {.sequence = 2048,
+                                                                .batch = 1,
+                                                                .tensor_parallel = tensor_parallel,
+                                                                .split = split,
+                                                                .recomputed = again});
   return bytes % (1024 * 1024) == 0 ? bytes / (1024 * 1024) : 0;
 }
 

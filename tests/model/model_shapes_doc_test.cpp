@@ -61,10 +61,10 @@ std::string activations_table() {
       {"8 tensor-parallel ranks", {.sequence = 2048, .tensor_parallel = 8}},
       {"and sequence parallel", {.sequence = 2048, .tensor_parallel = 8, .split = on}},
       {"8 ranks, selective recomputation",
-       {.sequence = 2048, .tensor_parallel = 8, .again = recompute::selective}},
+       {.sequence = 2048, .tensor_parallel = 8, .recomputed = recompute::selective}},
       {"and sequence parallel",
-       {.sequence = 2048, .tensor_parallel = 8, .split = on, .again = recompute::selective}},
-      {"full recomputation", {.sequence = 2048, .tensor_parallel = 8, .again = recompute::full}},
+       {.sequence = 2048, .tensor_parallel = 8, .split = on, .recomputed = recompute::selective}},
+      {"full recomputation", {.sequence = 2048, .tensor_parallel = 8, .recomputed = recompute::full}},
   };
   std::string table = "| GPT-3 175B, 2048 tokens, batch 1 | MiB a layer |\n|---|---|\n";
   for (const line& l : lines) {

@@ -189,7 +189,7 @@ TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
       "tensor \"b\" has data_offsets [1, 3], which another reaches into"));
 }
 
-TEST_CASE("JSON that is none, or not what it must be, is refused with its byte") {
+TEST_CASE("invalid or unexpected JSON is refused with the byte") {
   CHECK(has(refusal("", 0), "byte 8: '{' must be here"));
   CHECK(has(refusal("[]", 0), "byte 8: '{' must be here"));
   CHECK(has(refusal("{} x", 0), "byte 11: the JSON must end here"));

@@ -59,7 +59,7 @@ struct rig {
 
 }  // namespace
 
-TEST_CASE("a cache on a device stores behind its stream's fences and loads to be followed") {
+TEST_CASE("a cache on a device stores after its stream's fences, and its loads can be followed") {
   rig r;
   std::vector<token_id> prompt(16);
   std::iota(prompt.begin(), prompt.end(), 0);
@@ -81,7 +81,7 @@ TEST_CASE("a cache on a device stores behind its stream's fences and loads to be
   auto load = r.tiers.prepare_load(two, chain).value();
   const auto first_layer = load.issue(0).value();
   CHECK(r.queue.follow(std::span(&first_layer, 1)));
-  CHECK(load.complete().is_whole());
+  CHECK(load.complete().is_complete());
   const kv_memory was{.data = const_cast<std::byte*>(before.data()), .blocks = 9, .layout = layout};
   std::vector<std::byte> expected(layout.block_bytes());
   std::vector<std::byte> found(layout.block_bytes());

@@ -131,7 +131,7 @@ TEST_CASE("slots of a first tier with a granularity go down and come up whole") 
     cache.match(sequence, std::span(prompt).first(16)).value();
     auto load = tiers.prepare_load(sequence, chain, 16).value();
     const auto came = load.complete();
-    CHECK(came.is_whole());
+    CHECK(came.is_complete());
     const std::uint64_t tokens = cache.tokens(sequence);
     CHECK(tokens == (must_load ? 16 : 0));
     const auto table = cache.blocks(sequence);

@@ -78,7 +78,7 @@ std::uint64_t block_ids(const Cache& cache) {
   if constexpr (requires { cache.groups(); }) {
     return cache.pool().block_ids();
   } else {
-    return cache.most_physical_blocks();
+    return cache.max_physical_blocks();
   }
 }
 
@@ -171,7 +171,7 @@ class world {
       case 4:
       case 5:
       case 14:
-        if (!requests_.empty()) go_on(requests_[pick()]);
+        if (!requests_.empty()) proceed(requests_[pick()]);
         return;
       case 6:
         return tiers_.progress();
@@ -230,7 +230,7 @@ class world {
   }
 
   /// One request goes on: its load by a layer, or to its end.
-  void go_on(request& of) {
+  void proceed(request& of) {
     if (of.load) {
       // An engine that commits all its sequences at the end of a step caches nothing that is not there.
       if (random_.once_in(3)) cache_.commit(of.sequence.id).value();
@@ -254,12 +254,12 @@ class world {
   void finish_load(request& of) {
     const offload::load_result came = of.load.complete();
     loaded_tokens_ += came.tokens > came.first ? came.tokens - came.first : 0;
-    if (!came.is_whole()) ++failed_loads_;
+    if (!came.is_complete()) ++failed_loads_;
     if (cache_.epoch(of.sequence.id) != cache_.epoch()) {
       of.is_bad = true;
       return;
     }
-    if (!came.is_whole() && !cache_.truncate(of.sequence.id, came.tokens)) {
+    if (!came.is_complete() && !cache_.truncate(of.sequence.id, came.tokens)) {
       of.is_bad = true;
       return;
     }

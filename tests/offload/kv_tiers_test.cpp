@@ -51,7 +51,7 @@ struct rig {
   explicit rig(kv_tiers_options options = {}, offload::store_policy down = write_through{},
                std::uint64_t slots = 8, std::uint64_t lower_slots = 16)
       : cache({.blocks = 8, .block_tokens = 4, .max_sequences = 8, .max_sequence_tokens = 64, .name = "kv"}),
-        contents(one_group, cache.most_physical_blocks()),
+        contents(one_group, cache.max_physical_blocks()),
         host({.budget = slots * block_bytes}),
         below(lower_slots * block_bytes),
         tiers(cache, manual_mover(contents, stream), with_clock(options),
@@ -128,7 +128,7 @@ TEST_CASE("what was stored is loaded layer by layer, and found by match when the
   const kv_sequence before = r.stored(prompt);
   const kv_chain chain(r.cache, prompt);
   const sequence_id id = r.cache.create().value();
-  const offload::kv_where where = r.tiers.lookup(id, chain);
+  const offload::kv_lookup_result where = r.tiers.lookup(id, chain);
   CHECK(where.tokens == 20);
   CHECK(where.next == answer::hit);
   CHECK(where.blocks[0] == 5);
@@ -141,7 +141,7 @@ TEST_CASE("what was stored is loaded layer by layer, and found by match when the
   CHECK(r.contents.at(0, r.cache.blocks(id)[4], 1, 3) != kv_contents::value(before.digests[19], 0, 1));
   CHECK(r.cache.cached_tokens(prompt) == 0);
   const offload::load_result came = load.complete();
-  CHECK(came.is_whole());
+  CHECK(came.is_complete());
   CHECK(came.tokens == 20);
   CHECK(came.blocks[0] == 5);
   CHECK(r.wrong(before, id, 20) == "");
@@ -169,10 +169,10 @@ TEST_CASE("lookup moves nothing and has four answers") {
   CHECK(load.wanted() == 8);
   CHECK(r.tiers.lookup_block(chain, 0, 0).first == answer::pending);
   CHECK(r.tiers.lookup_block(chain, 0, 3).first == answer::hit);
-  const offload::kv_where other = r.tiers.lookup(chain, 0);
+  const offload::kv_lookup_result other = r.tiers.lookup(chain, 0);
   CHECK(other.tokens == 0);
   CHECK(other.next == answer::pending);
-  CHECK(load.complete().is_whole());
+  CHECK(load.complete().is_complete());
 
   // A tier that failed does not answer for a while, which is no miss.
   r.below.refuse(1);
@@ -199,7 +199,7 @@ TEST_CASE("two requests that want one block load it once") {
   auto none = r.tiers.prepare_load(two, chain).value();
   CHECK_FALSE(none);
   CHECK(r.cache.tokens(two) == 0);
-  CHECK(load.complete().is_whole());
+  CHECK(load.complete().is_complete());
   CHECK(r.below.transfers().begun() - before == 4);
   CHECK(r.cache.match(two, prompt).value().tokens == 16);
   CHECK(r.cache.blocks(one)[0] == r.cache.blocks(two)[0]);
@@ -217,7 +217,7 @@ TEST_CASE("a flipped bit is a miss of its block, and only what follows is comput
   REQUIRE(reads.size() == 4);
   r.below.transfers().end(reads[2], ending::flipped);
   const offload::load_result came = load.complete();
-  CHECK_FALSE(came.is_whole());
+  CHECK_FALSE(came.is_complete());
   CHECK(came.tokens == 8);
   CHECK(came.failed_blocks == 1);
   CHECK(came.why.code == errc::checksum_differs);
@@ -228,7 +228,7 @@ TEST_CASE("a flipped bit is a miss of its block, and only what follows is comput
   CHECK(r.tiers.stats().tiers[1].damaged == 1);
 }
 
-TEST_CASE("what does not come within the patience is computed, and comes to no harm when it arrives") {
+TEST_CASE("blocks that do not arrive within the patience are computed, and their late arrival does no harm") {
   rig r({.patience_ns = 100});
   const auto prompt = count_up(0, 16);
   const kv_sequence before = r.stored(prompt);
@@ -266,7 +266,7 @@ TEST_CASE("a load can have a patience of its own") {
   auto patient = r.tiers.prepare_load(id, chain, {.patience_ns = 1000}).value();
   r.now += 500;
   r.below.transfers().end_all();
-  CHECK(patient.complete().is_whole());
+  CHECK(patient.complete().is_complete());
   r.cache.release(id).value();
   r.cache.drop_idle();
   r.tiers.flush();
@@ -339,7 +339,7 @@ TEST_CASE("store policies have their names' meaning") {
     r.cache.release(other.id).value();
     const sequence_id id = r.cache.create().value();
     auto load = r.tiers.prepare_load(id, chain).value();
-    CHECK(load.complete().is_whole());
+    CHECK(load.complete().is_complete());
     CHECK(r.wrong(one, id, 8) == "");
   }
   SUBCASE("a first tier that writes back sends down what it evicts") {
@@ -409,7 +409,7 @@ TEST_CASE("a load larger than the first tier goes through it") {
   auto load = r.tiers.prepare_load(id, chain).value();
   load.wait(0).value();
   load.wait(1).value();
-  CHECK(load.complete().is_whole());
+  CHECK(load.complete().is_complete());
   CHECK(r.wrong(before, id, 32) == "");
 }
 
@@ -485,7 +485,7 @@ TEST_CASE("a paged sequence may grow while its load runs, so that layers are com
     compute(r.contents, before, 16, 22, r.table(before.id));
     CHECK(r.cache.commit(before.id).value() == 0);
     const offload::load_result came = load.complete();
-    CHECK(came.is_whole() == !fails);
+    CHECK(came.is_complete() == !fails);
     CHECK(came.tokens == (fails ? 12 : 16));
     CHECK(r.cache.cached_tokens(before.tokens) == came.tokens);
     CHECK(r.wrong(before, before.id, came.tokens) == "");
@@ -574,7 +574,7 @@ TEST_CASE("a cache may have other observers next to the link") {
   paged_allocator<two_observers> cache(
       {.blocks = 4, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16},
       two_observers::observer(event_log({.events = 64}), offload::tier_link{}));
-  kv_contents contents(one_group, cache.most_physical_blocks());
+  kv_contents contents(one_group, cache.max_physical_blocks());
   transfer_list stream{true};
   host_space host({.budget = 4 * block_bytes});
   kv_tiers tiers(cache, manual_mover(contents, stream), {.store = write_back{}, .load_headroom = 0},
@@ -620,13 +620,13 @@ TEST_CASE("of a hybrid cache windows load their window, and states their last sn
   const kv_chain chain(cache, one.tokens);
   kv_sequence two = one;
   two.id = cache.create().value();
-  const offload::kv_where where = tiers.lookup(two.id, chain);
+  const offload::kv_lookup_result where = tiers.lookup(two.id, chain);
   CHECK(where.tokens == 32);
   CHECK(where.blocks[0] == 8 + 2 + 1);
   auto load = tiers.prepare_load(two.id, chain).value();
   for (std::size_t g = 0; g < groups.size(); ++g)
     load.wait(1, g).value();
-  CHECK(load.complete().is_whole());
+  CHECK(load.complete().is_complete());
   CHECK(wrong_contents(contents, two, 32, table_of(two.id)) == "");
   CHECK(cache.cached_tokens(one.tokens) == 32);
   CHECK(cache.audit() == sound);

@@ -108,7 +108,7 @@ TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguo
     all.copies_on_write += found.counts.copies_on_write;
     all.rolled_back += found.counts.rolled_back;
     accepted += found.paged.accepted;
-    CHECK(found.counts.most_blocks <= found.counts.most_unshared);
+    CHECK(found.counts.block_capacity <= found.counts.most_unshared);
   }
   // Nothing of this is left out by chance.
   CHECK(all.shared_tokens > 100);
@@ -117,7 +117,7 @@ TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguo
   CHECK(accepted > 20);
 }
 
-TEST_CASE("neither drafts nor chunks nor other requests change what a request comes to") {
+TEST_CASE("neither drafts nor chunks nor other requests change the result of a request") {
   std::uint64_t without_drafts = 0;
   for (const auto seed : llmmem_tests::seeds(12)) {
     CAPTURE(seed);
@@ -234,7 +234,7 @@ TEST_CASE("forms cost what their bits say") {
   }
 }
 
-TEST_CASE("the program tells digests, and what was shared, as JSON") {
+TEST_CASE("the program reports digests, and what was shared, as JSON") {
   const auto [status, out, notes] =
       run({"--requests", "2", "--answer", "20", "--layers", "2", "--no-errors", "--json", "--hnd"});
   REQUIRE(status == exit_status::success);
@@ -251,7 +251,7 @@ TEST_CASE("the program tells digests, and what was shared, as JSON") {
   CHECK(found["digest"] == "e89abf3f9ead7ae2");
 }
 
-TEST_CASE("blocks are handed out in two orders, whatever the seed and the first of them") {
+TEST_CASE("blocks are handed out in two orders, for any seed and any first block") {
   constexpr std::uint64_t most = ~std::uint64_t{0};
   for (const std::uint64_t before : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, most}) {
     for (const std::uint64_t seed : {std::uint64_t{0}, most - before, most - 1, most}) {

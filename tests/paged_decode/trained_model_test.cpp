@@ -196,7 +196,7 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("heads that attention cannot read are told, with what it can") {
+TEST_CASE("heads that attention cannot read are reported, with those that it can") {
   const std::vector<std::uint8_t> text(20);
   for (const std::size_t head : {12U, 264U}) {
     CHECK_THROWS_WITH_AS(
@@ -209,7 +209,7 @@ TEST_CASE("heads that attention cannot read are told, with what it can") {
   }
 }
 
-TEST_CASE("a model that diverged is told, and JSON has numbers alone") {
+TEST_CASE("a model that diverged is reported, and JSON has only numbers") {
   const std::vector<std::uint8_t> text(20);
   for (const float factor : {std::numeric_limits<float>::quiet_NaN(), 1e30F}) {
     CHECK_THROWS_WITH_AS(

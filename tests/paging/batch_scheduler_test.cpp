@@ -150,7 +150,7 @@ std::uint64_t live_every_life(std::uint64_t blocks, std::uint32_t requests, std:
 
 }  // namespace
 
-TEST_CASE("whatever the environment does, no request is stuck and no token lost, with blocks for just one") {
+TEST_CASE("with blocks for just one request, none is stuck and no token is lost, in any environment") {
   // Three tokens of prompt, five of answer: four blocks hold the longest request, and nothing beside it.
   CHECK(live_every_life<cache_type, false>(4, 2, 5) > 500);
   CHECK(live_every_life<cache_type, true>(4, 2, 5) > 500);
@@ -214,7 +214,7 @@ TEST_CASE(
   CHECK(lost > 500);
 }
 
-TEST_CASE("requests come and go by the lengths of a production trace, which nobody tells in advance") {
+TEST_CASE("requests come and go by the lengths of a production trace, which are not known in advance") {
   const char* folder = std::getenv("LLMMEM_DATA_DIR");
   std::ifstream trace(std::string(folder == nullptr ? "" : folder) + "/azure_llm_inference_2023_conv.csv");
   if (!trace) {
@@ -285,7 +285,7 @@ TEST_CASE("what can never run is refused when it comes, with the reason") {
   CHECK(cache.stats().active_blocks == 0);
 }
 
-TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks it needs") {
+TEST_CASE("the next request is blocked, not exhausted, while others hold the blocks it needs") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -301,7 +301,7 @@ TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks i
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
-TEST_CASE("a request that waits behind one with nothing to compute learns what it waits for") {
+TEST_CASE("a request that waits after one with nothing to compute learns what it waits for") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -359,7 +359,7 @@ struct meddling_engine {
 
 }  // namespace
 
-TEST_CASE("callbacks that call the scheduler are told to wait until it is done, and change nothing") {
+TEST_CASE("callbacks that call the scheduler are refused until it is done, and change nothing") {
   meddling_engine engine;
   cache_type cache({.blocks = 3,
                     .block_tokens = 4,
@@ -392,7 +392,7 @@ TEST_CASE("callbacks that call the scheduler are told to wait until it is done, 
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a request whose sequence somebody released behind its back ends, and no other") {
+TEST_CASE("a request whose sequence another caller released ends, and no other does") {
   cache_type cache({.blocks = 8, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -412,7 +412,7 @@ TEST_CASE("a request whose sequence somebody released behind its back ends, and 
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a request that outgrows a sequence while it waits ends, and those behind it run") {
+TEST_CASE("a request that outgrows a sequence while it waits ends, and those after it run") {
   cache_type cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 16});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -460,7 +460,7 @@ TEST_CASE("admission collects what fences have let go") {
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
-TEST_CASE("a prompt goes in parts, and those who run go first") {
+TEST_CASE("a prompt is computed in parts, and running requests go first") {
   cache_type cache({.blocks = 64, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {.max_step_tokens = 10});

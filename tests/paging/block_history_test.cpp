@@ -19,7 +19,7 @@ struct debug_traits : paged_traits {
 
 }  // namespace
 
-TEST_CASE("an audit tells who did what to the block it blames") {
+TEST_CASE("an audit names the actor and the transition of the block it blames") {
   paged_allocator<debug_traits> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.extend(one, 4));
@@ -36,18 +36,18 @@ TEST_CASE("a ring keeps the latest transitions, those of one block oldest first"
   owner_ring<3> ring;
   const block_id one{1};
   const block_id two{2};
-  CHECK(ring.trail(one).empty());
-  ring.act_for(7);
+  CHECK(ring.history_of(one).empty());
+  ring.set_actor(7);
   ring.note(one, llmmem::paging::transition::allocated);
   ring.note(two, llmmem::paging::transition::allocated);
-  ring.act_for(llmmem::paging::nobody);
+  ring.set_actor(llmmem::paging::no_actor);
   ring.note(one, llmmem::paging::transition::freed);
-  CHECK(ring.trail(one) == "#0 allocated by sequence 7, #2 freed");
+  CHECK(ring.history_of(one) == "#0 allocated by sequence 7, #2 freed");
   ring.note(two, llmmem::paging::transition::freed);
-  CHECK(ring.trail(one) == "#2 freed");
+  CHECK(ring.history_of(one) == "#2 freed");
 }
 
-TEST_CASE("no history takes no room") {
+TEST_CASE("no history takes no space") {
   CHECK(std::is_empty_v<llmmem::paging::no_history>);
-  CHECK(paging::no_history{}.trail(block_id{1}).empty());
+  CHECK(paging::no_history{}.history_of(block_id{1}).empty());
 }

@@ -141,7 +141,7 @@ TEST_CASE_TEMPLATE("pins are counted, and an unpin too many is refused", Cache, 
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE_TEMPLATE("observers are told which contents are wrong", Cache, paged_allocator<paged_told>,
+TEST_CASE_TEMPLATE("observers learn which contents are wrong", Cache, paged_allocator<paged_told>,
                    paged_allocator<paged_told_two>, hybrid_allocator<hybrid_told>) {
   losses told;
   Cache cache = make<Cache>(told);

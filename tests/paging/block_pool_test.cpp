@@ -188,7 +188,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are distinguished, an
   CHECK(pool.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a batch with one bad member releases none, wherever it stands") {
+TEST_CASE("a batch with one bad member releases none, at any position of it") {
   for (std::size_t bad = 0; bad < 4; ++bad) {
     CAPTURE(bad);
     block_pool<> pool({.blocks = 8});
@@ -241,7 +241,8 @@ TEST_CASE("references stop at their limit instead of wrapping round") {
   CHECK(pool.check(block));
 }
 
-TEST_CASE("eviction tells who loses contents, in order, before the block is handed out") {
+TEST_CASE(
+    "an eviction reports the blocks that lose their contents, in order, before the block is handed out") {
   block_pool<> pool({.blocks = 3});
   std::array<block_id, 3> ids;
   REQUIRE(pool.allocate(ids));
@@ -295,7 +296,7 @@ TEST_CASE("a policy that is too small for the pool is refused before it is used"
   CHECK_NOTHROW(block_pool<>({.blocks = 9}, lru_eviction(slot_count{10})));
 }
 
-TEST_CASE("a pool whose metadata cannot be had says so and leaks nothing") {
+TEST_CASE("a pool whose metadata cannot be allocated says so and leaks nothing") {
   CHECK(fail_each_allocation(
             [](const metadata_source& source) { block_pool<>({.blocks = 10, .metadata = source}); }) == 3);
 }

@@ -11,7 +11,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("blocks are one behind the other and do not overlap") {
+TEST_CASE("blocks follow each other and do not overlap") {
   host_space host({.budget = 1 << 20});
   const block_storage storage(host, 5, 96);
   CHECK(storage.range().bytes == 480);
@@ -21,7 +21,7 @@ TEST_CASE("blocks are one behind the other and do not overlap") {
   }
   CHECK(storage.at(block_id{5}).error().message() ==
         "block_storage: block 5 asked for, but the memory has 5, numbered from 0; build the memory with the "
-        "cache's most_physical_blocks()");
+        "cache's max_physical_blocks()");
 }
 
 TEST_CASE("a fork's first write goes into a copy of the block it shared") {

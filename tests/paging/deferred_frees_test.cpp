@@ -50,7 +50,7 @@ TEST_CASE("nothing comes back before its fence, and then each group tail first")
   CHECK(queue.held() == 0);
 }
 
-TEST_CASE("a group behind an unpassed fence holds back those after it") {
+TEST_CASE("a group behind an unpassed fence delays those after it") {
   host_timeline slow;
   host_timeline quick;
   const host_fence waiting = slow.issue();
@@ -64,7 +64,7 @@ TEST_CASE("a group behind an unpassed fence holds back those after it") {
   CHECK(collect(queue).blocks == ids({1, 2}));
 }
 
-TEST_CASE("a full queue refuses the whole group and says how much room there is") {
+TEST_CASE("a full queue refuses the whole group and says how much space there is") {
   host_timeline stream;
   const host_fence fence = stream.issue();
   deferred_frees<host_fence> queue(4, 2, {});
@@ -105,14 +105,14 @@ TEST_CASE("the rings run over their end any number of times") {
   }
 }
 
-TEST_CASE("null blocks are passed over, and take no room") {
+TEST_CASE("null blocks are skipped, and take no space") {
   deferred_frees<host_fence> queue(2, 2, {});
   REQUIRE(queue.push(ids({0, 7, 0, 8, 0}), {}));
   CHECK(queue.held() == 2);
   CHECK(collect(queue).blocks == ids({8, 7}));
 }
 
-TEST_CASE("a queue whose metadata cannot be had says so and leaks nothing") {
+TEST_CASE("a queue whose metadata cannot be allocated says so and leaks nothing") {
   CHECK(fail_each_allocation(
             [](const metadata_source& source) { deferred_frees<host_fence>(4, 4, source); }) == 2);
 }

@@ -63,7 +63,7 @@ struct mirror {
 
 std::map<key_numbers, std::uint32_t> index_of(const logged_cache& cache) {
   std::map<key_numbers, std::uint32_t> all;
-  for (std::uint32_t i = 1; i < cache.most_physical_blocks(); ++i) {
+  for (std::uint32_t i = 1; i < cache.max_physical_blocks(); ++i) {
     if (cache.index().contains(block_id{i}))
       all.emplace(numbers(cache.index().key(block_id{i})), cache.index().tokens(block_id{i}));
   }
@@ -115,7 +115,7 @@ TEST_CASE(
   CHECK(followed > 10'000);
 }
 
-TEST_CASE("an event says key, parent, context, block, tokens and where they lie") {
+TEST_CASE("an event has key, parent, context, block, tokens and their position") {
   logged_cache cache({.blocks = 4, .block_tokens = 4}, event_log({.events = 8, .group = 3, .medium = 2}));
   const prefix_context context{.salt = {7, 8}, .extra_keys = {9, 0}};
   const auto sequence = cache.create(context).value();
@@ -145,7 +145,8 @@ TEST_CASE("an event says key, parent, context, block, tokens and where they lie"
   CHECK(out[0].medium == 2);
 }
 
-TEST_CASE("a reader that fell behind learns how many are lost, and reads on from the oldest that is kept") {
+TEST_CASE(
+    "a reader that fell behind learns how many events are lost, and continues from the oldest that is kept") {
   event_log log({.events = 4});
   for (int i = 0; i < 7; ++i)
     log.clear();

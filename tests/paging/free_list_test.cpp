@@ -35,7 +35,7 @@ using ascending_pool = block_pool<lru_eviction, ascending_free_list>;
 
 }  // namespace
 
-TEST_CASE("the ascending free list gives the block behind, else the lowest, as a sorted set does") {
+TEST_CASE("the ascending free list returns the next block, otherwise the lowest, as a sorted set does") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -70,7 +70,7 @@ TEST_CASE("the ascending free list gives the block behind, else the lowest, as a
   }
 }
 
-TEST_CASE("the stack gives back what came last, and forgets high ids in place") {
+TEST_CASE("the stack returns what came last, and forgets high ids in place") {
   lifo_free_list list(8, {});
   for (const std::uint64_t each : {3U, 7U, 1U, 8U, 2U})
     list.push(id(each));
@@ -111,7 +111,7 @@ TEST_CASE_TEMPLATE("a pool is resized while it is in use, and its blocks come an
     random_numbers random(seed);
     const std::uint64_t most = 1 + random.below(std::uint64_t{40});
     const std::uint64_t begin = 1 + random.below(most);
-    Pool pool({.blocks = begin, .most_blocks = most, .name = "kv"});
+    Pool pool({.blocks = begin, .block_capacity = most, .name = "kv"});
     std::vector<block_id> held;
     std::set<block_id> cached;
     const auto forget = [&](std::span<const block_id> blocks) noexcept {
@@ -182,17 +182,17 @@ TEST_CASE_TEMPLATE("a pool is resized while it is in use, and its blocks come an
 }
 
 TEST_CASE("a size that the pool was not built for is refused") {
-  block_pool<> pool({.blocks = 4, .most_blocks = 8, .name = "kv"});
-  CHECK(pool.most_blocks() == 8);
+  block_pool<> pool({.blocks = 4, .block_capacity = 8, .name = "kv"});
+  CHECK(pool.block_capacity() == 8);
   CHECK(pool.resize(0).error().message() ==
-        "kv: 0 blocks asked for, but the pool allows 1 to 8; build it with a larger most_blocks to grow "
+        "kv: 0 blocks asked for, but the pool allows 1 to 8; build it with a larger block_capacity to grow "
         "further");
   CHECK(pool.resize(9).code() == errc::bad_block_count);
   CHECK(pool.resize(8).value() == 0);
   CHECK(pool.available() == 8);
   CHECK_THROWS_WITH_AS(
-      block_pool<>({.blocks = 4, .most_blocks = 3, .name = "kv"}),
-      "kv: most_blocks is 3; use 4 (what it starts with) to 2147483646, or 0 for a pool that never grows",
+      block_pool<>({.blocks = 4, .block_capacity = 3, .name = "kv"}),
+      "kv: block_capacity is 3; use 4 (what it starts with) to 2147483646, or 0 for a pool that never grows",
       length_error);
 }
 

@@ -67,7 +67,7 @@ struct telling : hybrid_traits {
 
 }  // namespace
 
-TEST_CASE("an observer is told the block, its tokens and the key before it, in its group's block size") {
+TEST_CASE("an observer learns the block, its tokens and the key before it, in its group's block size") {
   told all;
   hybrid_allocator<telling> cache(options(20), teller{&all});
   const auto sequence = cache.create({.salt = {3, 0}}).value();
@@ -135,7 +135,7 @@ TEST_CASE("a log of all groups has one order, and says of which group each event
   }
 }
 
-TEST_CASE("a group's observer is told of that group alone") {
+TEST_CASE("a group's observer learns of that group alone") {
   const hybrid_options how = options(20);
   hybrid_allocator<measured> cache(how, each_group<cache_metrics<>>(groups.size(), [&](std::size_t) {
                                      return cache_metrics<>({.blocks = block_ids(how) - 1});

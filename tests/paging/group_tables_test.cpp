@@ -17,7 +17,7 @@ using namespace llmmem_tests;
 
 static_assert(block_table_source<paging::group_tables<hybrid_allocator<>>>);
 
-TEST_CASE("the tables and slots of every group name the bytes at which its tokens lie") {
+TEST_CASE("the tables and slots of every group name the bytes at which its tokens are") {
   const std::array groups{full_attention({"full", 1, 48, 4}), sliding_window({"window", 1, 16, 8}, 12)};
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);

@@ -39,7 +39,7 @@ TEST_CASE("one byte past or before a block is seen, and named") {
   }
 }
 
-TEST_CASE("what nobody wrote reads as NaN") {
+TEST_CASE("memory that was never written reads as NaN") {
   host_space host({.budget = 1 << 16});
   guarded_storage<host_space> memory(host, 2, 16);
   float value = 0;

@@ -43,7 +43,7 @@ TEST_CASE("of forks that grow in one batch all but the last get copies, each of 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a batch that one group cannot serve grows nobody, and says what all of it lacks") {
+TEST_CASE("a batch that one group cannot serve grows no sequence, and says what all of it lacks") {
   cache_type cache = small_cache(6);
   const auto one = cache.create().value();
   const auto two = cache.create().value();

@@ -47,7 +47,7 @@ std::vector<std::uint64_t> cuts(const cache_type& cache, sequence_id sequence) {
 
 }  // namespace
 
-TEST_CASE("a rejected draft is taken back behind full attention, a window and a chunk") {
+TEST_CASE("a rejected draft is taken back under full attention, a window and a chunk") {
   const std::array groups{full, local, chunked};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -68,7 +68,7 @@ TEST_CASE("a rejected draft is taken back behind full attention, a window and a 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("what a window has left behind cannot be had back, and the refusal says how far a cut may go") {
+TEST_CASE("blocks that left a window cannot be restored, and the refusal says how far a cut may go") {
   const std::array groups{full, local};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -124,7 +124,7 @@ TEST_CASE("states can be cut to the ends of blocks that the last append filled, 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a draft on a fork is taken back whatever the groups keep") {
+TEST_CASE("a draft on a fork is taken back regardless of what the groups keep") {
   const std::array groups{full, local, mamba};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -184,7 +184,7 @@ TEST_CASE("a sequence that was cut to nothing is as a new one") {
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a cut past the end, or of nobody, is refused by name") {
+TEST_CASE("a cut past the end, or of no sequence, is refused by name") {
   const std::array groups{full};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();

@@ -34,7 +34,7 @@ cache_type cache_of(std::uint64_t blocks, std::uint64_t max_deferred = unlimited
 
 }  // namespace
 
-TEST_CASE("what a window leaves behind while a kernel reads it comes back behind its fence") {
+TEST_CASE("blocks that leave a window while a kernel reads them return behind its fence") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto sequence = cache.create().value();
@@ -67,7 +67,7 @@ TEST_CASE("what a window leaves behind while a kernel reads it comes back behind
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a sequence that ends behind a fence is gone at once, its blocks are not") {
+TEST_CASE("a sequence that ends behind a fence ends at once, its blocks do not") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto ended = cache.create().value();
@@ -142,7 +142,7 @@ TEST_CASE("a full queue keeps what could go, and refuses what must") {
   CHECK(cache.stats().pages.active_bytes == 0);
 }
 
-TEST_CASE("what is cut off while a kernel reads it comes back behind its fence") {
+TEST_CASE("blocks that are cut off while a kernel reads them return behind its fence") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto sequence = cache.create().value();

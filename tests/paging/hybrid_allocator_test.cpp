@@ -27,7 +27,7 @@ std::vector<bool> held(const cache_type& cache, sequence_id sequence, std::size_
 
 }  // namespace
 
-TEST_CASE("tables keep their length, and null blocks stand where nothing is looked at any more") {
+TEST_CASE("tables keep their length, with null blocks where nothing is read any longer") {
   cache_type cache = small_cache();
   const auto sequence = cache.create().value();
   const auto room = cache.append(sequence, count_up(0, 18)).value();
@@ -98,10 +98,10 @@ TEST_CASE("an append that one group cannot serve changes no group, and says whic
   cache.append(sequence, count_up(0, 8)).value();  // a page of each
   std::array<group_shortage, 3> lacks{};
   CHECK(cache.shortage(sequence, 12, lacks).value());
-  CHECK(lacks[0].lacking() == 0);
-  CHECK(lacks[1].lacking() == 0);
+  CHECK(lacks[0].missing() == 0);
+  CHECK(lacks[1].missing() == 0);
   CHECK(lacks[1].pages == 1);
-  CHECK(lacks[2].lacking() == 2);
+  CHECK(lacks[2].missing() == 2);
   const auto none = cache.append(sequence, count_up(8, 12));
   CHECK(none.error().message() ==
         "kv: group 2 needs 2 blocks, but 0 are available to it; release sequences, or build it with a larger "
@@ -127,7 +127,7 @@ TEST_CASE("kernels get tables in units, with zeros where nothing is") {
   CHECK(cache.write_table(sequence, 1, std::span(out).first(4)).code() == errc::size_mismatch);
 }
 
-TEST_CASE("a full prefix chain makes room by giving up what is idle") {
+TEST_CASE("a full prefix chain makes space by evicting idle blocks") {
   const std::array groups{full_attention({"full", 1, 10, 4})};
   cache_type cache({.groups = groups,
                     .budget_bytes = 4000,

@@ -62,7 +62,7 @@ TEST_CASE("after a reset no group finds what was before, nor what a running sequ
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("an invalid block leaves the cache with all behind it, in every group, and nothing else") {
+TEST_CASE("an invalid block leaves the cache with all that follows it, in every group, and nothing else") {
   cache_type cache = small_cache();
   const auto prompt = count_up(0, 24);
   const auto other = count_up(500, 24);
@@ -91,7 +91,7 @@ TEST_CASE("an invalid block leaves the cache with all behind it, in every group,
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a sequence that looked at an invalid block before its window left it caches nothing behind it") {
+TEST_CASE("a sequence that read an invalid block before its window left it caches nothing after it") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};
   cache_type cache({.groups = groups, .budget_bytes = 8192, .page_bytes = 256, .max_sequence_tokens = 64});
   const sequence_id id = written(cache, count_up(0, 8));
@@ -138,7 +138,7 @@ TEST_CASE("a prefix that two have computed outlives the one whose blocks were ca
   }
 }
 
-TEST_CASE("sequences longer than the chain was built for are cached in windows and states all the same") {
+TEST_CASE("sequences longer than the chain was built for are still cached in windows and states") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 8), state_snapshots("s", 1, 64, 4)};
   cache_type cache({.groups = groups,
                     .budget_bytes = 4096,

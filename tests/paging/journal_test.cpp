@@ -75,7 +75,7 @@ std::string reason_of(const std::vector<std::byte>& payload) {
 
 }  // namespace
 
-TEST_CASE("whatever was done, a replay comes to the same outcomes and the same state") {
+TEST_CASE("a replay of any calls gives the same outcomes and the same state") {
   CHECK(worlds_replay<traced_traits>(300) > 100);
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("every operation's arguments are written in the format's order, to the
   const std::array hints{
       access_hint{.next_use = 18, .session = 19, .cost = 2, .keep = {.priority = 20, .until = 21}}};
   const sequence_id own{3, 4, owner};
-  const std::array batch{paging::growth{.sequence = own, .tokens = two, .untold = 22}};
+  const std::array batch{paging::growth{.sequence = own, .tokens = two, .unknown_tokens = 22}};
   const std::array moves{block_move{block_id{23}, block_id{24}}};
   const detail::journal_arguments given{
       .sequence = own,
@@ -303,9 +303,9 @@ TEST_CASE("the checksum is CRC-32C") {
   CHECK(crc32c(0, std::as_bytes(std::span(text))) == 0xE306'9283U);  // the published check value
 }
 
-TEST_CASE("the header has the options, and the configuration as it was told") {
+TEST_CASE("the header has the options, and the configuration as given") {
   const plain_journal cache({.blocks = 9,
-                             .most_blocks = 12,
+                             .block_capacity = 12,
                              .block_tokens = 4,
                              .max_sequences = 3,
                              .max_sequence_tokens = 40,
@@ -321,7 +321,7 @@ TEST_CASE("the header has the options, and the configuration as it was told") {
   CHECK(header.options.epoch == 77);
   CHECK(header.configuration == "anything");
   CHECK(header.options.blocks == 9);
-  CHECK(header.options.most_blocks == 12);
+  CHECK(header.options.block_capacity == 12);
   CHECK(header.options.block_tokens == 4);
   CHECK(header.options.max_sequences == 3);
   CHECK(header.options.max_sequence_tokens == 40);
@@ -372,7 +372,7 @@ TEST_CASE("a replay stops where it is asked to") {
   CHECK(before.end().reason.empty());
 }
 
-TEST_CASE("after a crash the index is restored, with nobody in it") {
+TEST_CASE("after a crash the index is restored, without sequences") {
   host_timeline stream;
   plain_journal cache({.blocks = 8, .block_tokens = 4}, memory_journal(10'000));
   const auto first = cache.create().value();
@@ -466,7 +466,7 @@ TEST_CASE("journaling allocates nothing beyond the sink") {
     const auto id = cache.create();
     static_cast<void>(cache.match(*id, prompt));
     static_cast<void>(cache.append(*id, prompt));
-    const std::array batch{paging::growth{.sequence = *id, .untold = 3}};
+    const std::array batch{paging::growth{.sequence = *id, .unknown_tokens = 3}};
     static_cast<void>(cache.append_batch(batch, out));
     static_cast<void>(cache.commit(*id));
     static_cast<void>(cache.release_after(*id, {}));
@@ -546,7 +546,7 @@ TEST_CASE("records out of any order are a divergence, not a crash") {
             .empty());
 }
 
-TEST_CASE("whatever stands in records, a replay ends with a sound cache") {
+TEST_CASE("for any contents of records, a replay ends with a sound cache") {
   std::uint64_t replayed_records = 0;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);

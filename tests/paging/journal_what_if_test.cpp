@@ -138,7 +138,7 @@ TEST_CASE("for prompts by keys no policy hits more than MIN, which knows what co
   CHECK(more > 3);
 }
 
-TEST_CASE("a sequence that finds no room is given up and counted, and those after it continue") {
+TEST_CASE("a sequence that finds no blocks is given up and counted, and those after it continue") {
   traced_journal cache({.blocks = 8, .block_tokens = 4, .max_sequences = 4}, memory_journal(10'000));
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6, 7, 8};
   const auto first = cache.create().value();
@@ -163,7 +163,7 @@ TEST_CASE("a sequence that finds no room is given up and counted, and those afte
   CHECK(asked.hit_ratio() == 1.0);
 }
 
-TEST_CASE("whatever was journaled can be asked of every policy and size") {
+TEST_CASE("any journal can be replayed under every policy and size") {
   std::uint64_t skipped = 0;
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);

@@ -183,16 +183,15 @@ TEST_CASE("any forms are copied between any orders and places, and nothing else 
   }
 }
 
-TEST_CASE("records of today's engines lie where those put them") {
+TEST_CASE("records of today's engines are where those engines put them") {
   // vLLM: fp8 with a scale for each token and head right behind its values, K and V joined.
-  constexpr kv_layout fp8{
-      .layers = 1,
-      .heads = 8,
-      .head_dim = 128,
-      .element = dtype::fp8_e4m3,
-      .order = block_order::layer_first_joined,
-      .key_scales = {.group = scale_group::vector, .place = scale_place::behind_vector},
-      .value_scales = {.group = scale_group::vector, .place = scale_place::behind_vector}};
+  constexpr kv_layout fp8{.layers = 1,
+                          .heads = 8,
+                          .head_dim = 128,
+                          .element = dtype::fp8_e4m3,
+                          .order = block_order::layer_first_joined,
+                          .key_scales = {.group = scale_group::vector, .place = scale_place::after_vector},
+                          .value_scales = {.group = scale_group::vector, .place = scale_place::after_vector}};
   static_assert(fp8.checked().block_bytes() == 16ULL * 8 * 264);
   CHECK(at(fp8, plane_role::key_scale, 0) == 128);
   CHECK(at(fp8, plane_role::value, 0) == 132);
@@ -220,7 +219,7 @@ TEST_CASE("records of today's engines lie where those put them") {
   CHECK(at(global, plane_role::value, 0) == 16 * 8 * 72 + 4);
   kv_layout pools = nvfp4;
   pools.order = block_order::layer_first;
-  pools.key_scales.place = pools.value_scales.place = scale_place::apart;
+  pools.key_scales.place = pools.value_scales.place = scale_place::separate;
   CHECK(pools.fragments() == 4);
   CHECK(at(pools, plane_role::value, 0) == 8 * 16 * 8 * 64);
   CHECK(at(pools, plane_role::key_scale, 0) == 8 * 16 * 8 * 128);
@@ -232,7 +231,7 @@ TEST_CASE("records of today's engines lie where those put them") {
       .block_tokens = 64,
       .has_values = false,
       .element = dtype::fp8_e4m3,
-      .key_scales = {.group = scale_group::run, .run = 128, .place = scale_place::behind_vector},
+      .key_scales = {.group = scale_group::run, .run = 128, .place = scale_place::after_vector},
       .rotary_dim = 64,
       .index_dim = 128,
       .index_scales = {.group = scale_group::vector},
@@ -252,7 +251,7 @@ TEST_CASE("records of today's engines lie where those put them") {
                                 .element = dtype::fp4_e2m1,
                                 .key_scales = {.group = scale_group::run,
                                                .element = dtype::fp8_e4m3,
-                                               .place = scale_place::behind_rotary},
+                                               .place = scale_place::after_rotary},
                                 .rotary_dim = 64,
                                 .rotary_element = dtype::fp8_e4m3};
   static_assert(nvfp4_mla.checked().block_bytes() == 64ULL * 352);
@@ -308,7 +307,7 @@ TEST_CASE("each form and part has a fingerprint of its own, and places change th
       CHECK(of_all.insert(arranged.fingerprint()).second);
       CHECK(arranged.content_fingerprint() == each.content_fingerprint());
       if (each.key_scales.group == scale_group::none) continue;
-      arranged.key_scales.place = scale_place::apart;
+      arranged.key_scales.place = scale_place::separate;
       CHECK(of_all.insert(arranged.fingerprint()).second);
       CHECK(arranged.content_fingerprint() == each.content_fingerprint());
     }
@@ -318,7 +317,7 @@ TEST_CASE("each form and part has a fingerprint of its own, and places change th
 TEST_CASE("fields that say nothing change no fingerprint") {
   kv_layout said = llama;
   said.value_element = llama.element;
-  said.key_scales = {.element = dtype::f16, .run = 4, .numbers = 2, .place = scale_place::apart};
+  said.key_scales = {.element = dtype::f16, .run = 4, .numbers = 2, .place = scale_place::separate};
   said.rotary_element = dtype::f16;
   said.index_element = dtype::bf16;
   said.index_scales.run = 7;
@@ -399,10 +398,10 @@ TEST_CASE("forms and parts that cannot be are refused") {
   CHECK(text_of([](kv_layout& l) { l.value_scales = {.group = scale_group::run, .run = 0}; }) ==
         "kv_layout: value_scales.run: vectors of 128 elements are not a whole number of runs of 0");
   CHECK(text_of([](kv_layout& l) {
-          l.key_scales = {.group = scale_group::channel, .place = scale_place::behind_vector};
+          l.key_scales = {.group = scale_group::channel, .place = scale_place::after_vector};
         }) ==
         "kv_layout: key_scales.place: scales by channel apply to all tokens of a block, so they cannot be "
-        "behind a vector; use in_block or apart");
+        "behind a vector; use in_block or separate");
   CHECK(text_of([](kv_layout& l) {
           l.has_values = false;
           l.value_scales.group = scale_group::vector;

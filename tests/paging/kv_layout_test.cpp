@@ -69,7 +69,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
         return {l, b, inner, innermost, plane};
       case block_order::block_first_joined:
         return {b, l, inner, innermost, plane};
-      case block_order::block_first_apart:
+      case block_order::block_first_separate:
         return {plane, b, l, inner, innermost};
       case block_order::layer_between:
         return {plane, b, inner, l, innermost};
@@ -228,7 +228,7 @@ TEST_CASE("a plane begins where the table says, or where the strides do") {
   }
 }
 
-TEST_CASE("whatever differs changes the fingerprint, and what is only order leaves that of the contents") {
+TEST_CASE("any difference changes the fingerprint, and a difference of order keeps that of the contents") {
   std::vector<kv_layout> contents(10, llama);
   contents[1].layers = 33;
   contents[2].heads = 4;

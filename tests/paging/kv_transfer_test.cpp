@@ -348,7 +348,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
   small.blocks = 3;
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, small, line.sink()).error().message() ==
         "prefill: block 3 asked for, but the memory has 3, numbered from 0; build the memory with the "
-        "cache's most_physical_blocks()");
+        "cache's max_physical_blocks()");
   const auto full = [](std::span<const std::byte>) noexcept { return false; };
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), full).error().message() ==
         "prefill: the other side of the stream stopped; start the transfer again");
@@ -366,7 +366,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
   beyond.blocks = 4;
   CHECK(import_sequence(decode.cache, beyond, line.source()).error().message() ==
         "decode: block 8 asked for, but the memory has 4, numbered from 0; build the memory with the cache's "
-        "most_physical_blocks()");
+        "max_physical_blocks()");
 
   const sequence_id busy = decode.cache.create().value();
   REQUIRE(decode.cache.extend(busy, 16));

@@ -150,9 +150,9 @@ TEST_CASE("the scan finds the longest length that every group can serve, as tryi
     std::uint64_t found = 0;
     for (std::uint64_t n = 1; n <= length && !scan.is_exhausted(); ++n) {
       for (std::size_t g = 0; g < groups.size(); ++g) {
-        if (n % groups[g].block_tokens == 0) scan.see(g, cached[g][n / groups[g].block_tokens - 1]);
+        if (n % groups[g].block_tokens == 0) scan.add(g, cached[g][n / groups[g].block_tokens - 1]);
       }
-      if (scan.serves(n)) found = n;
+      if (scan.has_hit(n)) found = n;
     }
     REQUIRE(found == longest);
     hits += longest != 0 ? 1 : 0;

@@ -76,8 +76,8 @@ TEST_CASE("of sequences that share their last block a batch counts a copy for al
 TEST_CASE("a batch keeps a watermark, and names all it needs when it cannot") {
   paged_allocator<> cache({.blocks = 6, .block_tokens = 4, .name = "kv"});
   const std::array<llmmem::paging::growth, 2> batch{
-      paging::growth{.sequence = cache.create().value(), .untold = 9},
-      paging::growth{.sequence = cache.create().value(), .untold = 4}};
+      paging::growth{.sequence = cache.create().value(), .unknown_tokens = 9},
+      paging::growth{.sequence = cache.create().value(), .unknown_tokens = 4}};
   std::array<append_result, 2> out{};
   CHECK(cache.append_batch(batch, out, 3).error().message() ==
         "kv: 7 blocks needed, 6 free or evictable; release sequences, or build the cache with more blocks");
@@ -93,19 +93,19 @@ TEST_CASE("a batch with a bad entry changes nothing and says which") {
   const sequence_id one = cache.create().value();
   const sequence_id two = cache.create().value();
   std::array<append_result, 3> out{};
-  const std::array<llmmem::paging::growth, 3> twice{paging::growth{.sequence = one, .untold = 1},
-                                                    paging::growth{.sequence = two, .untold = 1},
-                                                    paging::growth{.sequence = one, .untold = 1}};
+  const std::array<llmmem::paging::growth, 3> twice{paging::growth{.sequence = one, .unknown_tokens = 1},
+                                                    paging::growth{.sequence = two, .unknown_tokens = 1},
+                                                    paging::growth{.sequence = one, .unknown_tokens = 1}};
   CHECK(cache.append_batch(twice, out).error().message() ==
         "kv: sequence 0 is listed again at place 2 of a batch of 3; put its tokens into one entry");
-  const std::array<llmmem::paging::growth, 3> long_one{paging::growth{.sequence = one, .untold = 1},
-                                                       paging::growth{.sequence = two, .untold = 13},
+  const std::array<llmmem::paging::growth, 3> long_one{paging::growth{.sequence = one, .unknown_tokens = 1},
+                                                       paging::growth{.sequence = two, .unknown_tokens = 13},
                                                        paging::growth{}};
   CHECK(cache.append_batch(long_one, out).code() == errc::sequence_full);
-  const std::array<llmmem::paging::growth, 3> huge{paging::growth{.sequence = one, .untold = unlimited},
-                                                   paging::growth{}, paging::growth{}};
+  const std::array<llmmem::paging::growth, 3> huge{
+      paging::growth{.sequence = one, .unknown_tokens = unlimited}, paging::growth{}, paging::growth{}};
   CHECK(cache.append_batch(huge, out).code() == errc::sequence_full);
-  const std::array<llmmem::paging::growth, 3> none{paging::growth{.sequence = one, .untold = 1},
+  const std::array<llmmem::paging::growth, 3> none{paging::growth{.sequence = one, .unknown_tokens = 1},
                                                    paging::growth{.sequence = two}, paging::growth{}};
   CHECK(cache.append_batch(none, out).code() == errc::null_handle);
   CHECK(cache.append_batch(std::span(none).first(2), out).code() == errc::size_mismatch);
@@ -113,12 +113,12 @@ TEST_CASE("a batch with a bad entry changes nothing and says which") {
   CHECK(cache.stats().free_blocks == 8);
 }
 
-TEST_CASE("a batch mixes told and untold tokens") {
+TEST_CASE("a batch mixes known and unknown tokens") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   const auto told = tokens(8);
   const std::array<llmmem::paging::growth, 1> batch{
-      paging::growth{.sequence = one, .tokens = told, .untold = 3}};
+      paging::growth{.sequence = one, .tokens = told, .unknown_tokens = 3}};
   std::array<append_result, 1> out{};
   REQUIRE(cache.append_batch(batch, out));
   CHECK(cache.tokens(one) == 11);
@@ -146,7 +146,8 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   CHECK(relief.victims.size() == 1);
 
   SUBCASE("a batch asks too") {
-    const std::array<llmmem::paging::growth, 1> batch{paging::growth{.sequence = wanting, .untold = 4}};
+    const std::array<llmmem::paging::growth, 1> batch{
+        paging::growth{.sequence = wanting, .unknown_tokens = 4}};
     std::array<append_result, 1> out{};
     REQUIRE(cache.append_batch(batch, out));
     CHECK(relief.victims.empty());
@@ -165,8 +166,9 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   SUBCASE("relief may take a sequence of the batch that asked") {
     const sequence_id other = cache.create().value();
     relief.victims = {wanting};
-    const std::array<llmmem::paging::growth, 2> batch{paging::growth{.sequence = other, .untold = 4},
-                                                      paging::growth{.sequence = wanting, .untold = 1}};
+    const std::array<llmmem::paging::growth, 2> batch{
+        paging::growth{.sequence = other, .unknown_tokens = 4},
+        paging::growth{.sequence = wanting, .unknown_tokens = 1}};
     std::array<append_result, 2> out{};
     CHECK(cache.append_batch(batch, out).code() == errc::stale_handle);
     CHECK(cache.tokens(other) == 0);
@@ -191,7 +193,7 @@ TEST_CASE("low blocks are reported once each time they fall below the line") {
   CHECK(relief.asked.size() == 2);
 }
 
-TEST_CASE("a match that revives blocks and a pool that is made smaller are told as low, too") {
+TEST_CASE("a match that revives blocks and a pool that is shrunk are also reported as low") {
   preemptor relief;
   paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief, .low = 4}});
@@ -243,7 +245,7 @@ struct forker {
 
 }  // namespace
 
-TEST_CASE("the low notice comes when the operation is done, so that whoever is told may use the sequence") {
+TEST_CASE("the low notice comes when the operation is done, so that its receiver may use the sequence") {
   forker told;
   paged_allocator<> cache(
       {.blocks = 4, .block_tokens = 4, .pressure = {.call = &forker::call, .context = &told, .low = 3}});
@@ -270,7 +272,7 @@ TEST_CASE("relief that removes the reason to copy is relief") {
   }
   SUBCASE("for a batch") {
     relief.victims = {cache.fork(one).value()};
-    const std::array<llmmem::paging::growth, 1> batch{paging::growth{.sequence = one, .untold = 1}};
+    const std::array<llmmem::paging::growth, 1> batch{paging::growth{.sequence = one, .unknown_tokens = 1}};
     std::array<append_result, 1> out{};
     CHECK(cache.append_batch(batch, out));
   }
@@ -297,8 +299,9 @@ TEST_CASE("the cost of a prompt is what it then takes") {
 }
 
 TEST_CASE("an allocator grows and shrinks while sequences live") {
-  paged_allocator<ascending_traits> cache({.blocks = 4, .most_blocks = 8, .block_tokens = 4, .name = "kv"});
-  CHECK(cache.most_physical_blocks() == 9);
+  paged_allocator<ascending_traits> cache(
+      {.blocks = 4, .block_capacity = 8, .block_tokens = 4, .name = "kv"});
+  CHECK(cache.max_physical_blocks() == 9);
   const sequence_id one = cache.create().value();
   CHECK(cache.extend(one, 20).code() == errc::out_of_blocks);
   CHECK(cache.resize(8).value() == 0);
@@ -316,7 +319,7 @@ TEST_CASE("an allocator grows and shrinks while sequences live") {
 }
 
 TEST_CASE("a sequence whose blocks retired for a while is cached whole again, head first") {
-  paged_allocator<ascending_traits> cache({.blocks = 4, .most_blocks = 8, .block_tokens = 4});
+  paged_allocator<ascending_traits> cache({.blocks = 4, .block_capacity = 8, .block_tokens = 4});
   // Its table: block 1, then one above the later end, then blocks below it.
   const sequence_id first = cache.create().value();
   REQUIRE(cache.extend(first, 4));

@@ -46,7 +46,8 @@ hit_blocks worlds_hold(std::uint64_t count) {
 
 }  // namespace
 
-TEST_CASE("every sequence reads back its own values, whatever is shared, copied, evicted and deferred") {
+TEST_CASE(
+    "every sequence reads its own values, regardless of sharing, copies, evictions and deferred frees") {
   const hit_blocks hits = worlds_hold<world_traits>(250);
   CHECK(hits.all > in_worlds(4'000));
   CHECK(hits.by_key > in_worlds(700));

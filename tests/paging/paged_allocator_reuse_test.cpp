@@ -90,7 +90,8 @@ TEST_CASE("the longest beginning of a cached block is copied") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a block that no sequence uses is taken over, one in use or with others behind it is copied") {
+TEST_CASE(
+    "a block that no sequence uses is taken over; one in use, or with blocks that follow it, is copied") {
   paged_allocator<stealing_traits> cache({.blocks = 16, .block_tokens = 4});
   const auto one = tokens(8);
   const sequence_id first = write(cache, one);
@@ -166,7 +167,7 @@ TEST_CASE("where beginnings are shared, no more blocks are hit than were asked f
   CHECK(cache.stats().requested_blocks == 2);  // by the writer, which found none, and by this one
 }
 
-TEST_CASE("equal blocks are returned for the cached ones, at once or behind a fence") {
+TEST_CASE("own blocks are replaced by equal cached ones, at once or behind a fence") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   host_timeline stream;
   const auto prompt = tokens(10);
@@ -197,7 +198,7 @@ TEST_CASE("equal blocks are returned for the cached ones, at once or behind a fe
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("duplicates that no deferred free has room for stay where they are") {
+TEST_CASE("duplicates for which the deferred frees have no space stay where they are") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
   const auto prompt = tokens(8);
   const sequence_id one = cache.create().value();
@@ -242,7 +243,7 @@ TEST_CASE("a fork that is kept pins what it holds") {
   CHECK(cache.cached_tokens(tokens(8)) == 8);
 }
 
-TEST_CASE("policies are told contents, places, sessions, costs and worth") {
+TEST_CASE("policies receive contents, places, sessions, costs and worth") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const auto prompt = tokens(10);
   const request_hints hints{.session = 77, .cost = 3, .keep = {.priority = 60}};
@@ -281,7 +282,7 @@ TEST_CASE("policies are told contents, places, sessions, costs and worth") {
   CHECK(told.at(next).keep == retention{});
 }
 
-TEST_CASE("of the ranges told, a sequence remembers the last four, and the later set holds") {
+TEST_CASE("of the retained ranges, a sequence remembers the last four, and a later one wins") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   for (std::uint8_t i = 0; i < 5; ++i)
@@ -296,7 +297,7 @@ TEST_CASE("of the ranges told, a sequence remembers the last four, and the later
   CHECK(priority(4) == 4);
 }
 
-TEST_CASE("what is told of contents that are cached elsewhere already is told of those") {
+TEST_CASE("hints about contents that are already cached in another block apply to that block") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   const sequence_id two = cache.create().value();
@@ -314,7 +315,7 @@ TEST_CASE("what is told of contents that are cached elsewhere already is told of
   CHECK(priority(1) == 70);
 }
 
-TEST_CASE("a range told of a block of which only a part is committed holds for it at once") {
+TEST_CASE("a retention of a block of which only a part is committed applies to it at once") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const std::vector<block_key> keys{key_from_id(1), key_from_id(2)};
   const sequence_id one = cache.create().value();
@@ -373,7 +374,7 @@ TEST_CASE("what is written in the place of refused tokens is asked for again") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a cut behind what was refused makes it no second writing") {
+TEST_CASE("a cut after refused contents does not count as a second write") {
   paged_allocator<twice_traits> cache({.blocks = 64, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.append(one, tokens(40)));
@@ -416,6 +417,6 @@ TEST_CASE("the second touch is remembered for as many contents as there are slot
   for (std::uint64_t id = 1; id <= 1'000; ++id)
     remembered += admits(id) ? 1U : 0U;
   CHECK(remembered < 30);
-  const access_hint untold{};
-  CHECK(admission.admit({.hint = untold}));
+  const access_hint unknown_tokens{};
+  CHECK(admission.admit({.hint = unknown_tokens}));
 }

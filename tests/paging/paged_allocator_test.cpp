@@ -187,7 +187,7 @@ TEST_CASE("speculation is rolled back by truncating, and the chain continues fro
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a sequence of untold tokens that is cut back to told ones caches again") {
+TEST_CASE("a sequence of unknown tokens that is cut back to known ones caches again") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 4)));
@@ -215,9 +215,9 @@ TEST_CASE("writing into cached contents that no other sequence shares takes them
     CHECK(cache.cached_tokens(counting(0, 8)) == 4);
     CHECK(cache.audit() == sound);
 
-    const sequence_id untold = written(cache, counting(20, 8));
-    REQUIRE(cache.truncate(untold, keep));
-    REQUIRE(cache.extend(untold, 1));
+    const sequence_id unknown_tokens = written(cache, counting(20, 8));
+    REQUIRE(cache.truncate(unknown_tokens, keep));
+    REQUIRE(cache.extend(unknown_tokens, 1));
     CHECK(cache.cached_tokens(counting(20, 8)) == 4);
     CHECK(cache.audit() == sound);
   }
@@ -312,7 +312,7 @@ TEST_CASE("without verification the same collision would hand out another's bloc
   CHECK(cache.cached_tokens(counting(1, 4)) == 4);
 }
 
-TEST_CASE("equal tokens behind a different prefix are no hit, even when the keys collide") {
+TEST_CASE("equal tokens after a different prefix are not a hit, even when the keys collide") {
   paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 2});
   written(cache, {1, 1});
   CHECK(cache.cached_tokens(std::vector<token_id>{1, 1, 1, 1}) ==
@@ -393,7 +393,7 @@ TEST_CASE("a fork's commit caches blocks again that lost their place with the co
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("blocks behind a fence come back when it has passed, or when somebody needs them") {
+TEST_CASE("blocks behind a fence return when it has passed, or when an allocation needs them") {
   paged_allocator<> cache({.blocks = 2, .block_tokens = 4});
   host_timeline stream;
   const sequence_id first = cache.create().value();
@@ -411,7 +411,7 @@ TEST_CASE("blocks behind a fence come back when it has passed, or when somebody 
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a twin that has gone behind a passed fence is no reason to copy where there is no room for it") {
+TEST_CASE("a twin that ended behind a passed fence causes no copy for which there is no block") {
   paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 2)));
@@ -526,7 +526,7 @@ TEST_CASE("the hints of keyed blocks reach the policy") {
   CHECK(run(3, 50));
 }
 
-TEST_CASE("a partial block that was committed by key may grow, by told tokens as by untold ones") {
+TEST_CASE("a partial block that was committed by key may grow, by known and by unknown tokens") {
   for (const bool told : {true, false}) {
     CAPTURE(told);
     paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
@@ -756,7 +756,8 @@ TEST_CASE("options that cannot be are refused, with the reason") {
       "kv: block tables: 8589934588 x 4294967295 exceeds the limit of 2^63 - 1 bytes; lower one of the two");
 }
 
-TEST_CASE("an allocator whose metadata cannot be had says so and leaks nothing, whichever part is refused") {
+TEST_CASE(
+    "an allocator whose metadata cannot be allocated says so and leaks nothing, whichever part is refused") {
   const std::int64_t parts = fail_each_allocation(
       [](const metadata_source& source) { paged_allocator<> cache({.blocks = 10, .metadata = source}); });
   CHECK(parts == 15);
@@ -902,7 +903,9 @@ sequence_id own(Cache& cache, std::span<const token_id> prompt, std::size_t coun
 
 }  // namespace
 
-TEST_CASE("what is committed behind blocks that went is found, whoever's they were and however they went") {
+TEST_CASE(
+    "contents committed after evicted blocks are found, regardless of whose blocks they were and how they "
+    "left") {
   const auto prompt = counting(1, 32);
   paged_allocator<> cache({.blocks = 64, .block_tokens = 4});
   SUBCASE("the head of what a sequence's blocks were equal to was evicted, the tail was not") {
@@ -953,7 +956,7 @@ TEST_CASE("idle blocks that a smaller pool loses are cached again by sequences w
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("by keys, too, blocks stand in for equal ones that were evicted") {
+TEST_CASE("by keys, too, blocks replace equal ones that were evicted") {
   paged_allocator<> cache({.blocks = 32, .block_tokens = 4});
   std::vector<block_key> keys;
   for (std::uint64_t id = 1; id <= 8; ++id)

@@ -236,7 +236,8 @@ TEST_CASE("a reset is one event for a log, and a removal of each block for obser
 }
 
 TEST_CASE(
-    "the cache gives up an invalid block with all behind it and nothing else, though sequences hold it") {
+    "the cache gives up an invalid block with all that follows it and nothing else, even if sequences hold "
+    "it") {
   paged_allocator<> cache({.blocks = 64, .block_tokens = 16, .max_sequences = 8});
   const auto prompt = counting(1, 64);
   const auto other = counting(500, 64);
@@ -346,7 +347,7 @@ TEST_CASE("a router that follows the events predicts what is found, under every 
   }
 }
 
-TEST_CASE("what stands behind contents that are given up goes with them") {
+TEST_CASE("blocks that follow contents that are given up leave with them") {
   paged_allocator<logged_traits> cache({.blocks = 32, .block_tokens = 4},
                                        make_eviction("lru", slot_count{33}), event_log({.events = 256}));
   const auto text = counting(0, 16);
@@ -376,7 +377,8 @@ TEST_CASE("blocks that were equal to evicted ones are cached when their sequence
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("tokens leave the middle of a full sequence, which grows on and caches nothing behind the gap") {
+TEST_CASE(
+    "tokens leave the middle of a full sequence, which continues to grow and caches nothing after the gap") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16});
   const sequence_id id = written(cache, counting(0, 16));
   CHECK(cache.append(id, counting(16, 1)).code() == errc::sequence_full);
@@ -413,7 +415,7 @@ TEST_CASE("a removed range is refused with the number that is wrong, or is a cut
   CHECK(cache.tokens(id) == 0);
 }
 
-TEST_CASE("removed blocks come back behind their fence") {
+TEST_CASE("removed blocks return behind their fence") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 2});
   host_timeline stream;
   const sequence_id id = written(cache, counting(0, 16));

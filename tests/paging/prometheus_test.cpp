@@ -88,7 +88,7 @@ TEST_CASE("without labels there are no braces but for le") {
   CHECK(page.find("llmmem_kv_block_idle_before_evict_seconds_sum 0\n") != page.npos);
 }
 
-TEST_CASE("whatever a label's value holds, a strict reader gets it back") {
+TEST_CASE("a strict reader reads any label value back") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -64,7 +64,7 @@ TEST_CASE("no block is in two hands, and none is lost") {
   }
 }
 
-TEST_CASE("a batch that fits is never refused, whatever the others do in the meantime") {
+TEST_CASE("a batch that fits is never refused, regardless of what other threads do meanwhile") {
   // Three threads that hold four blocks at most each, of twelve: there are always four for whoever holds
   // none.
   for (const auto seed : seeds(20)) {

@@ -17,7 +17,7 @@ using namespace llmmem;
 using llmmem_tests::random_numbers;
 using llmmem_tests::seeds;
 
-TEST_CASE("a batch is taken whole from whatever shards have it, or not at all") {
+TEST_CASE("a batch is taken completely, from any shards that have it, or not at all") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -51,7 +51,7 @@ TEST_CASE("a batch is taken whole from whatever shards have it, or not at all") 
   }
 }
 
-TEST_CASE("the own shard comes first, and of it what was given back last") {
+TEST_CASE("the own shard comes first, and of it what was returned last") {
   sharded_free_list list(8, 2);
   list.push(std::array{block_id{1}, block_id{2}}, shard_id{0});
   list.push(std::array{block_id{3}, block_id{4}}, shard_id{1});

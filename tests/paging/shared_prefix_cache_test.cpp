@@ -364,7 +364,7 @@ TEST_CASE("a match says where to continue, and the next commit does") {
   CHECK(cache.match(prompt, {.salt = {1, 0}}, third).blocks == 0);
 }
 
-TEST_CASE("a chain does not continue behind other contents in the same block, though the key be the same") {
+TEST_CASE("a chain does not continue after other contents in the same block, even if the key is the same") {
   shared_prefix_cache<colliding_traits> cache({.blocks = 8, .block_tokens = 1, .shards = 1});
   std::vector<block_id> lent(1);
   std::vector<block_id> own(2);

@@ -40,7 +40,7 @@ void serve(paged_allocator<named_policy>& cache, int requests, random_numbers& r
     static_cast<void>(cache.truncate(*twin, 20));
     static_cast<void>(cache.extend(*twin, 5));
     const std::array<llmmem::paging::growth, 2> step{
-        paging::growth{.sequence = *sequence, .untold = 1},
+        paging::growth{.sequence = *sequence, .unknown_tokens = 1},
         paging::growth{.sequence = *twin, .tokens = std::span(prompt).first(2)}};
     std::array<append_result, 2> grown{};
     static_cast<void>(cache.append_batch(step, grown, 2));

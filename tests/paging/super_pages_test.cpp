@@ -383,9 +383,9 @@ TEST_CASE("what several groups ask for together is weighed together") {
   CHECK(none.error() == failure{errc::out_of_group_blocks, 1, 4, 0, ""});
   std::array<group_shortage, 2> lacks{};
   CHECK(!kv.shortage(std::array<std::uint64_t, 2>{11, 4}, lacks));
-  CHECK(lacks[0].lacking() == 0);
+  CHECK(lacks[0].missing() == 0);
   CHECK(lacks[0].pages == 2);
-  CHECK(lacks[1].lacking() == 4);
+  CHECK(lacks[1].missing() == 4);
   CHECK(lacks[1].pages == 2);
 }
 

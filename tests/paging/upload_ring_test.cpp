@@ -27,7 +27,7 @@ using ring_type = upload_ring<host_space, host_space>;
 
 }  // namespace
 
-TEST_CASE("no slot is handed out while a copy or a kernel may read it, whatever finishes when") {
+TEST_CASE("no slot is handed out while a copy or a kernel may read it, in any order of completion") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -29,7 +29,7 @@ socket_options options_of(const std::string& folder, std::uint32_t seat) {
   return {.seat = seat_id{seat},
           .seats = 2,
           .folder = folder,
-          .told_bytes = 8 * max_told_bytes,
+          .post_queue_bytes = 8 * max_post_bytes,
           .socket_bytes = 4096};
 }
 

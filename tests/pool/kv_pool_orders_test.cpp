@@ -48,7 +48,7 @@ struct spoken_endpoint {
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id) const noexcept { return true; }
   result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, auto&) { return {}; }
-  void tell(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  void post(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     told.emplace_back(header.kind, std::vector<std::byte>(bytes.begin(), bytes.end()));
   }
   bool poll(deadline, auto& handler) {
@@ -166,7 +166,7 @@ TEST_SUITE("kv_pool orders") {
       CHECK(nodes.serve(1, prompt_of(30 + i, 17)).loaded == 16);
   }
 
-  TEST_CASE("a pool that begins again over its endpoint is heard again") {
+  TEST_CASE("a pool that begins again over its endpoint is received again") {
     cluster nodes(2);
     nodes.serve(0, prompt_of(1, 17));
     nodes.all[1].reset();
@@ -233,7 +233,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(failed() == 0);
   }
 
-  TEST_CASE("a request that ends behind its load says what came, and its node is a holder") {
+  TEST_CASE("a request that ends after its load reports what arrived, and its node is a holder") {
     cluster nodes(2);
     const auto prompt = prompt_of(1, 17);
     nodes.serve(0, prompt);

@@ -151,7 +151,7 @@ TEST_SUITE("kv_pool") {
     CHECK(b.pool().state_of(seat_id{0}) == pool::peer_state::present);
   }
 
-  TEST_CASE("a first tier without room for all takes what fits") {
+  TEST_CASE("a first tier without space for all takes what fits") {
     cluster nodes(1 + 1);
     const auto prompt = prompt_of(7, 241);
     nodes.serve(0, prompt);
@@ -272,7 +272,7 @@ TEST_SUITE("kv_pool") {
             out.put(std::uint64_t{1} << 32 | random.below(std::uint64_t{3}));
         }
       }
-      two.other.end.tell(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{8}))},
+      two.other.end.post(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{8}))},
                          out.bytes());
       if (i % 64 == 0) two.node->step();
     }
@@ -293,7 +293,7 @@ TEST_SUITE("kv_pool") {
     get.put(std::uint64_t{1});
     get.put(chain.keys()[0]);
     silent.hear();
-    silent.tell(detail::pool_frame::get, get);
+    silent.post(detail::pool_frame::get, get);
     alone.step();
     CHECK(alone.pool().stats().refused_frames == 1);
   }

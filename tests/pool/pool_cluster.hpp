@@ -101,12 +101,12 @@ struct stranger {
       std::vector<std::byte> mine = what;
       const std::uint64_t nonce = end.nonce();
       std::memcpy(mine.data() + mine.size() - sizeof(nonce), &nonce, sizeof(nonce));
-      end.tell(seat_id{0}, {.kind = 1}, mine);
+      end.post(seat_id{0}, {.kind = 1}, mine);
       return;
     }
   }
-  void tell(detail::pool_frame kind, const detail::pool_writer& what) {
-    end.tell(seat_id{0}, {.kind = static_cast<std::uint16_t>(kind)}, what.bytes());
+  void post(detail::pool_frame kind, const detail::pool_writer& what) {
+    end.post(seat_id{0}, {.kind = static_cast<std::uint16_t>(kind)}, what.bytes());
   }
   /// Says that it has the first `chunks` blocks of a chain.
   void publish(const kv_chain& chain, std::uint32_t chunks) {
@@ -116,7 +116,7 @@ struct stranger {
     for (std::uint32_t i = 0; i < chunks; ++i)
       out.put(detail::hint_digest(chain.keys()[i]));
     out.put(~std::uint64_t{0} >> (64 - chunks));
-    tell(detail::pool_frame::publish, out);
+    post(detail::pool_frame::publish, out);
   }
 
   thread_endpoint end;
@@ -152,7 +152,7 @@ struct node_and_stranger {
       out.put(seat_id{1});
       out.put(other.end.nonce());
       out.put(~std::uint64_t{0} >> (64 - chunks));
-      other.tell(detail::pool_frame::answer, out);
+      other.post(detail::pool_frame::answer, out);
     }
     node->step();
     return request;

@@ -107,7 +107,7 @@ class pool_node {
             load->wait(l, g).value();
         }
         const auto came = load->complete();
-        if (!came.is_whole() && !cache_.truncate(id, came.tokens)) return drop(id, out);
+        if (!came.is_complete() && !cache_.truncate(id, came.tokens)) return drop(id, out);
         out.loaded = came.tokens - have;
         have = came.tokens;
         look_at(sequence, have, "loaded", table);
@@ -146,7 +146,7 @@ class pool_node {
     if constexpr (requires { cache.groups(); }) {
       return cache.pool().block_ids();
     } else {
-      return cache.most_physical_blocks();
+      return cache.max_physical_blocks();
     }
   }
   [[nodiscard]] std::uint64_t bytes_of(std::uint64_t slots) const {

@@ -46,10 +46,10 @@ TEST_SUITE("epoch_owners") {
       for (std::uint32_t self = 0; self < world; ++self) {
         epoch_owners of(setup);
         of.begin(1, rank_id{self}, map);
-        CHECK(of.mine().empty());
+        CHECK(of.own_parts().empty());
         CHECK(of.wards().empty());
         of.assign(owners);
-        const std::vector<part_id> mine = of.mine();
+        const std::vector<part_id> mine = of.own_parts();
         const std::vector<part_id> wards = of.wards();
         for (std::uint32_t i = 0; i < owners.size(); ++i) {
           const auto holders = map.holders(owners[i]);

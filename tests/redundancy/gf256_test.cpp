@@ -101,7 +101,7 @@ TEST_CASE("every length from 0 to 300 is multiplied whole and no further") {
   }
 }
 
-TEST_CASE("buffers are multiplied into others, or in place, whatever was there") {
+TEST_CASE("buffers are multiplied into others, or in place, regardless of what was there") {
   std::mt19937_64 random(3);
   for (const simd_path path : paths_here()) {
     CAPTURE(to_text(path));

@@ -112,7 +112,7 @@ TEST_SUITE("held_versions") {
     CHECK(held.begin_recovery(5).places() == 1);
   }
 
-  TEST_CASE("a version of which the rank would tell others wrong things is no version") {
+  TEST_CASE("a version about which the rank would report wrong facts does not count") {
     held_versions held;
     keep(held, 1);
     CHECK(held.commit());

@@ -77,7 +77,7 @@ TEST_SUITE("kept_version") {
     }
   }
 
-  TEST_CASE("a bit that turns where it lies is found there, and nowhere else") {
+  TEST_CASE("a bit that turns in memory is found there, and nowhere else") {
     for (const char* const scheme : {"mirror:3", "parity:3", "rs:2+2"}) {
       const std::optional<replica_map> map = map_of(scheme);
       for (std::uint32_t self = 0; self < 4; ++self) {
@@ -117,7 +117,7 @@ TEST_SUITE("kept_version") {
     CHECK_FALSE(held.mismatch_in(rank_id{3}, blob_in(facts, rank_id{3})));
   }
 
-  TEST_CASE("a rank notices each word that it would tell others wrongly") {
+  TEST_CASE("a rank notices each word that it would report wrongly") {
     const kept_version whole = kept_by(six_parts(2), rank_id{1}, map_of("mirror:2"));
     CHECK(whole.tells_the_truth());
     for (int what = 0; what < 6; ++what) {

@@ -122,10 +122,10 @@ void serve(sim_endpoint& end, const redundancy_scheme& scheme, std::uint32_t sea
       well = found.has_value();
       if (well) {
         mine.begin(found->version);
-        for (const part_id part : replica.mine()) {
-          if (found->is_there) mine.import(part, replica.recovered(part));
-          if (!found->is_there) mine.create(part);
-          if (found->is_there && to_index(part) != to_index(end.self())) ++record.adopted;
+        for (const part_id part : replica.own_parts()) {
+          if (found->is_recovered) mine.import(part, replica.recovered(part));
+          if (!found->is_recovered) mine.create(part);
+          if (found->is_recovered && to_index(part) != to_index(end.self())) ++record.adopted;
         }
       }
     }
@@ -133,10 +133,10 @@ void serve(sim_endpoint& end, const redundancy_scheme& scheme, std::uint32_t sea
       mine.decode();
       std::vector<std::vector<std::byte>> bytes;
       std::vector<part_bytes> parts;
-      for (const part_id part : replica.mine())
+      for (const part_id part : replica.own_parts())
         bytes.push_back(mine.exported(part));
       for (std::size_t i = 0; i < bytes.size(); ++i)
-        parts.push_back({replica.mine()[i], bytes[i]});
+        parts.push_back({replica.own_parts()[i], bytes[i]});
       well = replica.keep(mine.version(), parts, ranks.after(60 * second)).has_value();
     }
     if (!well) ranks.revoke();
@@ -148,7 +148,7 @@ void serve(sim_endpoint& end, const redundancy_scheme& scheme, std::uint32_t sea
     is_settled = outcome->bits == 1 && outcome->failed.empty() && outcome->joining.empty();
     if (!is_settled) ranks.admit(*outcome);
   }
-  for (const part_id part : replica.mine()) {
+  for (const part_id part : replica.own_parts()) {
     CHECK(mine.holds(part));
     record.by[part] = to_index(end.self());
   }

@@ -90,8 +90,7 @@ TEST_SUITE("part_arrival") {
     CHECK(destination == second);
   }
 
-  TEST_CASE(
-      "what comes first of a sum is received where it is to lie, and only what follows is added to it") {
+  TEST_CASE("the first term of a sum is received in its place, and only the others are added to it") {
     std::vector<std::byte> destination(100, std::byte{9});
     part_arrival part{destination};
     const std::vector<std::byte> bytes(60, std::byte{3});

@@ -169,8 +169,8 @@ std::vector<std::vector<std::byte>> carried_out(const ownership_plan& plan, cons
 
 TEST_SUITE("part_ownership") {
   TEST_CASE(
-      "whoever is lost and whatever is damaged, each part comes to its owner whole, or nobody has enough of "
-      "its owner's state") {
+      "for any losses and damage, each part arrives at its owner complete, or no rank has enough of its "
+      "owner's state") {
     std::uint64_t lost = 0;
     std::uint64_t mended = 0;
     std::uint64_t recovered = 0;
@@ -231,7 +231,7 @@ TEST_SUITE("part_ownership") {
     CHECK(mended > 200);
   }
 
-  TEST_CASE("who holds a copy adopts the part, the one of least, and nothing moves") {
+  TEST_CASE("the rank with a copy that owns least adopts the part, and nothing moves") {
     // Four ranks, copies on the next two; rank 1 is lost, and nobody takes its seat.
     const kept_layout layout{.part_bytes = {10, 100, 20, 30, 100, 100},
                              .owners = {rank(0), rank(1), rank(2), rank(3), rank(1), rank(1)},
@@ -247,7 +247,7 @@ TEST_SUITE("part_ownership") {
     CHECK(plan.moved_bytes == 0);
   }
 
-  TEST_CASE("a part whose home is taken again goes back there, from whoever adopted it") {
+  TEST_CASE("a part whose home is occupied again returns there, from the rank that adopted it") {
     const kept_layout layout{.part_bytes = {10, 100}, .owners = {rank(0), rank(0)}, .world = 1};
     const membership_change change{.now = {rank(1)}, .home = {rank(1), rank(0)}, .world = 2};
     const ownership_plan plan = plan_ownership(layout, std::nullopt, change);

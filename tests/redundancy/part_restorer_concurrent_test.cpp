@@ -67,7 +67,7 @@ const kept_version* pointer(const std::optional<kept_version>& held) {
 }  // namespace
 
 TEST_SUITE("part_restorer") {
-  TEST_CASE("each part is whole at its owner, where the caller says or where it lies, whatever was lost") {
+  TEST_CASE("each part is complete at its owner, at the caller's destination or in place, after any losses") {
     for (const char* const scheme : {"mirror:2", "mirror:3", "parity:2", "rs:2+2", "rs:1+2"}) {
       for (const auto seed : seeds(15)) {
         CAPTURE(scheme);

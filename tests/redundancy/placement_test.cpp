@@ -119,7 +119,7 @@ std::vector<domain_id> domains_of(const std::vector<std::uint32_t>& numbers) {
 }  // namespace
 
 TEST_CASE(
-    "in worlds of 1 to 10 every placement bears what its scheme says, tried with every set of failures") {
+    "in worlds of 1 to 10 every placement tolerates what its scheme says, tried with every set of failures") {
   for (const char* text : schemes) {
     CAPTURE(text);
     const auto scheme = redundancy_scheme::parse(text);

@@ -142,7 +142,7 @@ void check_recovery(const replica_map& map, std::mt19937_64& random) {
     for (const std::uint64_t each : load)
       sum += each;
     REQUIRE(plan.bytes_sent == sum);
-    REQUIRE(plan.most_sent == *std::max_element(load.begin(), load.end()));
+    REQUIRE(plan.max_sent == *std::max_element(load.begin(), load.end()));
     const std::vector<byte_vector> back = kept.recovered(plan, failed);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       if (!plan.unrecoverable.contains(rank_id{rank})) REQUIRE(back[rank] == states[rank]);
@@ -152,7 +152,7 @@ void check_recovery(const replica_map& map, std::mt19937_64& random) {
 
 }  // namespace
 
-TEST_CASE("after every set of failures every state that can be had comes back to the byte") {
+TEST_CASE("after every set of failures every recoverable state is restored to the byte") {
   std::mt19937_64 random(1);
   for (const char* text :
        {"mirror:2", "mirror:3", "parity:1", "parity:3", "rs:2+2", "rs:3+2", "rs:1+3", "compute"}) {
@@ -189,10 +189,10 @@ TEST_CASE("copies are fetched from the least loaded holder, those with few holde
   CHECK(plan.steps[2].lost == rank_id{4});
   CHECK(plan.steps[2].sources[0].holder == rank_id{1});
   CHECK(plan.bytes_sent == 270);
-  CHECK(plan.most_sent == 170);
+  CHECK(plan.max_sent == 170);
 }
 
-TEST_CASE("a rebuild draws evenly on those who live") {
+TEST_CASE("a rebuild draws evenly on the live ranks") {
   // One of eight lost: five of the seven are enough for each stripe, and all take part.
   const replica_map map =
       llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 5, .parity = 3}), rank_count{8});
@@ -209,7 +209,7 @@ TEST_CASE("a rebuild draws evenly on those who live") {
   for (std::uint32_t rank = 0; rank < 8; ++rank) {
     if (rank != 2) CHECK(load[rank] >= 3 * 64 * 7);
   }
-  CHECK(plan.most_sent == 4 * 64 * 7);  // 25 pieces from 7 ranks: no plan has less
+  CHECK(plan.max_sent == 4 * 64 * 7);  // 25 pieces from 7 ranks: no plan has less
 }
 
 TEST_CASE("a single parity is an exclusive or: every coefficient is 1") {

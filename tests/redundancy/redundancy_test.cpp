@@ -57,7 +57,7 @@ std::string plain(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("each scheme says what it needs, bears and costs") {
+TEST_CASE("each scheme says what it needs, tolerates and costs") {
   const auto mirror = redundancy_scheme::parse("mirror:3");
   CHECK(mirror == redundancy_scheme::mirror(3));
   CHECK(mirror.kind() == redundancy_kind::mirror);
@@ -101,7 +101,7 @@ TEST_CASE("each scheme says what it needs, bears and costs") {
                        length_error);
 }
 
-TEST_CASE("what is no scheme is refused with its place and what may stand there") {
+TEST_CASE("an invalid scheme is refused with the place and what is allowed there") {
   CHECK(refusal("") ==
         "redundancy: '', character 1: not the beginning of a scheme; write mirror:F, parity:K, rs:K+M or "
         "compute");

@@ -92,16 +92,17 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
       };
       const auto state = plan.has_destinations ? replica.recover(by, into) : replica.recover(by);
       if (state)
-        CHECK(asked == (plan.has_destinations && state->is_there ? replica.mine() : std::vector<part_id>()));
+        CHECK(asked ==
+              (plan.has_destinations && state->is_recovered ? replica.own_parts() : std::vector<part_id>()));
       if (state.code() == errc::state_lost) {
         has_lost = true;
         break;
       }
       well = state.has_value();
       if (well) {
-        version = state->is_there ? state->version : 0;
-        for (const part_id part : replica.mine()) {
-          if (!state->is_there) continue;
+        version = state->is_recovered ? state->version : 0;
+        for (const part_id part : replica.own_parts()) {
+          if (!state->is_recovered) continue;
           const auto bytes = replica.recovered(part);
           const auto expected = part_at(to_index(part), version, plan.sizes[to_index(part)]);
           CHECK(std::equal(bytes.begin(), bytes.end(), expected.begin(), expected.end()));
@@ -116,14 +117,14 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
       next = is_settled && !is_last ? version + 1 : version;
       std::vector<std::vector<std::byte>> bytes;
       std::vector<part_bytes> parts;
-      for (const part_id part : replica.mine())
+      for (const part_id part : replica.own_parts())
         bytes.push_back(part_at(to_index(part), next, plan.sizes[to_index(part)]));
       if (plan.scheme.kind() == redundancy_kind::compute) {
         for (const part_id part : replica.wards())
           bytes.push_back(part_at(to_index(part), next, plan.sizes[to_index(part)]));
       }
       std::size_t at = 0;
-      for (const part_id part : replica.mine())
+      for (const part_id part : replica.own_parts())
         parts.push_back({part, bytes[at++]});
       if (plan.scheme.kind() == redundancy_kind::compute) {
         for (const part_id part : replica.wards())
@@ -189,7 +190,7 @@ struct member {
   }
   /// Whether all parts that it owns now were.
   [[nodiscard]] bool has_all(std::uint64_t version) const {
-    return std::ranges::all_of(replica.mine(), [&](part_id part) {
+    return std::ranges::all_of(replica.own_parts(), [&](part_id part) {
       const std::uint32_t i = to_index(part);
       return std::ranges::equal(replica.recovered(part), part_at(i, version, sizes[i]));
     });
@@ -200,7 +201,8 @@ struct member {
 
 TEST_SUITE("redundant_replica") {
   TEST_CASE(
-      "up to as many as the scheme bears die at any time, and those left have every byte of one version") {
+      "up to as many ranks as the scheme tolerates die at any time, and the others have every byte of one "
+      "version") {
     std::uint64_t recovered = 0;
     for (const char* const text :
          {"mirror:2", "mirror:3", "parity:2", "parity:3", "rs:2+2", "rs:1+2", "compute"}) {
@@ -234,7 +236,9 @@ TEST_SUITE("redundant_replica") {
     CHECK(recovered > 500);
   }
 
-  TEST_CASE("beyond what the scheme bears all that are left say that state is lost, or have it after all") {
+  TEST_CASE(
+      "beyond what the scheme tolerates all remaining ranks report that state is lost, or have it "
+      "nevertheless") {
     std::uint64_t lost = 0;
     for (const char* const text : {"mirror:2", "parity:2", "rs:2+1"}) {
       const redundancy_scheme scheme = redundancy_scheme::parse(text);
@@ -242,7 +246,7 @@ TEST_SUITE("redundant_replica") {
         CAPTURE(text);
         CAPTURE(seed);
         std::mt19937_64 random(seed);
-        sim_network net({.seats = 5, .seed = seed, .most_notice_ns = 100'000});
+        sim_network net({.seats = 5, .seed = seed, .max_notice_ns = 100'000});
         const auto first = static_cast<std::uint32_t>(random() % 5);
         const std::uint64_t at = 3'000'000 + random() % 3'000'000;
         for (std::uint32_t i = 0; i < 3; ++i)
@@ -262,7 +266,7 @@ TEST_SUITE("redundant_replica") {
       "a world that shrinks to one rank and grows again keeps its state, and its redundancy comes back") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
-      sim_network net({.seats = 3, .seed = seed, .most_notice_ns = 100'000});
+      sim_network net({.seats = 3, .seed = seed, .max_notice_ns = 100'000});
       for (std::uint32_t i = 1; i < 3; ++i) {
         net.kill_at(seat_id{i},
                     3'000'000 * i);  // one after the other, so that the rest is kept again between
@@ -288,9 +292,9 @@ TEST_SUITE("redundant_replica") {
       const std::vector<std::uint64_t> sizes{100, 200, 300};
       const std::vector<seat_id> homes = own_seats(3, 3);
       replica_of replica(ranks, redundancy_scheme::mirror(2), sizes, homes);
-      CHECK_FALSE(replica.recover(by).value().is_there);
+      CHECK_FALSE(replica.recover(by).value().is_recovered);
       const std::uint32_t self = to_index(ranks.rank());
-      CHECK(replica.mine() == std::vector{part_id{self}});
+      CHECK(replica.own_parts() == std::vector{part_id{self}});
       CHECK(replica.wards() == std::vector{part_id{(self + 2) % 3}});
       CHECK(replica.tolerates() == 1);
       CHECK_FALSE(replica.version());
@@ -313,12 +317,12 @@ TEST_SUITE("redundant_replica") {
         sent += ranks.traffic(seat).sent_bytes;
       CHECK(sent == 2 * (sizes[self] + 2 * 8) + 2 * 40);
       const auto back = replica.recover(ranks.after(second)).value();
-      CHECK(back.is_there);
+      CHECK(back.is_recovered);
       CHECK(back.version == 7);
       CHECK(back.moved_bytes == 0);
       CHECK(back.rebuilt_bytes == 0);
       replica.forget();
-      CHECK_FALSE(replica.recover(ranks.after(second)).value().is_there);
+      CHECK_FALSE(replica.recover(ranks.after(second)).value().is_recovered);
       ranks.agree(0, by).value();
     });
   }
@@ -356,7 +360,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("ranks that were set up differently are all told so, and which is the first") {
+  TEST_CASE("ranks that were set up differently all learn it, and which rank is the first") {
     struct given {
       const char* scheme = "mirror:2";
       std::vector<std::uint64_t> sizes{500, 600, 700};
@@ -412,12 +416,12 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("where nothing is to be given back, all ranks are told why, those that came later as well") {
+  TEST_CASE("if there is nothing to restore, all ranks learn why, including those that came later") {
     // Seat 2 dies at a moment of its own, and comes back; seat 0 dies in the last act, so that none is left.
     enum class act : std::uint8_t { before_commit, after_commit, after_forget, all_fresh };
     for (const act what : {act::before_commit, act::after_commit, act::after_forget, act::all_fresh}) {
       CAPTURE(static_cast<int>(what));
-      sim_network net({.seats = 3, .most_notice_ns = 100'000});
+      sim_network net({.seats = 3, .max_notice_ns = 100'000});
       for (const std::uint32_t seat : {1U, 2U}) {
         if (seat == 1 && what != act::all_fresh) continue;
         net.kill_at(seat_id{seat}, second);
@@ -432,8 +436,8 @@ TEST_SUITE("redundant_replica") {
         const std::uint32_t self = to_index(end.self());
         if (ranks.epoch() == 1) {
           const auto first = replica.recover(ranks.after(60 * second)).value();
-          CHECK_FALSE(first.is_there);
-          CHECK(first.why_not == llmmem::redundancy::absence::never_kept);
+          CHECK_FALSE(first.is_recovered);
+          CHECK(first.reason == llmmem::redundancy::absence::never_kept);
           const auto bytes = part_at(self, 1, sizes[self]);
           const std::vector<part_bytes> parts{{part_id{self}, bytes}};
           replica.keep(1, parts, ranks.after(60 * second)).value();
@@ -455,20 +459,21 @@ TEST_SUITE("redundant_replica") {
           ranks.shrink(ranks.agree(0, ranks.after(60 * second)).value());
         }
         const auto found = replica.recover(ranks.after(60 * second)).value();
-        CHECK(found.is_there == (what == act::after_commit));
+        CHECK(found.is_recovered == (what == act::after_commit));
         const llmmem::redundancy::absence expected =
             what == act::before_commit  ? llmmem::redundancy::absence::never_kept
             : what == act::after_commit ? llmmem::redundancy::absence::none
             : what == act::after_forget ? llmmem::redundancy::absence::forgotten
-                                        : llmmem::redundancy::absence::gone;
-        CHECK(found.why_not == expected);
+                                        : llmmem::redundancy::absence::lost;
+        CHECK(found.reason == expected);
         ranks.agree(0, ranks.after(60 * second)).value();
       });
     }
   }
 
   TEST_CASE(
-      "what was kept and nobody can tell any more is gone, not never kept; what is whole nowhere is lost") {
+      "a version that no rank knows any longer is absence::lost, not never_kept; a version that is complete "
+      "nowhere is state_lost") {
     for (const bool is_word : {true, false}) {
       CAPTURE(is_word);
       sim_network net({.seats = 2});
@@ -479,12 +484,12 @@ TEST_SUITE("redundant_replica") {
         at.replica.commit();
         testing_access::damage(at.replica, 1);
         at.recover().value();  // what is damaged is not needed
-        CHECK(at.recover().value().is_there);
+        CHECK(at.recover().value().is_recovered);
         if (is_word) {
           testing_access::damage_word(at.replica, 0);
           const auto back = at.recover().value();
-          CHECK_FALSE(back.is_there);
-          CHECK(back.why_not == llmmem::redundancy::absence::gone);
+          CHECK_FALSE(back.is_recovered);
+          CHECK(back.reason == llmmem::redundancy::absence::lost);
         } else {
           testing_access::damage(at.replica, 0);
           const auto back = at.recover();
@@ -496,7 +501,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("nothing is kept before recover has come to something in the epoch, and the refusal names it") {
+  TEST_CASE("nothing is kept before recover has had a result in the epoch, and the refusal says so") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(2), {50, 60});
@@ -630,7 +635,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("who holds something damaged still gives what is whole, though another has lost all") {
+  TEST_CASE("a rank with damage still provides what is intact, even if another has lost everything") {
     // What is damaged at rank 1, and whether the rest gives back what rank 0 had, under each scheme.
     struct damaged_case {
       const char* scheme;
@@ -667,15 +672,14 @@ TEST_SUITE("redundant_replica") {
         } else {
           const std::uint64_t gone = each.what == 0 ? 2 : 1;
           CHECK(back.error() == failure{errc::state_lost, 0, gone, gone});
-          CHECK(at.replica.mine() == std::vector{part_id{at.self}});
+          CHECK(at.replica.own_parts() == std::vector{part_id{at.self}});
         }
         at.agree();
       });
     }
   }
 
-  TEST_CASE(
-      "a copy that is damaged where it is held is an error for who gets it, and then another is taken") {
+  TEST_CASE("a damaged copy is an error for the rank that receives it, and then another is taken") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(3), {500, 600, 700});
@@ -695,7 +699,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("a process that has damaged what all go by counts as lost at once, and another tells it") {
+  TEST_CASE("a process with damaged common facts counts as lost at once, and another provides them") {
     for (const int what : {0, 1, 2, 3}) {
       CAPTURE(what);
       sim_network net({.seats = 3});
@@ -742,14 +746,14 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a process that gives a part back and dies between two pieces is waited for by nobody, and another "
-      "gives it") {
+      "if a process dies between two pieces of a part that it sends, no rank waits for it, and another sends "
+      "the part") {
     // The first run counts: in which of its calls rank 1 gives rank 0 what that has lost.
     std::uint64_t first = 0;
     std::uint64_t last = 0;
     std::uint64_t halves = 0;
     const auto run_with_death_in = [&](std::optional<std::uint64_t> call) {
-      sim_network net({.seats = 3, .most_notice_ns = 100'000});
+      sim_network net({.seats = 3, .max_notice_ns = 100'000});
       if (call) net.kill_in_call(seat_id{1}, *call);
       net.run([&](sim_endpoint& end) {
         member at(end, redundancy_scheme::mirror(3), {2'500'000, 10, 10});
@@ -770,7 +774,7 @@ TEST_SUITE("redundant_replica") {
           ++halves;
         at.ranks.shrink(outcome);
         const auto again = at.recover().value();
-        CHECK(again.is_there);
+        CHECK(again.is_recovered);
         CHECK(at.has_all(1));
         at.agree();
       });
@@ -810,7 +814,7 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a destination of another size, and what naming it throws, are told to the caller, and no rank waits "
+      "a destination of another size, and an exception from naming it, reach the caller, and no rank waits "
       "for it") {
     for (const bool is_thrown : {false, true}) {
       CAPTURE(is_thrown);
@@ -845,7 +849,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a version that all have kept was kept right, whatever was turned on its way") {
+  TEST_CASE("a version that all have kept is right, for any bit that turned on its way") {
     std::uint64_t refused = 0;
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
@@ -887,7 +891,7 @@ TEST_SUITE("redundant_replica") {
         at.replica.commit();
         if (at.self == 1) at.replica.forget();  // as a fresh process
         const auto back = at.recover();
-        if (back && back->is_there) {
+        if (back && back->is_recovered) {
           CHECK(at.has_all(1));
         }
         damaged += back ? 0U : 1U;

@@ -75,7 +75,7 @@ TEST_CASE("a ring of two copies loses every pair of neighbours") {
   }
 }
 
-TEST_CASE("groups of a code lose what more failures than they bear make of them") {
+TEST_CASE("groups of a code lose state exactly when more members fail than they tolerate") {
   // One group: none up to m, all beyond.
   const replica_map one =
       llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 2, .parity = 2}), rank_count{4});
@@ -140,7 +140,7 @@ TEST_CASE("a map without groups is enumerated where that is short, and else samp
                        argument_error);
 }
 
-TEST_CASE("ranks past the world are nobody's loss") {
+TEST_CASE("ranks past the world count as no loss") {
   const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{4});
   CHECK(map.survives({rank_id{0}, rank_id{900}}));
   CHECK(map.survives({rank_id{0}, rank_id{1}, rank_id{900}}).lost == rank_set{rank_id{0}, rank_id{1}});

@@ -115,7 +115,7 @@ TEST_SUITE("replica_rendezvous") {
     CHECK(stale > 40);
   }
 
-  TEST_CASE("a rank that knows why nothing is there tells all others") {
+  TEST_CASE("a rank that knows why there is nothing to restore informs all others") {
     const replica_setup setup = setup_of(3);
     on_all_ranks(3, 1, [&](sim_rank& ranks) {
       held_versions held;
@@ -148,7 +148,7 @@ TEST_SUITE("replica_rendezvous") {
     });
   }
 
-  TEST_CASE("ranks whose setups differ are all told the first that differs from rank 0") {
+  TEST_CASE("ranks whose setups differ all learn the first that differs from rank 0") {
     const replica_setup setup = setup_of(3);
     on_all_ranks(3, 1, [&](sim_rank& ranks) {
       held_versions held;

@@ -112,7 +112,7 @@ TEST_SUITE("replica_sender") {
     }
   }
 
-  TEST_CASE("a message that changes on its way is an error that names its sender, whatever it carries") {
+  TEST_CASE("a message that changes on its way is an error that names its sender, for any contents") {
     for (const char* const scheme : {"mirror:3", "parity:2", "rs:1+2"}) {
       const world_of kept(scheme, {200, 300, 250}, {rank_id{0}, rank_id{1}, rank_id{2}}, 3);
       std::uint32_t refused = 0;

@@ -53,27 +53,28 @@ class kept_job {
     replica_.emplace(ranks, redundancy_scheme::parse(scheme), sizes, homes);
   }
 
-  redundancy::went begin() {
+  redundancy::job_outcome begin() {
     const auto into = [this](part_id part) { return std::span(state_[to_index(part)]); };
     const auto back = replica_->recover(ranks_->after(60 * second), into);
-    if (back.code() == errc::state_lost) return redundancy::went::stop;
-    if (!back) return redundancy::went::badly;
+    if (back.code() == errc::state_lost) return redundancy::job_outcome::stop;
+    if (!back) return redundancy::job_outcome::failed;
     version_ = back->version;
-    for (const part_id part : replica_->mine()) {
-      if (!back->is_there) state_[to_index(part)] = part_at(part, 0);
+    for (const part_id part : replica_->own_parts()) {
+      if (!back->is_recovered) state_[to_index(part)] = part_at(part, 0);
     }
     check();
-    return redundancy::went::well;
+    return redundancy::job_outcome::succeeded;
   }
   [[nodiscard]] bool is_over() const { return version_ == last_; }
-  redundancy::went step() {
+  redundancy::job_outcome step() {
     std::vector<part_bytes> parts;
-    for (const part_id part : replica_->mine()) {
+    for (const part_id part : replica_->own_parts()) {
       state_[to_index(part)] = part_at(part, version_ + 1);
       parts.push_back({part, state_[to_index(part)]});
     }
-    return replica_->keep(version_ + 1, parts, ranks_->after(60 * second)) ? redundancy::went::well
-                                                                           : redundancy::went::badly;
+    return replica_->keep(version_ + 1, parts, ranks_->after(60 * second))
+               ? redundancy::job_outcome::succeeded
+               : redundancy::job_outcome::failed;
   }
   void commit() {
     replica_->commit();
@@ -84,7 +85,7 @@ class kept_job {
 
  private:
   void check() const {
-    for (const part_id part : replica_->mine())
+    for (const part_id part : replica_->own_parts())
       CHECK(state_[to_index(part)] == part_at(part, version_));
   }
 
@@ -99,8 +100,8 @@ class kept_job {
 /// A job of which the test says how each step goes.
 struct told_job {
   std::uint64_t last = 3;
-  std::function<redundancy::went(std::uint64_t tries)> how = [](std::uint64_t) {
-    return redundancy::went::well;
+  std::function<redundancy::job_outcome(std::uint64_t tries)> how = [](std::uint64_t) {
+    return redundancy::job_outcome::succeeded;
   };
   std::uint64_t done = 0;
   std::uint64_t tries = 0;
@@ -108,12 +109,12 @@ struct told_job {
   std::uint64_t dropped = 0;
   std::uint64_t heard = 0;
 
-  redundancy::went begin() {
+  redundancy::job_outcome begin() {
     ++begun;
-    return redundancy::went::well;
+    return redundancy::job_outcome::succeeded;
   }
   [[nodiscard]] bool is_over() const { return done == last; }
-  redundancy::went step() { return how(tries++); }
+  redundancy::job_outcome step() { return how(tries++); }
   void commit() { ++done; }
   void drop() { ++dropped; }
   void agreed_on(const llmmem::comm::agreed& /*outcome*/) { ++heard; }
@@ -238,7 +239,8 @@ TEST_SUITE("run_epochs") {
       ranks.join(ranks.after(second)).value();
       told_job job;
       job.how = [&](std::uint64_t tries) {
-        return tries == 1 && end.self() == seat_id{1} ? redundancy::went::badly : redundancy::went::well;
+        return tries == 1 && end.self() == seat_id{1} ? redundancy::job_outcome::failed
+                                                      : redundancy::job_outcome::succeeded;
       };
       CHECK(run_epochs(ranks, job).value() == epochs_end::finished);
       CHECK(job.done == 3);
@@ -271,7 +273,7 @@ TEST_SUITE("run_epochs") {
       ranks.join(ranks.after(second)).value();
       told_job job;
       job.how = [](std::uint64_t tries) {
-        return tries == 2 ? redundancy::went::stop : redundancy::went::well;
+        return tries == 2 ? redundancy::job_outcome::stop : redundancy::job_outcome::succeeded;
       };
       CHECK(run_epochs(ranks, job).value() == epochs_end::stopped);
       CHECK(ranks.is_revoked());
@@ -281,8 +283,8 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("what a job throws passes through, and no call waits for who threw it") {
-    sim_network net({.seats = 2, .most_notice_ns = 100'000});
+  TEST_CASE("an exception of a job passes through, and no call waits for its rank") {
+    sim_network net({.seats = 2, .max_notice_ns = 100'000});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
       ranks.join(ranks.after(second)).value();
@@ -292,9 +294,10 @@ TEST_SUITE("run_epochs") {
         if (tries == 1 && throws) throw 7;
         std::byte one[1] = {};
         const rank_id other{to_number(ranks.world()) - 1 - to_index(ranks.rank())};
-        if (tries > 1) return redundancy::went::well;  // alone
-        return ranks.exchange(one, other, one, other, 5, ranks.after(600 * second)) ? redundancy::went::well
-                                                                                    : redundancy::went::badly;
+        if (tries > 1) return redundancy::job_outcome::succeeded;  // alone
+        return ranks.exchange(one, other, one, other, 5, ranks.after(600 * second))
+                   ? redundancy::job_outcome::succeeded
+                   : redundancy::job_outcome::failed;
       };
       if (throws) {
         CHECK_THROWS_AS(static_cast<void>(run_epochs(ranks, job)), int);
@@ -308,18 +311,18 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("who could not continue revokes the epoch, so that no call waits for it") {
+  TEST_CASE("a rank that cannot continue revokes the epoch, so that no call waits for it") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
       ranks.join(ranks.after(second)).value();
       told_job job;
       job.how = [&](std::uint64_t tries) {
-        if (tries != 1) return redundancy::went::well;
-        if (end.self() == seat_id{1}) return redundancy::went::badly;
+        if (tries != 1) return redundancy::job_outcome::succeeded;
+        if (end.self() == seat_id{1}) return redundancy::job_outcome::failed;
         std::byte one[1] = {};
         CHECK(ranks.recv(one, rank_id{1}, 5, ranks.after(600 * second)).code() == errc::epoch_revoked);
-        return redundancy::went::badly;
+        return redundancy::job_outcome::failed;
       };
       CHECK(run_epochs(ranks, job, {.patience_ns = 1000 * second}).value() == epochs_end::finished);
       CHECK(end.now_ns() < 100 * second);
@@ -340,7 +343,7 @@ TEST_SUITE("run_epochs") {
     std::vector<std::uint64_t> begun;
     job.how = [&](std::uint64_t) {
       begun.push_back(job.begun);
-      return redundancy::went::well;
+      return redundancy::job_outcome::succeeded;
     };
     CHECK(run_epochs(ranks, job).value() == epochs_end::finished);
     CHECK(begun == std::vector<std::uint64_t>{1, 1, 2, 2, 3, 4});
@@ -349,7 +352,8 @@ TEST_SUITE("run_epochs") {
     CHECK(job.done == 5);
   }
 
-  TEST_CASE("a rank that the others have gone on without is told so, as is whatever else ends an agreement") {
+  TEST_CASE(
+      "a rank without which the others continued learns it, as it learns any other end of an agreement") {
     for (const error_code why : {errc::no_quorum, errc::peer_timed_out}) {
       told_ranks ranks;
       ranks.why = why;

@@ -84,12 +84,12 @@ TEST_CASE("--policy all writes an array, one object for each policy") {
   CHECK(array[0].at("capacity_blocks") == 4);  // unlimited: what it came to hold
 }
 
-TEST_CASE("a trace's name survives JSON whatever bytes it has") {
+TEST_CASE("a trace's name survives JSON with any bytes") {
   CHECK(json::parse(to_json("a\"b\\c\n\x01\xff\xc3\xa9", replay_result{}, llmmem::find_model("llama3-70b")))
             .at("trace") == "a\"b\\c\n\x01\xef\xbf\xbd\xc3\xa9");
 }
 
-TEST_CASE("--tiers tells hits by tier and the time to the first token, as text and as JSON") {
+TEST_CASE("--tiers reports hits by tier and the time to the first token, as text and as JSON") {
   const scratch_file file(three_requests);
   const std::vector<std::string> asked{"--trace", file.path(), "--tiers", "hbm=1,host=1,nvme=4"};
   const outcome text = run(asked);
@@ -144,7 +144,7 @@ TEST_CASE("a trace without timestamps is reported as one") {
   CHECK(got.out.find("  requests       1 without timestamps\n") != std::string::npos);
 }
 
-TEST_CASE("a BurstGPT trace is replayed as lengths, told or named") {
+TEST_CASE("a BurstGPT trace is replayed as lengths, recognised or named") {
   const scratch_file file("Timestamp,Request tokens,Response tokens\n5,472,18\n");
   for (const std::vector<std::string>& extra : {std::vector<std::string>{}, {"--format", "burstgpt"}}) {
     std::vector<std::string> arguments{"--trace", file.path(), "--json"};

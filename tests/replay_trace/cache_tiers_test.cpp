@@ -17,7 +17,7 @@
 
 using namespace replay_trace;
 
-TEST_CASE("with room for every block beneath it, a small cache finds what an unlimited one does") {
+TEST_CASE("with tiers that hold every block, a small cache finds what an unlimited one does") {
   const trace from = generate_trace({});
   const auto nothing = [](std::uint64_t) {};
   const replay_result all = replay(from, {.policy = "lru"}, nothing);

@@ -186,7 +186,7 @@ TEST_CASE("tokens and slots are summed at each request's end") {
   CHECK(got.hits == 0);
 }
 
-TEST_CASE("a last block without an id is held, but no reference and nobody's prefix") {
+TEST_CASE("a last block without an id is held, but it is neither a reference nor a prefix") {
   trace from("t", trace_format::mooncake, 4);
   const std::vector<std::uint64_t> ids{1, 2};
   for (int i = 0; i < 3; ++i)

@@ -32,7 +32,7 @@ constexpr std::string_view header = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
 }  // namespace
 
-TEST_CASE("a Mooncake trace is read as it stands") {
+TEST_CASE("a Mooncake trace is read unchanged") {
   const trace from =
       read(R"({"timestamp": 27000, "input_length": 1025, "output_length": 52, "hash_ids": [0, 1, 2]}
 {"hash_ids":[0],"output_length":1,"input_length":512,"timestamp":3000,"extra":{"a":[1,{"b":null}],"c":"\u00e9"}}
@@ -49,7 +49,7 @@ TEST_CASE("a Mooncake trace is read as it stands") {
   CHECK(longest_request_blocks(from) == 3);
 }
 
-TEST_CASE("a Bailian trace is told by its chat_id, or by sixteen tokens an id") {
+TEST_CASE("a Bailian trace is recognised by its chat_id, or by sixteen tokens an id") {
   const trace named = read(R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 17, )"
                            R"("output_length": 9, "type": "text", "turn": 1, "hash_ids": [5, 5]})");
   CHECK(named.format() == trace_format::bailian);
@@ -97,7 +97,7 @@ TEST_CASE("sessions without timestamps are timed by their delays") {
     CHECK(from[i].timestamp_us == times[i]);
 }
 
-TEST_CASE("a timestamp counts more than a delay, and turns behind it count from it") {
+TEST_CASE("a timestamp takes precedence over a delay, and later turns count from it") {
   const trace from = read(
       R"({"session_id": "s", "timestamp": 12.5, "delay": 3.0, "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
 {"session_id": "s", "delay": 2, "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
@@ -120,7 +120,8 @@ TEST_CASE("a trace may have no timestamps at all") {
   CHECK_FALSE(from.has_timestamps());
 }
 
-TEST_CASE("ids of full blocks alone are told from ids of all blocks, by the first line that can tell") {
+TEST_CASE(
+    "ids of full blocks alone are distinguished from ids of all blocks by the first line that shows it") {
   const auto line = [](int input, std::string_view some_ids) {
     return R"({"timestamp": 0, "input_length": )" + std::to_string(input) +
            R"(, "output_length": 5, "hash_ids": [)" + std::string(some_ids) + "]}\n";

@@ -185,7 +185,7 @@ TEST_CASE("what is not packed comes out as it is, however short and however it i
 }
 
 #ifdef LLMMEM_TRACE_ZLIB
-TEST_CASE("a trace packed with gzip is read, told by its first bytes") {
+TEST_CASE("a trace packed with gzip is read, recognised by its first bytes") {
   const trace from = read(gzip_request());
   REQUIRE(from.size() == 1);
   CHECK(from.name() == "t");
@@ -208,7 +208,7 @@ TEST_CASE("a trace packed with gzip is refused by a program without zlib, which 
 #endif
 
 #ifdef LLMMEM_TRACE_ZSTD
-TEST_CASE("a trace packed with zstd is read, told by its first bytes") {
+TEST_CASE("a trace packed with zstd is read, recognised by its first bytes") {
   const trace from = read(zstd_request());
   REQUIRE(from.size() == 1);
   CHECK(from[0].input_tokens == 600);

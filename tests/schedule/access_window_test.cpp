@@ -94,8 +94,8 @@ TEST_CASE("the least of equal chunks is what MIN fetches from where the window b
     const auto moved = static_cast<std::uint64_t>(
         std::count(cache.arrivals.begin() + static_cast<std::ptrdiff_t>(begin), cache.arrivals.end(), true));
     REQUIRE(found.moved_bytes == moved * page);
-    REQUIRE(found.least_bytes == naive_min_misses(seen, capacity, start.resident) * page);
-    REQUIRE(found.bytes() == found.moved_bytes - found.least_bytes);
+    REQUIRE(found.min_bytes == naive_min_misses(seen, capacity, start.resident) * page);
+    REQUIRE(found.bytes() == found.moved_bytes - found.min_bytes);
   }
 }
 
@@ -108,11 +108,11 @@ TEST_CASE("a loop over one chunk more than fits misses every time under LRU, and
   CHECK(found.accesses == 900);
   CHECK(found.moved_bytes == 900 * page);
   // Nine to begin with, then one in eight accesses.
-  CHECK(found.least_bytes == (9 + (900 - 9) / 8) * page);
+  CHECK(found.min_bytes == (9 + (900 - 9) / 8) * page);
   CHECK(found.ratio() == doctest::Approx(7.5));
 }
 
-TEST_CASE("what moved is never less than the least, whatever sizes, writes and leases there are") {
+TEST_CASE("the moved bytes are never fewer than the minimum, for any sizes, writes and leases") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -169,12 +169,12 @@ TEST_CASE("what moved is never less than the least, whatever sizes, writes and l
                        : random.once_in(3) ? access_mode::read_write
                                            : access_mode::read);
       const access_regret now = window.regret(budget);
-      REQUIRE(now.moved_bytes >= now.least_bytes);
+      REQUIRE(now.moved_bytes >= now.min_bytes);
     }
   }
 }
 
-TEST_CASE("a chunk that is leased takes its room from what MIN may keep") {
+TEST_CASE("a leased chunk takes its bytes from what MIN may keep") {
   access_window window(100);
   const auto use = [&](std::uint32_t chunk) {
     window.on_arrived(chunk_id{chunk}, page);
@@ -187,16 +187,16 @@ TEST_CASE("a chunk that is leased takes its room from what MIN may keep") {
   for (std::uint32_t i = 0; i < 6; ++i)
     use(1 + i % 2);
   // Chunk 0 stays all the time: of two chunks by turns, none can be kept beside it and the one in use.
-  CHECK(window.regret(2 * page).least_bytes == 7 * page);
-  CHECK(window.regret(3 * page).least_bytes == 3 * page);
+  CHECK(window.regret(2 * page).min_bytes == 7 * page);
+  CHECK(window.regret(3 * page).min_bytes == 3 * page);
   CHECK(window.regret(3 * page).ratio() == doctest::Approx(7.0 / 3.0));
   // The same when it was leased before the window began.
   window.clear();
   for (std::uint32_t i = 0; i < 6; ++i)
     use(1 + i % 2);
   window.on_released(chunk_id{0}, page);
-  CHECK(window.regret(2 * page).least_bytes == 6 * page);
-  CHECK(window.regret(3 * page).least_bytes == 2 * page);
+  CHECK(window.regret(2 * page).min_bytes == 6 * page);
+  CHECK(window.regret(3 * page).min_bytes == 2 * page);
 }
 
 TEST_CASE("chunks that are written again need not come up, whether they lay there or not") {
@@ -210,8 +210,8 @@ TEST_CASE("chunks that are written again need not come up, whether they lay ther
   CHECK(window.regret(page).ratio() == 1.0);
   window.on_arrived(chunk_id{0}, page);
   window.on_leased(chunk_id{0}, page, access_mode::read_write);
-  CHECK(window.regret(page) == access_regret{.accesses = 4, .moved_bytes = page, .least_bytes = 0});
-  CHECK(window.regret(page / 2).least_bytes == page / 2);
+  CHECK(window.regret(page) == access_regret{.accesses = 4, .moved_bytes = page, .min_bytes = 0});
+  CHECK(window.regret(page / 2).min_bytes == page / 2);
 }
 
 TEST_CASE("what was made in tier 0 need not come up, and may be kept from then on") {
@@ -228,12 +228,12 @@ TEST_CASE("what was made in tier 0 need not come up, and may be kept from then o
   window.on_arrived(chunk_id{1}, page);
   read(1);
   // With room for one, 0 had to leave for it; with room for both, neither had to come again.
-  CHECK(window.regret(page) == access_regret{.accesses = 2, .moved_bytes = 2 * page, .least_bytes = page});
+  CHECK(window.regret(page) == access_regret{.accesses = 2, .moved_bytes = 2 * page, .min_bytes = page});
   window.on_left(chunk_id{1}, page);
   window.on_arrived(chunk_id{0}, page);
   read(0);
-  CHECK(window.regret(page).least_bytes == 2 * page);
-  CHECK(window.regret(2 * page).least_bytes == page);
+  CHECK(window.regret(page).min_bytes == 2 * page);
+  CHECK(window.regret(2 * page).min_bytes == page);
   // It lay in nobody's way before it was made.
   window.clear();
   read(0);

@@ -210,7 +210,7 @@ TEST_CASE("no bound of a program that writes is above the best of all plans, and
                    .offload_bytes_per_second = random.once_in(2) ? 0 : 700'000'000U,
                    .duplex = random.once_in(2) ? link_duplex::full : link_duplex::half}}};
     const std::uint64_t least = least_time_of_changes(trace, machine).once();
-    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::single}(trace, machine);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     const std::uint64_t stall = least - trace.compute_ns();
@@ -221,7 +221,7 @@ TEST_CASE("no bound of a program that writes is above the best of all plans, and
   CHECK(tight * 4 > stalling);
 }
 
-TEST_CASE("a drive that reads and writes by turns is bound by both, also within an iteration") {
+TEST_CASE("a drive that reads and writes alternately is bound by both, also within an iteration") {
   // In the optimizer's pass 16 GB come up and 8 go down while 200 ms are computed.
   const auto trace = shapes::training_step(40, 200 * mb, 200 * mb, 1'200 * mb, 40 * ms);
   schedule_machine machine{.budgets = {48 * gb}, .links = {nvme}};

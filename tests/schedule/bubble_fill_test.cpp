@@ -200,7 +200,7 @@ TEST_CASE("work that may be cut and has no release times: greedy places as many 
   }
 }
 
-TEST_CASE("work that must stay whole: exact places as many as trying every start, greedy no more") {
+TEST_CASE("uncut work: exact places as many items as trying every start, greedy at most as many") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -224,7 +224,7 @@ TEST_CASE("work that must stay whole: exact places as many as trying every start
   }
 }
 
-TEST_CASE("work that must stay whole may fit in another order than by deadline") {
+TEST_CASE("uncut work may fit in another order than by deadline") {
   pipeline_timeline timeline{.tasks = {{{.start_ns = 3, .finish_ns = 5}}}, .makespan_ns = 7};
   const std::vector<bubble_work> work{{.ns = 2, .deadline_ns = 7}, {.ns = 3, .deadline_ns = 8}};
   CHECK(bubble_fill(timeline, work, whole_greedy).left_out == std::vector<std::size_t>{1});
@@ -232,7 +232,7 @@ TEST_CASE("work that must stay whole may fit in another order than by deadline")
         std::vector<bubble_piece>{{1, 0, 0, 3}, {0, 0, 5, 7}});
 }
 
-TEST_CASE("work that must stay whole is ordered so that what comes after has room") {
+TEST_CASE("uncut work is ordered so that later items fit") {
   const pipeline_timeline idle{.tasks = {{}}, .makespan_ns = 9};
   const std::vector<bubble_work> work{{.ns = 3}, {.ns = 1, .release_ns = 5}, {.ns = 3, .release_ns = 6}};
   CHECK(bubble_fill(idle, work, whole_exact).pieces ==
@@ -248,8 +248,7 @@ TEST_CASE("of two sets of equal size the exact search takes the one with the ite
   }
 }
 
-TEST_CASE(
-    "an item that is cut continues in the next bubble, one that is not waits for a bubble that has room") {
+TEST_CASE("an item that may be cut continues in the next bubble, another waits for a bubble that fits it") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   const auto timeline =
       simulate_pipeline(one_f_one_b(shape), {.forward_ns = {2, 2}, .backward_ns = {3, 3}, .send_ns = 0});

@@ -11,7 +11,7 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("a plan is repaired until so many iterations in a row have left it") {
+TEST_CASE("a plan is repaired until a number of consecutive iterations have left it") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -119,7 +119,7 @@ TEST_CASE("an iteration that was timed from end to end gives its trace other tim
   }
 }
 
-TEST_CASE("an event that is noted twice does not stand in for one that was left out") {
+TEST_CASE("an event that is recorded twice does not replace one that was left out") {
   trace_recorder record;
   const chunk_id chunk = record.add_chunk(100);
   record.acquire(chunk, access_mode::read);

@@ -176,7 +176,7 @@ TEST_CASE("on several devices the step is the shortest of all cuts into stages a
   }
 }
 
-TEST_CASE("times near the end of time are compared all the same") {
+TEST_CASE("times near the end of time are still compared") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -261,7 +261,7 @@ TEST_CASE("a plan's stages, waves and sums are those of its partition") {
   }
 }
 
-TEST_CASE("four equal layers on one device: loads hide behind compute, but the first") {
+TEST_CASE("four equal layers on one device: compute hides all loads except the first") {
   const case_of_swap each{
       .layers = std::vector<swap_layer>(
           4, {.parameter_bytes = 10, .input_bytes = 0, .forward_ns = 10, .backward_ns = 20}),

@@ -35,7 +35,7 @@ std::array<double, 5> naive_parts(const placement_facts& facts, const point& at)
   double to_device = (weights_host + weights_nvme) * number(facts.weight_bytes) +
                      (activations_host + activations_nvme) * moved;
   double compute = number(facts.compute_ns);
-  if (facts.attention == away_attention::on_device) {
+  if (facts.attention == offloaded_attention::on_device) {
     to_device += (kv_host + kv_nvme) * number(facts.kv_read_bytes);
   } else {
     compute += (kv_host + kv_nvme) * number(facts.host_attention_ns);
@@ -96,7 +96,7 @@ placement_facts random_facts(random_numbers& random) {
   facts.host_to_nvme = between(1, 4) * 1'000'000'000;
   facts.compute_ns = random.once_in(3) ? 0 : mega * random.below(std::uint64_t{8000});
   if (random.once_in(2)) {
-    facts.attention = away_attention::on_host;
+    facts.attention = offloaded_attention::on_host;
     facts.host_attention_ns = mega * random.below(std::uint64_t{8000});
   }
   return facts;
@@ -300,7 +300,7 @@ TEST_CASE("what is moved most for its bytes stays on the device") {
   CHECK(placed.weights.nvme + placed.kv.nvme + placed.activations.nvme == doctest::Approx(0));
 }
 
-TEST_CASE("when compute takes longest, as much as fits is on the device all the same") {
+TEST_CASE("when compute takes longest, as much as fits is still on the device") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -308,7 +308,7 @@ TEST_CASE("when compute takes longest, as much as fits is on the device all the 
     facts.compute_ns = 1'000'000'000'000'000;
     facts.host_attention_ns = 100'000'000'000'000;
     // With attention on the host, KV comes first, and all of it is on the device.
-    if (facts.attention == away_attention::on_host) facts.device_bytes += facts.kv_bytes;
+    if (facts.attention == offloaded_attention::on_host) facts.device_bytes += facts.kv_bytes;
     const auto placed = solve_placement(facts);
     REQUIRE(placed.times.step_ns() <= facts.compute_ns + facts.compute_ns / 100'000'000);
     const double bytes[]{static_cast<double>(facts.weight_bytes), static_cast<double>(facts.kv_bytes),
@@ -327,7 +327,7 @@ TEST_CASE("when compute takes longest, as much as fits is on the device all the 
 
 TEST_CASE("attention on the host lets KV stay there when that is faster than sending it") {
   auto facts = small;
-  facts.attention = away_attention::on_host;
+  facts.attention = offloaded_attention::on_host;
   facts.host_attention_ns = 20;
   const auto placed = solve_placement(facts);
   CHECK(placed.kv.host == doctest::Approx(1));
@@ -530,7 +530,7 @@ TEST_CASE("tiers that are too small together, and chunks that do not fit, are re
         "round_placement: fractions of kv must be 0 or more and add up to 1");
 }
 
-TEST_CASE("bandwidths must be told, but for those of an NVMe that is not there") {
+TEST_CASE("bandwidths must be given, except those of an absent NVMe") {
   auto facts = small;
   facts.host_to_device = 0;
   CHECK(refusal([&] { return solve_placement(facts); }) ==

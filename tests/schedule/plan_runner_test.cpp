@@ -99,7 +99,7 @@ TEST_CASE(
   CHECK(program.noted.begun == chunks(0, 7) + chunks(100, 102));
 }
 
-TEST_CASE("skipped events have their steps all the same, over the end of the iteration too") {
+TEST_CASE("skipped events still have their steps, also past the end of the iteration") {
   followed_program program(4);
   program.call(0);
   program.call(3);

@@ -19,7 +19,7 @@ schedule_plan some_plan(std::uint64_t seed) {
   random_numbers random(seed);
   const auto trace =
       random_trace(random, {.chunks = 5, .accesses = 14, .most_units = 3, .writes = true, .overlaps = true});
-  schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000, 8'000},
+  schedule_machine machine{.budgets = {trace.max_leased_bytes() + 1'000, 8'000},
                            .links = {{.bytes_per_second = 1'000'000'000, .duplex = link_duplex::half}},
                            .edges = {0, 0}};
   return schedule::next_use{}(trace, machine);

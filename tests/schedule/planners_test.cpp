@@ -33,9 +33,9 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
     const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{5}),
                                              .accesses = 4 + random.below(std::uint32_t{14}),
                                              .overlaps = random.once_in(2)});
-    const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
+    const std::uint64_t slots = trace.max_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
     const auto machine = over_one_link(slots * 1'000);
-    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::single}(trace, machine);
     least_fetched oracle(trace, slots * 1'000);
     REQUIRE(plan.first.forecast.bytes() == oracle.once());
     REQUIRE(plan.first.bound.bytes() == oracle.once());
@@ -43,7 +43,7 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
 }
 
 TEST_CASE(
-    "the bound on a steady iteration's bytes is what brute force needs, and the plan is seldom a chunk "
+    "the bound on a steady iteration's bytes is what brute force needs, and the plan is rarely a chunk "
     "above") {
   std::size_t above = 0;
   const auto all = seeds(300);
@@ -53,7 +53,7 @@ TEST_CASE(
     const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{5}),
                                              .accesses = 4 + random.below(std::uint32_t{14}),
                                              .overlaps = random.once_in(2)});
-    const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
+    const std::uint64_t slots = trace.max_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
     const auto plan = schedule::next_use{plan_objective::bytes}(trace, over_one_link(slots * 1'000));
     const std::uint64_t least = least_fetched(trace, slots * 1'000).cyclic();
     REQUIRE(plan.steady.bound.bytes() == least);
@@ -98,9 +98,9 @@ excess beyond_the_best(std::uint64_t count, bool equal) {
                                              .overlaps = random.once_in(2)});
     const std::uint64_t beyond =
         equal ? 1'000 * random.below(std::uint64_t{3}) : random.below(std::uint64_t{3'000});
-    const auto machine = over_one_link(trace.most_leased_bytes() + beyond,
+    const auto machine = over_one_link(trace.max_leased_bytes() + beyond,
                                        {.bytes_per_second = 1'000'000'000, .latency_ns = equal ? 0U : 100U});
-    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::single}(trace, machine);
     const std::uint64_t least = least_time(trace, machine).once();
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
@@ -120,7 +120,7 @@ TEST_CASE(
   CHECK(found.by_a_twentieth * 200 <= found.traces);
 }
 
-TEST_CASE("next use seldom takes a twentieth longer than the best of all plans, of unequal clean sizes") {
+TEST_CASE("next use rarely takes a twentieth longer than the best of all plans, for unequal clean sizes") {
   const excess found = beyond_the_best(200, false);
   MESSAGE(found.text());
   CHECK(found.longer * 10 <= found.traces);
@@ -132,9 +132,9 @@ TEST_CASE("a look-ahead of nothing is on demand, which waits for every byte it f
     CAPTURE(seed);
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 5, .accesses = 16, .overlaps = true});
-    const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
-    const auto demanded = schedule::on_demand{plan_span::once}(trace, machine);
-    REQUIRE(schedule::lookahead{0, plan_span::once}(trace, machine).first.steps == demanded.first.steps);
+    const auto machine = over_one_link(trace.max_leased_bytes() + 2'000);
+    const auto demanded = schedule::on_demand{plan_span::single}(trace, machine);
+    REQUIRE(schedule::lookahead{0, plan_span::single}(trace, machine).first.steps == demanded.first.steps);
     REQUIRE(demanded.first.forecast.stalls.total() == demanded.first.forecast.edges[0].onboard.bytes);
   }
 }
@@ -143,7 +143,7 @@ TEST_CASE("planning twice gives the same plan, bit for bit") {
   for (const auto seed : seeds(50)) {
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 6, .accesses = 20, .most_units = 4, .writes = true});
-    const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
+    const auto machine = over_one_link(trace.max_leased_bytes() + 2'000);
     REQUIRE(schedule::next_use{}(trace, machine) == schedule::next_use{}(trace, machine));
   }
 }
@@ -167,7 +167,8 @@ TEST_CASE("a machine that cannot hold what is leased is refused, with both numbe
       argument_error);
 }
 
-TEST_CASE("what the next contents will need room for is written back while the link has nothing to fetch") {
+TEST_CASE(
+    "chunks that must leave for the next contents are written back while the link has nothing to fetch") {
   // A training step that changes each layer's weights in its backward pass: activations are written one after
   // the other, each where something dirty lies.
   constexpr std::uint32_t layers = 6;

@@ -212,7 +212,8 @@ TEST_CASE("random programs take what was predicted, if they look up from computi
   CHECK(seldom.took > often.took);
 }
 
-TEST_CASE("random programs over chunks of unequal size get their data, though room in parts delays them") {
+TEST_CASE(
+    "random programs over chunks of unequal size get their data, although fragmented memory delays them") {
   const race unequal = run_random_programs(500, false);
   CHECK(unequal.took < unequal.predicted * 5 / 4);
 }
@@ -406,7 +407,7 @@ TEST_CASE("a program that knows its calls beforehand has a plan from its first i
     known.compute(18'000);
     known.release(chunk_id{layer});
   }
-  const schedule_plan plan = program.schedule->foresee(known.freeze());
+  const schedule_plan plan = program.schedule->plan_known_trace(known.freeze());
   CHECK(plan == program.schedule->plan());
   const auto iteration = [&] {
     program.schedule->begin_iteration();
@@ -439,26 +440,29 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
   refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
           "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
-  refused([&] { fresh.foresee(trace_recorder().freeze()); },
-          "prefetch_schedule: a trace of 0 chunks was given to foresee(), but its chunks are not the 1 that "
+  refused([&] { fresh.plan_known_trace(trace_recorder().freeze()); },
+          "prefetch_schedule: a trace of 0 chunks was given to plan_known_trace(), but its chunks are not "
+          "the 1 that "
           "were added; make it "
           "with recorder()");
   trace_recorder other;
   other.add_chunk(page);
-  refused([&] { fresh.foresee(other.freeze()); },
-          "prefetch_schedule: a trace of 1 chunks was given to foresee(), but its chunks are not the 1 that "
+  refused([&] { fresh.plan_known_trace(other.freeze()); },
+          "prefetch_schedule: a trace of 1 chunks was given to plan_known_trace(), but its chunks are not "
+          "the 1 that "
           "were added; make it "
           "with recorder()");
   fresh.record();
-  refused([&] { fresh.foresee(fresh.recorder().freeze()); },
-          "prefetch_schedule: foresee() is not possible while a trace is recorded; freeze() that first");
+  refused(
+      [&] { fresh.plan_known_trace(fresh.recorder().freeze()); },
+      "prefetch_schedule: plan_known_trace() is not possible while a trace is recorded; freeze() that first");
   refused([&] { fresh.add(program.chunks[1]); },
           "prefetch_schedule: a chunk was added after recording began; add all of them first");
   const auto held = fresh.read(program.chunks[0]).value();
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
 
-TEST_CASE("room for what is written again is a step of the plan, and not counted as a useless one") {
+TEST_CASE("memory for what is overwritten is a step of the plan, and not counted as an unneeded one") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 4; ++step) {
     program.schedule->begin_iteration();
@@ -476,7 +480,7 @@ TEST_CASE("room for what is written again is a step of the plan, and not counted
   CHECK(rooms == 6);
   CHECK(others == 6);  // drops of what was discarded: that is done by then
   CHECK(program.schedule->stats().steps == 0);
-  CHECK(program.schedule->stats().useless == 3 * others);
+  CHECK(program.schedule->stats().unneeded == 3 * others);
 }
 
 TEST_CASE("chunks added after an iteration without leases are counted with the others") {
@@ -497,7 +501,7 @@ TEST_CASE("chunks added after an iteration without leases are counted with the o
 
 TEST_CASE("a trace that cannot be planned takes the plan of the trace before with it") {
   device_program program(std::vector<std::uint64_t>(3, 4), 8);
-  const auto foresee = [&](bool overlapping) {
+  const auto plan_known_trace = [&](bool overlapping) {
     trace_recorder known = program.schedule->recorder();
     for (std::uint32_t i = 0; i < 3; ++i) {
       known.acquire(chunk_id{i}, access_mode::read);
@@ -505,16 +509,16 @@ TEST_CASE("a trace that cannot be planned takes the plan of the trace before wit
     }
     for (std::uint32_t i = 0; i < 3 && overlapping; ++i)
       known.release(chunk_id{i});
-    program.schedule->foresee(known.freeze());
+    program.schedule->plan_known_trace(known.freeze());
   };
-  foresee(false);
+  plan_known_trace(false);
   CHECK(program.schedule->has_plan());
-  CHECK_THROWS_AS(foresee(true), argument_error);  // 12 pages at once do not fit
+  CHECK_THROWS_AS(plan_known_trace(true), argument_error);  // 12 pages at once do not fit
   CHECK_FALSE(program.schedule->has_plan());
   CHECK_THROWS_AS(program.schedule->replay(), argument_error);
 }
 
-TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
+TEST_CASE("patience ends even if the clock that the buffer measures by never moves") {
   device_program program({4, 4}, 12);
   const std::uint64_t began = program.clock.now().ns;
   CHECK(program.buffer.read(program.chunks[0], tiering::timeout(1'000'000)).code() == errc::timed_out);

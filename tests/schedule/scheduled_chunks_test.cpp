@@ -96,7 +96,7 @@ struct noting_buffer {
   void progress() { calls.push_back({'p', {}, 0}); }
   llmmem::tiering::step_outcome execute(chunk_handle chunk, plan_operation, std::size_t tier) {
     calls.push_back({'x', chunk, tier});
-    return llmmem::tiering::step_outcome::later;
+    return llmmem::tiering::step_outcome::deferred;
   }
   result<void> prefetch(chunk_handle chunk) {
     calls.push_back({'f', chunk, 0});
@@ -117,7 +117,7 @@ TEST_CASE("a numbered buffer asks the buffer for the chunk of that number") {
   noting_buffer buffer;
   const detail::numbered_buffer target(buffer, chunks);
   target.progress();
-  CHECK(target.execute(chunk_id{1}, plan_operation::drop, 2) == llmmem::tiering::step_outcome::later);
+  CHECK(target.execute(chunk_id{1}, plan_operation::drop, 2) == llmmem::tiering::step_outcome::deferred);
   target.prefetch(chunk_id{0});
   target.expect(chunk_id{1}, 17);
   CHECK(buffer.calls ==

@@ -103,7 +103,7 @@ TEST_CASE("min_eviction on demand, next use by bytes and its bound agree, iterat
           back ? shapes::forward_backward(80, layer_bytes, 500) : shapes::forward(80, layer_bytes, 500);
       const auto trace = one.repeated(50);
       const auto machine = resident(layers);
-      const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace, machine);
+      const auto plan = schedule::next_use{plan_objective::bytes, plan_span::single}(trace, machine);
       CHECK(plan.first.forecast.edges[0].onboard.operations ==
             fetched(simulate_online(one, machine, min_eviction(slot_count{80}), 50)));
       CHECK(plan.first.regret().bytes == 0);
@@ -116,8 +116,9 @@ TEST_CASE("min_eviction on demand moves what next use by bytes moves, on any tra
     CAPTURE(seed);
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 7, .accesses = 20, .overlaps = random.once_in(2)});
-    const auto machine = resident(trace.most_leased_bytes() / layer_bytes + random.below(std::uint64_t{4}));
-    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace.repeated(5), machine);
+    const auto machine = resident(trace.max_leased_bytes() / layer_bytes + random.below(std::uint64_t{4}));
+    const auto plan =
+        schedule::next_use{plan_objective::bytes, plan_span::single}(trace.repeated(5), machine);
     REQUIRE(plan.first.forecast.edges[0].onboard.operations ==
             fetched(simulate_online(trace, machine, min_eviction(slot_count{7}), 5)));
   }
@@ -133,9 +134,8 @@ TEST_CASE("an online policy gets what was written, and moves no less than the bo
                                              .writes = true,
                                              .discards = true,
                                              .overlaps = random.once_in(2)});
-    const schedule_machine machine{
-        .budgets = {trace.most_leased_bytes() + random.below(std::uint64_t{3'000})},
-        .links = {{.bytes_per_second = 1'000'000'000}}};
+    const schedule_machine machine{.budgets = {trace.max_leased_bytes() + random.below(std::uint64_t{3'000})},
+                                   .links = {{.bytes_per_second = 1'000'000'000}}};
     const auto run = simulate_online(trace, machine, lru_eviction(slot_count{6}), 5);
     REQUIRE(run.most_bytes[0] <= machine.budgets[0]);
     const auto bound = lower_bound(trace, machine, bounded_iteration::first);

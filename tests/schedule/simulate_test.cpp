@@ -23,7 +23,7 @@ schedule_machine random_machine(random_numbers& random, const schedule_trace& tr
   schedule_machine machine;
   const std::size_t tiers = 2 + random.below(std::size_t{3});
   for (std::size_t i = 0; i + 1 < tiers; ++i) {
-    const std::uint64_t least = i == 0 ? trace.most_leased_bytes() : 8'000;
+    const std::uint64_t least = i == 0 ? trace.max_leased_bytes() : 8'000;
     machine.budgets.push_back(least + 500 * random.below(std::uint64_t{12}));
     machine.links.push_back({.bytes_per_second = 300'000'000 + random.below(std::uint64_t{1'000'000'000}),
                              .latency_ns = random.once_in(2) ? 0 : random.below(std::uint64_t{300}),
@@ -67,7 +67,7 @@ TEST_CASE("every planner's plan runs as predicted, within budgets, above its bou
                                              .discards = random.once_in(2),
                                              .overlaps = random.once_in(2)});
     const auto machine = random_machine(random, trace);
-    for (const auto span : {plan_span::cyclic, plan_span::once}) {
+    for (const auto span : {plan_span::cyclic, plan_span::single}) {
       const bool cyclic = span == plan_span::cyclic;
       CAPTURE(cyclic);
       holds_its_promises(trace, schedule::on_demand{span}(trace, machine), cyclic);
@@ -121,7 +121,7 @@ std::string why(const schedule_trace& trace, const schedule_plan& plan) {
 
 }  // namespace
 
-TEST_CASE("a plan written by hand runs, and its stalls are told by cause") {
+TEST_CASE("a plan written by hand runs, and its stalls are reported by cause") {
   using enum plan_operation;
   const auto trace = two_by_turns();
   const auto plan = by_hand(trace, {at(0, fetch, 0, 1, 0), at(2, write_back, 0, 0, 1), at(2, drop, 0, 0, 0),
@@ -155,7 +155,7 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
       "simulate: iteration 0, step 1, fetch of chunk 1 in tier 1: it waits for memory for ever, and event 2 "
       "for it");
   CHECK(one({bring, at(2, allocate, 1, 0, 0)}) ==
-        "simulate: iteration 0, step 1, allocate of chunk 1 in tier 0: no room, and none that comes free");
+        "simulate: iteration 0, step 1, allocate of chunk 1 in tier 0: no space, and none that will be free");
   CHECK(one({at(0, drop, 0, 1, 1)}) ==
         "simulate: iteration 0, step 0, drop of chunk 0 in tier 1: the last tier keeps its copies");
   CHECK(one({at(0, fetch, 0, 0, 0)}) ==
@@ -177,7 +177,7 @@ TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
       "simulate: the plan was made for another trace, of 4 events and 2 chunks; make a plan for this trace");
 }
 
-TEST_CASE("room that a later step frees is waited for") {
+TEST_CASE("a step waits for memory that a later step frees") {
   using enum plan_operation;
   const auto trace = two_by_turns();
   // The fetch of chunk 1 is issued while chunk 0 is leased, and starts when that has gone.

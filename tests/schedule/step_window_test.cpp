@@ -64,7 +64,7 @@ TEST_CASE("steps begin when the program reaches their event, in the order of the
   }
 }
 
-TEST_CASE("a step that must wait holds back those behind it until it can begin") {
+TEST_CASE("a step that must wait delays those after it until it can begin") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(0, 1), step_at(0, 2)};
   detail::step_window window;
@@ -97,13 +97,13 @@ TEST_CASE("a step is asked for in the tier that it goes to or leaves, and counte
   detail::step_window window;
   window.start(plan);
   noting_target::notes noted;
-  const noting_target::answers told{.useless = {chunk_id{1}}};
+  const noting_target::answers told{.unneeded = {chunk_id{1}}};
   prefetch_stats stats;
   window.issue(0, plan_moment::at_call);
   window.begin_pending(noting_target{&noted, &told}, stats);
   CHECK(noted.tiers == std::vector<std::size_t>{1, 3, 0});
   CHECK(stats.steps == 1);
-  CHECK(stats.useless == 1);  // room for a write counts as neither
+  CHECK(stats.unneeded == 1);  // room for a write counts as neither
   CHECK(window.pending() == 0);
 }
 

@@ -22,7 +22,7 @@ llmmem::schedule::simulation some_run(std::uint64_t seed, timeline_detail detail
   random_numbers random(seed);
   const auto trace =
       random_trace(random, {.chunks = 5, .accesses = 14, .most_units = 3, .writes = true, .overlaps = true});
-  const schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000},
+  const schedule_machine machine{.budgets = {trace.max_leased_bytes() + 1'000},
                                  .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = 10}}};
   return simulate(trace, schedule::next_use{}(trace, machine), 3, detail);
 }

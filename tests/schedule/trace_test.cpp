@@ -36,7 +36,7 @@ std::string why(Script script) {
 
 }  // namespace
 
-TEST_CASE("a trace tells what was recorded") {
+TEST_CASE("a trace has what was recorded") {
   trace_recorder record;
   const chunk_id first = record.add_chunk(100);
   const chunk_id second = record.add_chunk(200);
@@ -51,7 +51,7 @@ TEST_CASE("a trace tells what was recorded") {
   CHECK(trace.events()[1] == trace_event{11, second, trace_call::acquire, access_mode::write});
   CHECK(trace.compute_ns() == 18);
   CHECK(trace.tail_ns() == 7);
-  CHECK(trace.most_leased_bytes() == 300);
+  CHECK(trace.max_leased_bytes() == 300);
   const auto thrice = trace.repeated(3);
   CHECK(thrice.events().size() == 12);
   CHECK(thrice.compute_ns() == 54);
@@ -93,7 +93,7 @@ TEST_CASE("what no program can do is refused by event and reason") {
   CHECK(why([](auto& r) { r.add_chunk(0); }) == "trace: chunk 2 has 0 bytes");
 }
 
-TEST_CASE("a machine that is none is refused by tier or link and number") {
+TEST_CASE("an invalid machine is refused by tier or link and number") {
   const link_model link{.bytes_per_second = 1};
   CHECK_THROWS_WITH_AS(schedule_machine{}.check(),
                        "schedule_machine: no tier has a budget; there must be one above the unbounded tier",

@@ -101,7 +101,7 @@ TEST_CASE("a forecast is what its definition says, for any uses") {
   }
 }
 
-TEST_CASE("what was popular once is forgotten, and an iteration without uses is none") {
+TEST_CASE("earlier popularity is forgotten, and an iteration without uses does not count") {
   use_forecast forecast(2, 4);
   const chunk_id old{0};
   const chunk_id current{1};
@@ -214,7 +214,7 @@ std::uint64_t scheduled(std::uint64_t seed, on_divergence what, bool is_foreseen
       if (each.call == trace_call::acquire) known.acquire(each.chunk, each.mode);
       if (each.call == trace_call::release) known.release(each.chunk);
     }
-    schedule.foresee(known.freeze());
+    schedule.plan_known_trace(known.freeze());
   }
   const std::uint64_t took = time_of_batches(on, seed, [&](std::uint64_t draw) {
     schedule.begin_iteration();

@@ -162,7 +162,7 @@ TEST_CASE("a cut is at the nearest multiple of the alignment, or at the item's e
         std::vector<llmmem::sharding::write_share>{{0, rank_id{0}, 0, 70}, {1, rank_id{1}, 0, 62}});
 }
 
-TEST_CASE("writers for nobody, and bytes past counting, are refused") {
+TEST_CASE("writers for no ranks, and too many bytes to count, are refused") {
   CHECK_THROWS_WITH_AS(assign_writers({}, {}),
                        "assign_writers: `already` has no ranks; it has one number for each", argument_error);
   CHECK_THROWS_WITH_AS(cut_writes({}, {}), "cut_writes: `already` has no ranks; it has one number for each",

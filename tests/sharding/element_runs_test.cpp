@@ -49,13 +49,13 @@ TEST_CASE("a set of runs answers as a sorted list of its elements does") {
       std::uint64_t first = 0;
       while (first < runs.count && runs.begin + first * runs.stride + runs.run <= e)
         ++first;
-      const std::uint64_t found = runs.first_run_behind(e);
+      const std::uint64_t found = runs.first_run_after(e);
       REQUIRE((found < runs.count ? found : runs.count) == first);
     }
   }
 }
 
-TEST_CASE("rows, columns and boxes are the elements whose row and column lie within") {
+TEST_CASE("rows, columns and boxes are the elements whose row and column are within") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);

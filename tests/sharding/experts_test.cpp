@@ -12,7 +12,7 @@ using namespace llmmem;
 using llmmem_tests::check_partition;
 using llmmem_tests::tensors_of;
 
-TEST_CASE("experts lie on ranks in their order, as evenly as can be") {
+TEST_CASE("experts are on ranks in their order, as evenly as possible") {
   for (std::uint32_t experts = 1; experts < 20; ++experts) {
     for (std::uint32_t world = 1; world < 12; ++world) {
       std::uint64_t next = 0;

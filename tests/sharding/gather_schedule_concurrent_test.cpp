@@ -65,7 +65,7 @@ std::vector<std::uint64_t> sizes_of(const std::vector<tensor_facts>& tensors) {
 void fill(state_of& state, const std::vector<tensor_facts>& tensors, std::uint64_t round) {
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     const auto piece =
-        dense(contents(tensors[t], 100 * round + t), state.who().local(tensor_id{t}, state.rank()), 4);
+        dense(contents(tensors[t], 100 * round + t), state.layout().local(tensor_id{t}, state.rank()), 4);
     std::copy(piece.begin(), piece.end(), state.local(tensor_id{t}).begin());
   }
 }
@@ -155,7 +155,7 @@ TEST_SUITE("gather_schedule") {
     });
   }
 
-  TEST_CASE("a rank that dies ends the others' gathers, and nobody hangs") {
+  TEST_CASE("a rank that dies ends the others' gathers, and no rank hangs") {
     const auto tensors = layers_of({3000, 3000, 3000});
     const auto order = there_and_back(3);
     for (std::uint32_t dies_at = 0; dies_at < 6; ++dies_at) {

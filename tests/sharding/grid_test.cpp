@@ -85,7 +85,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what lies whole on all ranks of a grid is told to be") {
+TEST_CASE("tensors that all ranks of a grid hold completely are reported as replicated") {
   const auto tensors = tensors_of({tensor_shape::matrix(4, 4), tensor_shape::matrix(4, 4),
                                    tensor_shape::vector(4), tensor_shape::scalar()});
   const std::vector roles{weight, activation, bias, whole};

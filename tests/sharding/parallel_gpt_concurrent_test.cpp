@@ -311,8 +311,7 @@ TEST_SUITE("parallel_gpt") {
     }
   }
 
-  TEST_CASE(
-      "blocks in stages compute as one behind the other, and send an activation each way a micro-batch") {
+  TEST_CASE("blocks in stages compute as in sequence, and send an activation each way for each micro-batch") {
     const unsplit expected = run_unsplit();
     constexpr std::uint32_t stages = 3;
     constexpr std::uint32_t micro_batches = 5;

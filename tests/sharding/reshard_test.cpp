@@ -188,7 +188,7 @@ TEST_CASE("more ranks than elements leave most ranks with nothing to store and n
   CHECK(checked_reshard(tensors, {{.tensor = tensor_id{1}}}, {{.tensor = tensor_id{1}}}) == reshard_plan{});
 }
 
-TEST_CASE("any pieces at all give a right plan, or the first element that nobody has") {
+TEST_CASE("any pieces give a right plan, or the first element that no piece has") {
   std::uint64_t plans = 0;
   std::uint64_t refusals = 0;
   for (const auto seed : seeds(3000)) {
@@ -357,7 +357,7 @@ TEST_CASE("replicas share the reading, unless a rank has its own") {
   }
 }
 
-TEST_CASE("a plan is the same whatever else is asked, and in whatever order pieces stand") {
+TEST_CASE("a plan is the same regardless of other requests and of the order of pieces") {
   random_numbers random(7);
   const auto tensors = random_tensors(random, 6);
   auto stored = held_pieces(llmmem::sharding::replicated(tensors, rank_count{3}));
@@ -371,7 +371,7 @@ TEST_CASE("a plan is the same whatever else is asked, and in whatever order piec
   CHECK(turned.bytes == plan.bytes);
 }
 
-TEST_CASE("pieces that are none are refused with their number, their tensor and the reason") {
+TEST_CASE("invalid pieces are refused with their number, their tensor and the reason") {
   const auto tensors = one_tensor(tensor_shape::vector(10));
   const auto refuses = [&](const std::vector<stored_piece>& stored, const std::vector<wanted_piece>& wanted,
                            const char* text) {

@@ -61,7 +61,7 @@ TEST_CASE("of equal shares a ring all-reduce sends 2 (N - 1) / N of the tensor f
     CHECK(ring_sent_bytes(reduce, 840, 4, rank_count{n}, rank_id{n - 1}) == 2 * (n - 1) * 840 * 4 / n);
 }
 
-TEST_CASE("a ring of nobody, and bytes past counting, are refused") {
+TEST_CASE("a ring of no ranks, and too many bytes to count, are refused") {
   CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, 1, 1, rank_count{0}, rank_id{0}),
                        "ring_sent_bytes: 0 ranks; a world has at least one", argument_error);
   CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, max_bytes, 2, rank_count{1}, rank_id{0}),

@@ -83,7 +83,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
       check_partition(servers, catalogue_of(servers), rank_count{n});
       for (std::uint32_t i = 0; i < servers.tensors(); ++i) {
         const std::vector<rank_id> chain = servers.replicas(tensor_id{i});
-        REQUIRE(chain.size() == std::min(followers + 1, servers.living()));
+        REQUIRE(chain.size() == std::min(followers + 1, servers.live_servers()));
         REQUIRE(std::set<rank_id>(chain.begin(), chain.end()).size() == chain.size());
         REQUIRE(chain.front() == servers.owner(tensor_id{i}));
         for (std::uint32_t s = 0; s < n; ++s) {
@@ -102,7 +102,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
       // Lose one to three at once, or let one return.
       std::vector<rank_id> lost;
       for (std::uint32_t s = 0; s < n; ++s) {
-        if (servers.is_alive(rank_id{s}) && random.once_in(3) && lost.size() + 1 < servers.living())
+        if (servers.is_alive(rank_id{s}) && random.once_in(3) && lost.size() + 1 < servers.live_servers())
           lost.push_back(rank_id{s});
       }
       const key_servers before = servers;
@@ -137,14 +137,14 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
   }
 }
 
-TEST_CASE("a lost server's range falls to its follower, and the chain grows by one behind") {
+TEST_CASE("a lost server's range falls to its follower, and the chain gets one more server at its end") {
   key_servers servers(100, rank_count{5}, 2);
   CHECK(servers.keys_of(tensor_id{1}) == index_range{20, 20});
   CHECK(servers.replicas_of(25) == ranks({1, 2, 3}));
   const server_change change = servers.lose(ranks({1}));
   CHECK(servers.replicas_of(25) == ranks({2, 3, 4}));
   CHECK(servers.owner(25) == rank_id{2});
-  CHECK(servers.living() == 4);
+  CHECK(servers.live_servers() == 4);
   // Ranges 4, 0 and 1 had a copy on server 1: each is sent once.
   REQUIRE(change.changes.size() == 3);
   CHECK(change.changes[1] == sharding::range_change{.range = tensor_id{1},
@@ -160,7 +160,7 @@ TEST_CASE("a lost server's range falls to its follower, and the chain grows by o
   CHECK(back.changes[1].drop_from == ranks({4}));
 }
 
-TEST_CASE("what a server of several ranges had falls to as many others") {
+TEST_CASE("the ranges of a lost server fall to as many others") {
   key_servers servers(120, rank_count{6}, 1, 4);
   std::set<rank_id> heirs;
   for (const llmmem::sharding::range_change& each : servers.lose(ranks({2})).changes) {
@@ -193,7 +193,7 @@ TEST_CASE("servers' ranges reshard to another number of servers like any partiti
   CHECK(reshard(tensors, three, flat).moves.bytes == lacking);
 }
 
-TEST_CASE("servers that cannot be, and losses of who is not there, are refused and change nothing") {
+TEST_CASE("impossible servers, and losses of absent ones, are refused and change nothing") {
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{0}, 0), "key_servers: 0 ranks; a world has at least one",
                        argument_error);
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{2}, 2),
@@ -212,7 +212,7 @@ TEST_CASE("servers that cannot be, and losses of who is not there, are refused a
   CHECK_THROWS_WITH_AS(servers.lose(ranks({0, 1})),
                        "key_servers::lose: server 1 is the last one alive; restart from a checkpoint",
                        argument_error);
-  CHECK(servers.living() == 2);
+  CHECK(servers.live_servers() == 2);
   CHECK_THROWS_WITH_AS(servers.rejoin(rank_id{0}), "key_servers::rejoin: server 0 is alive", argument_error);
   CHECK_THROWS_WITH_AS(servers.rejoin(rank_id{2}), "key_servers::rejoin: server 2, and there are 2",
                        argument_error);

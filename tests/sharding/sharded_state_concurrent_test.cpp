@@ -76,7 +76,8 @@ std::vector<tensor_id> ids(std::vector<std::uint32_t> numbers) {
 }  // namespace
 
 TEST_SUITE("sharded_state") {
-  TEST_CASE("tensors come together whole by every partition, each element sent once to whom it lacks") {
+  TEST_CASE(
+      "every partition gathers complete tensors, and each element is sent once to each rank that lacks it") {
     for (const auto seed : seeds(66)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -136,7 +137,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("what owners have changed comes to all that hold it, and to nobody else") {
+  TEST_CASE("an owner's changes arrive at all holders, and at no other rank") {
     for (const auto seed : seeds(66)) {
       CAPTURE(seed);
       random_numbers random(seed + 1000);
@@ -172,7 +173,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("sums come to the owners in the order of ranks, and by an all-reduce to all holders") {
+  TEST_CASE("sums arrive at the owners in the order of ranks, and by an all-reduce at all holders") {
     for (const auto seed : seeds(66)) {
       CAPTURE(seed);
       random_numbers random(seed + 2000);
@@ -385,7 +386,7 @@ TEST_SUITE("sharded_state") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies within an operation, the others get an error, soon, and nobody hangs") {
+      "regardless of which rank dies within an operation, the others soon get an error, and no rank hangs") {
     std::uint64_t failed = 0;
     for (const auto seed : seeds(120)) {
       CAPTURE(seed);
@@ -428,7 +429,7 @@ TEST_SUITE("sharded_state") {
     CHECK(failed > 100);
   }
 
-  TEST_CASE("a rank without room for a gather ends it for all") {
+  TEST_CASE("a rank without memory for a gather ends it for all") {
     for (const std::uint32_t budget : {4U * 100 + 4 * 300 - 1, 4U * 100 + 4 * 300}) {
       in_sim_world(3, 1, [&](sim_ranks& ranks, host_space&, std::uint32_t self) {
         const auto tensors = layers_of({300});

@@ -34,7 +34,7 @@ struct small_model {
 
 }  // namespace
 
-TEST_CASE("with one chunk a device has layers in a row, with several it has every P-th chunk") {
+TEST_CASE("with one chunk a device has consecutive layers, with several it has every P-th chunk") {
   // Section 2.2 of the paper: of 16 layers, on 4 devices with 2 chunks, the first has 1, 2, 9, 10.
   const small_model model(16);
   const pipeline_stages one(model.tensors, model.places, 16, rank_count{4});

@@ -14,7 +14,7 @@ using namespace llmmem;
 using llmmem_tests::random_numbers;
 using llmmem_tests::seeds;
 
-TEST_CASE("a worker starts when all have finished what lies further back than the bound") {
+TEST_CASE("a worker starts when all have finished the iterations before the bound") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -300,7 +300,7 @@ void check_pipeline(std::uint32_t stages, std::uint32_t micro_batches) {
       CHECK(stage.weights().audit().empty());
     }
     // NOAM, the micro-batches that are let in, is n where all stages have one rank each: n - i versions here.
-    CHECK(stage.weights().stats().most_live == std::min(stages - self, micro_batches + 1));
+    CHECK(stage.weights().stats().max_live == std::min(stages - self, micro_batches + 1));
     CHECK(stage.weights().stats().refused_publishes == 0);
     CHECK(stage.most_begun() == std::min(stages - self, micro_batches));
     const std::uint64_t neighbours = (self == 0 ? 0 : 1) + (self + 1 == stages ? 0 : 1);

@@ -85,7 +85,7 @@ std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tenso
   look();  // zeros
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     const auto mine = state.lease(tensor_id{t}, access_mode::write).value();
-    const auto piece = dense(contents(tensors[t], t), state.who().local(tensor_id{t}, state.rank()), 4);
+    const auto piece = dense(contents(tensors[t], t), state.layout().local(tensor_id{t}, state.rank()), 4);
     REQUIRE(mine.local().size() == piece.size());
     std::copy(piece.begin(), piece.end(), mine.local().begin());
   }
@@ -114,7 +114,7 @@ std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tenso
 }  // namespace
 
 TEST_SUITE("pieces in tiers") {
-  TEST_CASE("every operation has the same bits and messages, wherever the pieces lie") {
+  TEST_CASE("every operation has the same bits and messages, wherever the pieces are") {
     for (const auto seed : seeds(22)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -233,7 +233,7 @@ TEST_SUITE("pieces in tiers") {
     }
   }
 
-  TEST_CASE("a piece that is held to read is not changed, and a rank without room ends the call for all") {
+  TEST_CASE("a piece that is held to read is not changed, and a rank without memory ends the call for all") {
     const auto tensors = layers_of({640, 640});
     in_sim_world(2, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
       const zero_partition who(tensors, rank_count{2}, zero_stage::optimizer, state_kind::weights);

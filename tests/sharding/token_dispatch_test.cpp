@@ -152,7 +152,7 @@ TEST_CASE("without a capacity the order is a stable sort by expert, and its inve
   }
 }
 
-TEST_CASE("rows sent between ranks are those whose tokens and experts lie there") {
+TEST_CASE("rows sent between ranks are those whose tokens and experts are there") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);

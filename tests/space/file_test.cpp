@@ -253,7 +253,7 @@ TEST_CASE("a file has the length it is given, and what comes on reads as zero") 
         failure{errc::grow_failed, EFBIG, std::uint64_t{1} << 63, 0});
 }
 
-TEST_CASE("room is taken and given back where it is asked for, and contents next to it stay") {
+TEST_CASE("pages are taken and returned where requested, and neighbouring contents stay") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   constexpr std::uint64_t mib = 1 << 20;
@@ -274,7 +274,7 @@ TEST_CASE("room is taken and given back where it is asked for, and contents next
   CHECK(file.punch(max_bytes, 1).error() == failure{errc::grow_failed, EFBIG, 1, max_bytes});
 }
 
-TEST_CASE("room that cannot be had is refused with the system's reason") {
+TEST_CASE("memory that the system refuses is refused with its reason") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   // In a child, because the limit holds for all of a process.

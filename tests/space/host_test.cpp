@@ -199,7 +199,7 @@ TEST_CASE("every request may be the one that fails, and the space is as it was")
   }
 }
 
-TEST_CASE("a wrong deallocation is told to the handler and has no effect") {
+TEST_CASE("a wrong deallocation is reported to the handler and has no effect") {
   recorder told;
   host_space space{
       host_options{.budget = mib, .name = "pool", .on_misuse = &recorder::record, .misuse_context = &told}};
@@ -255,7 +255,7 @@ TEST_CASE("without a handler a double free aborts the process with the message")
       text.ends_with(": no live range is there; it was already deallocated, or belongs to another space\n"));
 }
 
-TEST_CASE("copies in, within and out carry the bytes, behind the fences they were given") {
+TEST_CASE("copies in, within and out carry the bytes, after the fences they were given") {
   host_space space{host_options{.budget = mib}};
   const auto a = space.try_allocate(5, 1).value();
   const auto b = space.try_allocate(5, 1).value();

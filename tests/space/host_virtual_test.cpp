@@ -182,7 +182,7 @@ TEST_CASE("memfd that the system does not grant is reported with errno and what 
                        system_error);
 }
 
-TEST_CASE("a process at the system's limit of mappings is told so, and continues after unmapping") {
+TEST_CASE("a process at the system's limit of mappings learns it, and continues after unmapping") {
   std::ifstream limit_file("/proc/sys/vm/max_map_count");
   std::uint64_t limit = 0;
   if (!(limit_file >> limit) || limit > 100'000) return;  // more than a test should map

@@ -73,7 +73,7 @@ TEST_CASE("the table behaves as a map from start to length") {
   }
 }
 
-TEST_CASE("each misuse is told in one sentence with the addresses and lengths") {
+TEST_CASE("each misuse is reported in one sentence with the addresses and lengths") {
   live_ranges<int> table;
   REQUIRE(table.reserve_one());
   table.insert(memory.data() + 64, 32, 0);

@@ -22,7 +22,7 @@ struct attention_results {
   std::vector<float> log_sum_exp{};
   std::uint32_t flag = 0;
 
-  static constexpr float untold = 12345;
+  static constexpr float unknown_tokens = 12345;
 };
 
 /// Runs it on the device; from seeds, whether from a graph, over which tables, and whether the cache lies
@@ -43,7 +43,7 @@ struct attention_results {
   const device_array<std::int32_t> lengths(world.lengths);
   const device_array<float> scales[2] = {device_array<float>(world.scales[0]),
                                          device_array<float>(world.scales[1])};
-  const device_array<float> log_sum_exp(std::vector<float>(outputs, attention_results::untold));
+  const device_array<float> log_sum_exp(std::vector<float>(outputs, attention_results::unknown_tokens));
   const device_array<std::uint32_t> flag(std::vector<std::uint32_t>{0});
   // Every other cache lies where a table says.
   const bool has_table = seed % 2 == 1;
@@ -72,8 +72,8 @@ struct attention_results {
 
 /// And on the host.
 [[nodiscard]] inline attention_results attend_on_host(const attention_world& world, std::uint64_t seed) {
-  attention_results made{world.out,
-                         std::vector<float>(world.rows * world.query_heads(), attention_results::untold)};
+  attention_results made{
+      world.out, std::vector<float>(world.rows * world.query_heads(), attention_results::unknown_tokens)};
   std::vector<std::byte> workspace(world.workspace_bytes());
   std::vector<std::byte> cache = world.cache;
   const attention_pointers at{.queries = world.queries.data(),

@@ -32,13 +32,13 @@ struct attended {
   }
 };
 
-inline constexpr float untold = 12345;
+inline constexpr float unknown_tokens = 12345;
 
 /// @param planes  where the cache lies, if not in one allocation.
 template <class Run>
 attended attend(const attention_world& world, const Run& run, table_form form = table_form::csr,
                 const scattered_planes* planes = nullptr) {
-  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
   // A heap block of its own, so that a sanitizer sees where it ends; filled with NaNs.
   std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
   std::vector<std::byte> cache = world.cache;
@@ -71,7 +71,7 @@ attended attend(const attention_world& world, const Run& run, table_form form = 
 /// The same to the tokens of lists.
 template <class Lists, class Run>
 attended attend_listed(const attention_world& world, const Lists& lists, const Run& run, table_form form) {
-  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
   std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
   std::vector<std::byte> cache = world.cache;
   world
@@ -111,7 +111,7 @@ inline std::uint64_t check(const attention_world& world, const attended& made, d
       const std::size_t at = row * world.out_strides[0] + query * world.out_strides[1];
       const float told = made.log_sum_exp[row * world.query_heads() + query];
       if (is_padding) {
-        CHECK(told == untold);
+        CHECK(told == unknown_tokens);
         continue;
       }
       const std::vector<double> expected = world.expected(row, query);

@@ -30,14 +30,14 @@ struct store_log {
   std::vector<std::string> findings;
   std::size_t leases = 0;        ///< now
   std::size_t leased_bytes = 0;  ///< now
-  std::size_t most_leased_bytes = 0;
+  std::size_t max_leased_bytes = 0;
   std::size_t acquisitions = 0;
   std::size_t fail_at = 0;  ///< the acquisition, save or fetch of this number, from 1, throws
 
   void begin_lease(std::size_t bytes) {
     ++leases;
     leased_bytes += bytes;
-    most_leased_bytes = std::max(most_leased_bytes, leased_bytes);
+    max_leased_bytes = std::max(max_leased_bytes, leased_bytes);
   }
   void end_lease(std::size_t bytes) noexcept {
     --leases;

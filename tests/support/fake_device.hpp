@@ -70,7 +70,7 @@ class fake_device {
   [[nodiscard]] int objects() const { return objects_; }  ///< pools, streams and events that have not ended
 
   /// Does some of what streams were given: about so many things.
-  void go_on(std::uint64_t things) {
+  void proceed(std::uint64_t things) {
     for (std::uint64_t i = 0; i < things && !streams_.empty(); ++i) {
       auto at = streams_.begin();
       std::advance(at, static_cast<std::ptrdiff_t>(random_() % streams_.size()));
@@ -218,7 +218,7 @@ class fake_runtime {
   llmmem::device_status query(event of) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;
-    device_->go_on(device_->random_() % 3);
+    device_->proceed(device_->random_() % 3);
     const fake_device::event_state& its = *device_->events_.at(of);
     return its.passed == its.recorded ? 0 : not_ready;
   }

@@ -209,7 +209,7 @@ class grid_gpt {
   [[nodiscard]] table weight(std::uint32_t tensor) const {
     const llmmem::tensor_id id{tensor};
     const auto bytes = weights_.local(id);
-    const Grid& who = weights_.who();
+    const Grid& who = weights_.layout();
     const std::size_t rows = who.role(id) == llmmem::grid_role::bias ? 1 : who.block(id, place_).rows.count;
     table made(rows, bytes.size() / 4 / rows);
     REQUIRE(made.bytes().size() == bytes.size());

@@ -47,7 +47,7 @@ std::uint64_t llmmem_tests::heap_allocations() noexcept {
 
 llmmem_tests::short_heap::short_heap(std::uint64_t first, heap_refusal how) noexcept {
   first_refused = first;
-  refuses_for_ever = how == heap_refusal::for_ever;
+  refuses_for_ever = how == heap_refusal::forever;
   requests = 0;
   refusals = 0;
   is_spared = true;

@@ -10,7 +10,7 @@ namespace llmmem_tests {
 [[nodiscard]] std::uint64_t heap_allocations() noexcept;
 
 /// How often a heap that has begun to refuse does.
-enum class heap_refusal : std::uint8_t { once, for_ever };
+enum class heap_refusal : std::uint8_t { once, forever };
 
 /// For as long as it lives, `operator new` throws in threads other than the one that made it: from their
 /// request number `first` on, counted from 1 over all of them. One at a time.

@@ -416,7 +416,7 @@ class hybrid_world {
         return must(!lacking.has_value() && first + tokens.size() > options_.max_sequence_tokens);
       }
       must(done.code() == llmmem::errc::out_of_group_blocks && *lacking);
-      return must(lacks[done.error().index].lacking() == done.error().wanted - done.error().found);
+      return must(lacks[done.error().index].missing() == done.error().wanted - done.error().found);
     }
     must(!*lacking && done->first == first);
     std::uint64_t wanted = 0;

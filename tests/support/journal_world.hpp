@@ -33,7 +33,7 @@ struct traced_partial_traits : traced_traits {
 /// A cache as the header says, under the policy that its configuration names.
 template <class Traits>
 llmmem::paged_allocator<Traits> cache_of(const llmmem::journal_header& header) {
-  const std::uint64_t most = std::max(header.options.blocks, header.options.most_blocks);
+  const std::uint64_t most = std::max(header.options.blocks, header.options.block_capacity);
   return {header.options, llmmem::make_eviction(header.configuration, llmmem::slot_count{most + 1})};
 }
 
@@ -48,7 +48,7 @@ class journal_world {
         options_(choose()),
         policy_(llmmem::eviction_names[random_.below(std::uint64_t{llmmem::eviction_names.size()})]),
         cache_(options_, llmmem::memory_journal(journal_bytes), policy_,
-               llmmem::make_eviction(policy_, llmmem::slot_count{most_blocks() + 1})) {}
+               llmmem::make_eviction(policy_, llmmem::slot_count{block_capacity() + 1})) {}
   journal_world(const journal_world&) = delete;
   journal_world& operator=(const journal_world&) = delete;
 
@@ -111,11 +111,13 @@ class journal_world {
                                   .name = "kv"};
     if (random_.once_in(3)) options.max_idle_blocks = random_.below(options.blocks);
     if (random_.once_in(3)) options.max_deferred = random_.below(options.blocks);
-    if (random_.once_in(3)) options.most_blocks = options.blocks + random_.below(std::uint64_t{12});
+    if (random_.once_in(3)) options.block_capacity = options.blocks + random_.below(std::uint64_t{12});
     if (random_.once_in(2)) options.pressure = {.call = &relieve, .context = this};
     return options;
   }
-  [[nodiscard]] std::uint64_t most_blocks() const { return std::max(options_.blocks, options_.most_blocks); }
+  [[nodiscard]] std::uint64_t block_capacity() const {
+    return std::max(options_.blocks, options_.block_capacity);
+  }
 
   /// An engine's: gives a sequence up, at once or behind a fence that has passed already or has not.
   static bool relieve(void* context, const llmmem::block_shortage& shortage) noexcept {
@@ -202,7 +204,8 @@ class journal_world {
     std::vector<llmmem::paging::growth> batch;
     for (std::size_t i = 0; i < living_.size(); ++i) {
       tokens[i] = random_.once_in(3) ? prompt() : std::vector<llmmem::token_id>{1};
-      batch.push_back({.sequence = living_[i], .tokens = tokens[i], .untold = random_.once_in(4) ? 2U : 0U});
+      batch.push_back(
+          {.sequence = living_[i], .tokens = tokens[i], .unknown_tokens = random_.once_in(4) ? 2U : 0U});
     }
     if (random_.once_in(9)) batch.push_back(batch.front());
     std::vector<llmmem::append_result> out(batch.size() + (random_.once_in(20) ? 1 : 0));
@@ -228,7 +231,7 @@ class journal_world {
       case 9:
         return kept(cache_.remove_after(id, some_blocks(), fence()));
       case 1:
-        return kept(cache_.resize(random_.below(most_blocks() + 2)));
+        return kept(cache_.resize(random_.below(block_capacity() + 2)));
       case 2: {
         const auto plan = llmmem::plan_compaction(cache_.cache().compaction_facts_now(), {});
         std::uint64_t left = random_.below(std::uint64_t{6});

@@ -14,8 +14,8 @@ namespace llmmem_tests {
 /// @param can_be_behind  whether they may lie behind vectors.
 inline llmmem::paging::scale_place any_place(random_numbers& random, bool can_be_behind) {
   using llmmem::paging::scale_place;
-  constexpr std::array places{scale_place::in_block, scale_place::apart, scale_place::behind_vector,
-                              scale_place::behind_rotary};
+  constexpr std::array places{scale_place::in_block, scale_place::separate, scale_place::after_vector,
+                              scale_place::after_rotary};
   return places[random.below(std::uint64_t{can_be_behind ? 4U : 2U})];
 }
 

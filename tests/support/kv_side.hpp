@@ -22,9 +22,9 @@ using namespace llmmem;
 template <class Traits = paged_traits>
 struct side {
   side(const paged_options& options, const kv_layout& shape)
-      : cache(options), layout(shape), bytes(layout.total_bytes(cache.most_physical_blocks())) {}
+      : cache(options), layout(shape), bytes(layout.total_bytes(cache.max_physical_blocks())) {}
 
-  [[nodiscard]] kv_memory memory() { return {bytes.data(), cache.most_physical_blocks(), layout}; }
+  [[nodiscard]] kv_memory memory() { return {bytes.data(), cache.max_physical_blocks(), layout}; }
 
   /// Each vector's bytes are a function of the tokens up to its own, its layer, its head and its plane.
   template <class Visit>
@@ -37,7 +37,7 @@ struct side {
       const std::uint64_t in_block = layout.part.local_of(t) % layout.block_tokens;
       for (std::uint32_t p = 0; p < layout.planes(); ++p) {
         if (in_block >= layout.tokens_of(p)) continue;  // what a block's tokens share follows from the first
-        const plane_strides strides = layout.strides(p, cache.most_physical_blocks());
+        const plane_strides strides = layout.strides(p, cache.max_physical_blocks());
         for (std::uint64_t layer = 0; layer < layout.layers; ++layer)
           for (std::uint64_t head = 0; head < layout.heads_of(p); ++head)
             for (std::uint64_t i = 0; i < strides.vector_bytes; ++i) {

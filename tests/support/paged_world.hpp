@@ -86,13 +86,14 @@ class paged_world {
   explicit paged_world(Choices choices)
       : choices_(choices),
         options_(choose_options(choices_)),
-        limit_(std::min<std::uint64_t>(options_.max_sequence_tokens, most_blocks() * options_.block_tokens)),
-        memory_((most_blocks() + 1) * options_.block_tokens),
+        limit_(
+            std::min<std::uint64_t>(options_.max_sequence_tokens, block_capacity() * options_.block_tokens)),
+        memory_((block_capacity() + 1) * options_.block_tokens),
         contents_{.blocks = {}, .memory = &memory_, .block_tokens = options_.block_tokens},
         cache_(options_,
                llmmem::make_eviction(
                    llmmem::eviction_names[choices_.below(std::uint64_t{llmmem::eviction_names.size()})],
-                   llmmem::slot_count{most_blocks() + 1}),
+                   llmmem::slot_count{block_capacity() + 1}),
                content_recorder{&contents_}) {}
   paged_world(const paged_world&) = delete;
   paged_world& operator=(const paged_world&) = delete;
@@ -151,11 +152,13 @@ class paged_world {
                                   .name = "kv"};
     if (choices.once_in(3)) options.max_idle_blocks = choices.below(options.blocks);
     if (choices.once_in(3)) options.max_deferred = choices.below(options.blocks);
-    if (choices.once_in(4)) options.most_blocks = options.blocks + choices.below(std::uint64_t{12});
+    if (choices.once_in(4)) options.block_capacity = options.blocks + choices.below(std::uint64_t{12});
     return options;
   }
 
-  [[nodiscard]] std::uint64_t most_blocks() const { return std::max(options_.blocks, options_.most_blocks); }
+  [[nodiscard]] std::uint64_t block_capacity() const {
+    return std::max(options_.blocks, options_.block_capacity);
+  }
 
   static std::uint64_t kv_of_context(const llmmem::prefix_context& context, std::uint64_t weights) {
     return random_numbers(context.salt[0] * 7 + context.extra_keys[1] + weights * 1000).next();
@@ -265,9 +268,11 @@ class paged_world {
     append(fresh, std::span(tokens).subspan(hit.tokens), by_key && choices_.once_in(2));
   }
 
-  void append(held_sequence& sequence, std::span<const llmmem::token_id> tokens, bool untold = false) {
+  void append(held_sequence& sequence, std::span<const llmmem::token_id> tokens,
+              bool unknown_tokens = false) {
     const llmmem::paged_stats before = cache_.stats();
-    const auto done = untold ? cache_.extend(sequence.id, tokens.size()) : cache_.append(sequence.id, tokens);
+    const auto done =
+        unknown_tokens ? cache_.extend(sequence.id, tokens.size()) : cache_.append(sequence.id, tokens);
     if (!done) return check_refused(sequence, tokens.size(), done.code(), before);
     must(done->first == sequence.expected.size());
     carry_out(done->copy);
@@ -583,7 +588,7 @@ class paged_world {
         if (choices_.once_in(3)) return compact();
         if (choices_.once_in(3)) return retain(sequence);
         if (!choices_.once_in(3)) return commit(sequence);
-        return must(cache_.resize(1 + choices_.below(most_blocks())).has_value());
+        return must(cache_.resize(1 + choices_.below(block_capacity())).has_value());
       default:
         return release(i);
     }

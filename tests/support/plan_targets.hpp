@@ -16,14 +16,14 @@ namespace llmmem_tests {
 struct noting_target {
   struct notes {
     std::vector<llmmem::chunk_id> begun{};
-    std::vector<llmmem::chunk_id> useless{};
+    std::vector<llmmem::chunk_id> unneeded{};
     std::vector<llmmem::chunk_id> prefetched{};
     std::vector<std::size_t> tiers{};
     std::uint64_t progressed = 0;
   };
   struct answers {
     std::vector<llmmem::chunk_id> later{};    ///< chunks whose steps must wait
-    std::vector<llmmem::chunk_id> useless{};  ///< chunks whose steps are useless
+    std::vector<llmmem::chunk_id> unneeded{};  ///< chunks whose steps are unneeded
     std::vector<llmmem::chunk_id> throwing{};
   };
   notes* noted;
@@ -34,10 +34,10 @@ struct noting_target {
                                                       std::size_t tier) const {
     const auto is_in = [&](const auto& chunks) { return std::ranges::find(chunks, chunk) != chunks.end(); };
     if (is_in(told->throwing)) throw std::runtime_error("the target cannot");
-    if (is_in(told->later)) return llmmem::tiering::step_outcome::later;
-    (is_in(told->useless) ? noted->useless : noted->begun).push_back(chunk);
+    if (is_in(told->later)) return llmmem::tiering::step_outcome::deferred;
+    (is_in(told->unneeded) ? noted->unneeded : noted->begun).push_back(chunk);
     noted->tiers.push_back(tier);
-    return is_in(told->useless) ? llmmem::tiering::step_outcome::useless
+    return is_in(told->unneeded) ? llmmem::tiering::step_outcome::unneeded
                                 : llmmem::tiering::step_outcome::done;
   }
   void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }

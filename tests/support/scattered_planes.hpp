@@ -82,7 +82,7 @@ class scattered_planes {
       case block_order::block_first_joined:
       case block_order::block_first_planes:
         return {0, strides.base + in_plane, layout_.total_bytes(blocks_)};
-      case block_order::block_first_apart:
+      case block_order::block_first_separate:
       case block_order::layer_between:
       case block_order::layer_last:
         return {p, in_plane, unit * layout_.layers * blocks_};

@@ -167,9 +167,9 @@ class socket_world {
   /// Starts them, until all are connected.
   bool join() {
     start();
-    return until([&] { return is_whole(); });
+    return until([&] { return is_complete(); });
   }
-  [[nodiscard]] bool is_whole() const {
+  [[nodiscard]] bool is_complete() const {
     for (const auto& end : ends)
       if (!end || end->stats().connected + 1 != ends.size()) return false;
     return true;

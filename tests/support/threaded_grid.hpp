@@ -22,7 +22,7 @@ class threaded_grid {
   explicit threaded_grid(const llmmem::launch_limits& limits = {}, std::uint32_t threads = 4)
       : limits_(limits), threads_(threads) {}
 
-  template <llmmem::cache_hint Read = llmmem::cache_hint::passing,
+  template <llmmem::cache_hint Read = llmmem::cache_hint::streaming,
             llmmem::cache_hint Write = llmmem::cache_hint::kept, llmmem::row_map Map, llmmem::row_op Op>
   llmmem::result<void> move(const Map& map, const Op& op) const {
     return beside([&](const auto& part) { return part.template move<Read, Write>(map, op); });

@@ -60,7 +60,7 @@ template <class Cache, bool Swaps>
 class toy_engine {
  public:
   explicit toy_engine(const Cache& cache)
-      : cache_(&cache), memory_(cache.most_physical_blocks() * cache.block_tokens()) {}
+      : cache_(&cache), memory_(cache.max_physical_blocks() * cache.block_tokens()) {}
 
   std::map<std::uint64_t, toy_request> requests;
   std::uint64_t lose_every = 0;  // one in so many swaps is lost on the way back

@@ -63,24 +63,24 @@ struct told_job {
 TEST_SUITE("job_log") {
   TEST_CASE("a job is whole when all live, and all have kept a version in the newest epoch") {
     told_job job;
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.begin();
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.all(event_kind::committed, 1, 7, 20, 0b011);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.all(event_kind::committed, 1, 7, 20, 0b111);
-    CHECK(job.log.is_whole());
+    CHECK(job.log.is_complete());
     CHECK(job.log.step() == 7);
     job.log.stopped(1);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.log.continued(1);
-    CHECK(job.log.is_whole());
+    CHECK(job.log.is_complete());
     job.log.fault({2}, SIGKILL, 100 * ms);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.log.died(2, SIGKILL);
     CHECK(job.log.alive() == 2);
     job.recover();
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
   }
 
   TEST_CASE("after a death a job is whole in a later epoch only, however soon all live again") {
@@ -89,11 +89,11 @@ TEST_SUITE("job_log") {
     job.all(event_kind::committed, 1, 7, 20, 0b111);
     job.log.died(2, SIGKILL);
     job.log.started(2, 99);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.all(event_kind::began, 2, 7, 30, 0b111);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.all(event_kind::committed, 2, 8, 40, 0b111);
-    CHECK(job.log.is_whole());
+    CHECK(job.log.is_complete());
   }
 
   TEST_CASE("a recovery is timed by the last of those left, from the fault to the next step") {
@@ -157,7 +157,7 @@ TEST_SUITE("job_log") {
     job.all(event_kind::agreed, 2, 9, 150, 0b011);
     job.all(event_kind::began, 3, 9, 151, 0b111);
     job.all(event_kind::committed, 3, 10, 160, 0b111);
-    CHECK(job.log.is_whole());
+    CHECK(job.log.is_complete());
     job.all(event_kind::finished, 3, 40, 900, 0b111, 77);
     const job_figures figures = job.log.figures();
     CHECK(figures.joined == 1);
@@ -219,9 +219,9 @@ TEST_SUITE("job_log") {
       job.log.died(seat, SIGKILL);
     job.begin();
     CHECK(job.log.epoch() == 3);
-    CHECK_FALSE(job.log.is_whole());
+    CHECK_FALSE(job.log.is_complete());
     job.all(event_kind::committed, 1, 8, 40, 0b111);
-    CHECK(job.log.is_whole());
+    CHECK(job.log.is_complete());
     job.begin();
     CHECK(job.log.epoch() == 4);
   }

@@ -30,8 +30,8 @@ bool is_about(std::uint64_t ns, std::uint64_t wanted) {
 /// All frames take as long, and the links carry 1 GB/s each way.
 sim_options with_links(std::uint32_t seats) {
   return {.seats = seats,
-          .least_delay_ns = delay_ns,
-          .most_delay_ns = delay_ns,
+          .min_delay_ns = delay_ns,
+          .max_delay_ns = delay_ns,
           .frame_bytes = 100'000,
           .lane_bytes = 4 * message_bytes,
           .bytes_per_second = 1'000'000'000};

@@ -379,7 +379,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   CHECK(gpu.copy_in_async(a.subrange(0, 0).value(), {}, nothing).value().ready());
 }
 
-TEST_CASE("memory given back twice, in part, or under a copy is told to the handler and stays") {
+TEST_CASE("memory returned twice, in part, or under a copy is told to the handler and stays") {
   std::vector<misuse::kind> told;
   const auto record = [](const misuse& what, void* seen) noexcept {
     static_cast<std::vector<misuse::kind>*>(seen)->push_back(what.what);

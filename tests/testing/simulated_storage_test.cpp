@@ -688,7 +688,7 @@ TEST_CASE("outputs and locks end quietly when the power is off") {
 
 TEST_CASE("a storage after a crash has no faults, no power cut, no locks and nothing pending") {
   simulated_storage storage(
-      {.faults = {{.first = 100, .every = 1, .count = storage_fault::for_ever}}, .seed = 5});
+      {.faults = {{.first = 100, .every = 1, .count = storage_fault::forever}}, .seed = 5});
   settled(storage, "a", filled(4, 1));
   const auto lock = storage.try_lock("lock");
   storage.sync_folder("");
@@ -791,7 +791,7 @@ TEST_CASE("faults befall the calls that they name, by number, once or for ever")
   simulated_storage storage;
   storage.set_faults(
       {{.call = storage_call::make_folder, .first = 2, .every = 2, .count = 2, .number = EDQUOT},
-       {.call = storage_call::list, .first = 1, .every = 1, .count = storage_fault::for_ever}});
+       {.call = storage_call::list, .first = 1, .every = 1, .count = storage_fault::forever}});
   std::vector<int> numbers;
   for (int i = 0; i < 7; ++i) {
     numbers.push_back(number_of([&] { storage.make_folder(std::to_string(i)); }));
@@ -863,7 +863,7 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
   CHECK(storage.files().at("a") == std::vector<std::byte>{poison, poison, std::byte{2}, std::byte{2}});
 }
 
-TEST_CASE("a storage is full when its files are, and removed files give their room back") {
+TEST_CASE("a storage is full when its files are, and removed files give their space back") {
   simulated_storage storage({.capacity = 10});
   written(storage, "a", filled(6, 1));
   CHECK(text_of([&] { (void)storage.create("b", 5); }) ==
@@ -885,7 +885,7 @@ TEST_CASE("a storage is full when its files are, and removed files give their ro
   CHECK(number_of([&] { (void)storage.create("e", 6); }) == -1);
 }
 
-TEST_CASE("a file that found no room may still be met empty after a crash") {
+TEST_CASE("a file that found no space may still be met empty after a crash") {
   simulated_storage storage({.capacity = 10});
   CHECK(number_of([&] { (void)storage.create("b", 11); }) == ENOSPC);
   CHECK(states_of(storage) == std::set<all_files>{{}, {{"b", {}}}});

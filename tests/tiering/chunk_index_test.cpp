@@ -392,7 +392,7 @@ TEST_CASE("an index opened for fewer chunks than it has keeps the first, and say
   CHECK(again.recovery().surplus == 0);
 }
 
-TEST_CASE("an index without room on the device refuses the change, and is as it was") {
+TEST_CASE("an index without space on the device refuses the change, and is as it was") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   rlimit before{};

@@ -100,7 +100,7 @@ TEST_CASE("what is brought in drives out the first that came, whose bytes are be
   }
 }
 
-TEST_CASE("prefetches take room in the order in which they were asked for, and none from each other") {
+TEST_CASE("prefetches take space in the order in which they were asked for, and none from each other") {
   two world({.max_chunks = 8}, room, 8);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   std::vector<std::uint32_t> slots;

@@ -29,7 +29,7 @@ constexpr std::uint64_t kib = 1024;
     llmmem::tiering::other_layout on_other = llmmem::tiering::other_layout::refuse) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::driven_by::waiters;
   options.layout = layout;
   options.on_other_layout = on_other;
   return options;
@@ -238,7 +238,7 @@ TEST_CASE("a folder that cannot be written to is refused by the file's path") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a budget that the device has no room for is refused, and costs nothing of what is there") {
+TEST_CASE("a budget that the device has no space for is refused, and costs nothing of what is there") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "as it was");

@@ -69,7 +69,7 @@ struct process {
   buffer_type buffer;
 
   explicit process(const std::string& path, std::uint64_t top = 16 * kib)
-      : disk(path, {.space = {.budget = 256 * kib, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+      : disk(path, {.space = {.budget = 256 * kib, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
                     .max_chunks = 64}),
         buffer({.max_chunks = 64, .name = "buffer"}, {host, top, 512}, {disk, 256 * kib, 512}) {}
   ~process() {
@@ -497,7 +497,7 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
       io_error);
 }
 
-TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
+TEST_CASE("without a table no chunk of an earlier, larger set keeps its space") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -732,10 +732,10 @@ TEST_CASE("a process that is killed leaves whole tensors, or says that they are 
     for (std::size_t i = 0; i + 1 < usual.size(); ++i) {
       const std::string& name = usual[i].name;
       if (!after.has(name)) continue;
-      bool is_whole = false;
-      for (int value = 0; value < 100 && !is_whole; ++value)
-        is_whole = after.holds(name, value);
-      CHECK(is_whole);
+      bool is_complete = false;
+      for (int value = 0; value < 100 && !is_complete; ++value)
+        is_complete = after.holds(name, value);
+      CHECK(is_complete);
     }
     first = n + 1;
   }

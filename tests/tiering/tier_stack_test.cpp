@@ -94,7 +94,7 @@ TEST_CASE("a copy leaves in the order of last use, and none that is pinned") {
   }
 }
 
-TEST_CASE("room without waiting is what lies free, or what clean copies leave, in their order") {
+TEST_CASE("space without waiting is what lies free, or what clean copies leave, in their order") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -129,7 +129,7 @@ TEST_CASE("room without waiting is what lies free, or what clean copies leave, i
   }
 }
 
-TEST_CASE("what a device may still write to is never given out again, and no longer counts as room") {
+TEST_CASE("what a device may still write to is never given out again, and no longer counts as space") {
   three world({.max_chunks = 8}, 4, 4, 8);
   auto& stack = world.parts.stack;
   const std::uint64_t most = stack.most_bytes(nth<0>);

@@ -40,7 +40,7 @@ constexpr std::uint64_t kib = 1024;
 
 [[nodiscard]] model_file_options without_thread() {
   model_file_options options;
-  options.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.queue.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("a model's file is never written: what was changed stays above it") {
   CHECK(is_part(std::as_bytes(std::span(now)), whole, 0));
 }
 
-TEST_CASE("a changed chunk over a model's file costs the others room, and no lease") {
+TEST_CASE("a changed chunk over a model's file costs the others space, and no lease") {
   random_numbers random(4);
   const temporary_folder folder;
   const std::string path = folder.file("model");

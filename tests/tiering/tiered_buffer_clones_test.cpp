@@ -107,7 +107,7 @@ TEST_CASE("a chunk's last change is told by what may have changed it, and by not
   CHECK(w.buffer.identity() != other.buffer.identity());
 }
 
-TEST_CASE("clones of clones take no room, and are one chunk to every tier") {
+TEST_CASE("clones of clones take no space, and are one chunk to every tier") {
   two_tiers world(2, 1);
   auto& buffer = world.buffer;
   std::vector<chunk_handle> chunks{world.filled(1)};
@@ -177,7 +177,7 @@ TEST_CASE("the last of those that shared changes in place") {
   CHECK(world.holds(chunk, 2));
 }
 
-TEST_CASE("removing one leaves the others alone, and the room is free with the last") {
+TEST_CASE("removing one leaves the others alone, and the space is free with the last") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -265,7 +265,7 @@ TEST_CASE("what moves one of them moves what they share") {
   buffer.progress();
   CHECK(buffer.tier_of(chunk).value() == 0);
   CHECK(buffer.execute(chunk, plan_operation::drop, 0) == llmmem::tiering::step_outcome::done);
-  CHECK(buffer.execute(twin, plan_operation::drop, 0) == llmmem::tiering::step_outcome::useless);
+  CHECK(buffer.execute(twin, plan_operation::drop, 0) == llmmem::tiering::step_outcome::unneeded);
   CHECK(buffer.stats().moved.links[0].offload.bytes == page);
 }
 

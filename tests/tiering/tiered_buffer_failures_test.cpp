@@ -108,7 +108,7 @@ struct memory_over_file {
   tiered_buffer<host_space, faulty_file> buffer;
 
   memory_over_file(std::uint64_t top, const std::vector<planned_fault>& plan,
-                   file_queue_options queue = {.driver = llmmem::transfer::drive_by::waiters})
+                   file_queue_options queue = {.driver = llmmem::transfer::driven_by::waiters})
       : above({.budget = top * page}),
         disk(folder.file("tier"), {.budget = 64 * page, .queue = queue}, plan),
         buffer({.name = "state"}, {above, top * page}, {disk, 64 * page}) {}
@@ -147,7 +147,7 @@ struct memory_over_file {
 [[nodiscard]] planned_fault failing_writes(std::uint64_t first, std::uint64_t count) {
   return {.what = io_fault::error, .first = first, .every = 1, .count = count, .way = side::writes};
 }
-const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
+const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
 
 /// Host memory that calls itself far away, and whose copies throw when they are told to.
 class throwing_space {
@@ -295,7 +295,7 @@ TEST_CASE("memory that an engine had under way when it failed is not given out a
   bool dead = false;
   host_space above({.budget = 2 * page});
   file_space<dying_io> disk(folder.file("tier"),
-                            {.budget = 8 * page, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+                            {.budget = 8 * page, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
                             dead);
   tiered_buffer<host_space, file_space<dying_io>> buffer({}, {above, 2 * page}, {disk, 8 * page});
   const chunk_handle chunk = buffer.create(page).value();
@@ -487,9 +487,9 @@ TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
   CHECK(lease.span()[64] == std::byte{1});
 }
 
-TEST_CASE("parts that a queue has no room for at once go one after the other") {
+TEST_CASE("parts that a queue has no space for at once go one after the other") {
   memory_over_file world(3, {{.what = io_fault::late, .first = 1, .every = 1, .count = 1000, .number = 3}},
-                         {.driver = llmmem::transfer::drive_by::waiters, .max_operations = 1});
+                         {.driver = llmmem::transfer::driven_by::waiters, .max_operations = 1});
   auto& buffer = world.buffer;
   const chunk_handle chunk = buffer.create(3 * page).value();
   std::ranges::fill(buffer.write(chunk).value().span(), std::byte{1});
@@ -631,7 +631,7 @@ TEST_CASE("a parting whose contents cannot be read leaves both as they were") {
   world.audited();
 }
 
-TEST_CASE("a parting that needs the room of what cannot be written back leaves both as they were") {
+TEST_CASE("a parting that needs the space of what cannot be written back leaves both as they were") {
   memory_over_file world(1, {failing_writes(1, 1)});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -666,7 +666,7 @@ TEST_CASE(
   world.audited();
 }
 
-TEST_CASE("a parting whose room is not there in time leaves both as they were") {
+TEST_CASE("a parting whose space is not there in time leaves both as they were") {
   memory_over_file world(1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5}});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -731,7 +731,7 @@ TEST_CASE("a demotion that fails is a drop, and no lease is refused for it") {
     faulty_file between(
         folder.file("middle"),
         {.budget = 4 * page,
-         .queue = {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000}},
+         .queue = {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000}},
         std::vector{planned_fault{.what = fault, .first = 3, .count = 1, .way = side::writes}});
     tiered_buffer<tier<host_space, lru_eviction, demoting<>>, faulty_file, host_space> buffer(
         {}, {space, page}, {between, 2 * page}, {space, 16 * page});

@@ -49,7 +49,7 @@ using three = tiered_buffer<host_space, host_space, kept_tier<Codec>>;
 [[nodiscard]] persistent_file_options of(std::uint64_t budget, std::uint32_t max_chunks = 64) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::driven_by::waiters;
   options.max_chunks = max_chunks;
   return options;
 }
@@ -408,7 +408,7 @@ TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes 
     CHECK(now.contents(now.buffer.find(key_from_id(id)).value()) == contents[id]);
 }
 
-TEST_CASE("chunks that cannot be had any more are given up, and counted by the reason") {
+TEST_CASE("chunks that cannot be allocated any more are given up, and counted by the reason") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const auto fill = [&] {
@@ -444,7 +444,7 @@ TEST_CASE("chunks that cannot be had any more are given up, and counted by the r
         "8 chunks are there again; 2 chunks were dropped: more than max_chunks of the space");
 }
 
-TEST_CASE("an index without room fails what would change it, and persist says so until there is room") {
+TEST_CASE("an index without space fails what would change it, and persist says so until there is space") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   rlimit before{};
@@ -674,7 +674,7 @@ TEST_CASE("a second buffer on one space counts what it finds, not what the first
 }
 
 TEST_CASE(
-    "a chunk of a process with more memory is not given up by one with less, and drives nothing out of it") {
+    "a chunk of a process with more memory is not given up by one with less, and evicts nothing there") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const bytes contents(8 * kib, std::byte{3});

@@ -38,10 +38,10 @@ TEST_CASE("two tiers of host memory hold what was written to them") {
   }
 }
 
-TEST_CASE("memory over a file holds what was written to it, whoever drives the file's queue") {
+TEST_CASE("memory over a file holds what was written to it, whichever thread drives the file's queue") {
   const temporary_folder folder;
-  for (const llmmem::transfer::drive_by driver :
-       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
+  for (const llmmem::transfer::driven_by driver :
+       {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
     for (const auto seed : seeds(6)) {
       CAPTURE(seed);
       host_space above({.budget = 2 * top_bytes});
@@ -111,8 +111,8 @@ TEST_CASE(
     virtual_clock clock;
     simulated_space device(clock,
                            {.budget = 2 * top_bytes, .link = {.bytes_per_second = 1'000'000'000 * seed}});
-    const llmmem::transfer::drive_by driver =
-        seed % 2 == 0 ? llmmem::transfer::drive_by::own_thread : llmmem::transfer::drive_by::waiters;
+    const llmmem::transfer::driven_by driver =
+        seed % 2 == 0 ? llmmem::transfer::driven_by::own_thread : llmmem::transfer::driven_by::waiters;
     file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.driver = driver}});
     tiered_buffer<simulated_space, file_space<>> buffer(
         {.bounce_bytes = 4096 * (1 + seed % 3), .bounce_slot_bytes = 4096}, {device, top_bytes},
@@ -163,7 +163,7 @@ TEST_CASE("memory over a file behind io_uring holds what was written to it") {
 }
 #endif
 
-TEST_CASE("a last tier in a lossless codec's form gives back what was written") {
+TEST_CASE("a last tier in a lossless codec's form returns what was written") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);

@@ -126,11 +126,11 @@ TEST_CASE("a buffer's regret under LRU is what it brought up beyond MIN") {
     const access_regret found = world.regret();
     CHECK(found.accesses == accesses.size());
     CHECK(found.moved_bytes == world.brought());
-    CHECK(found.least_bytes == naive_min_misses(accesses, capacity, resident) * page);
+    CHECK(found.min_bytes == naive_min_misses(accesses, capacity, resident) * page);
   }
 }
 
-TEST_CASE("of a long run a window tells the last part") {
+TEST_CASE("a window covers the last part of a long run") {
   for (const auto seed : seeds(30)) {
     CAPTURE(seed);
     watched_world<lru_eviction> world(4, 9, 64);
@@ -147,11 +147,11 @@ TEST_CASE("of a long run a window tells the last part") {
     const access_regret found = world.regret();
     CHECK(found.accesses == told);
     CHECK(found.moved_bytes == world.brought() - before);
-    CHECK(found.least_bytes == naive_min_misses(last, 4, resident) * page);
+    CHECK(found.min_bytes == naive_min_misses(last, 4, resident) * page);
   }
 }
 
-TEST_CASE("a buffer that is told every next use has nothing to regret") {
+TEST_CASE("a buffer that knows every next use has nothing to regret") {
   for (const auto seed : seeds(30)) {
     CAPTURE(seed);
     const std::size_t capacity = 2 + seed % 7;
@@ -194,7 +194,7 @@ TEST_CASE(
         static_cast<void>(buffer.update(other));
       }
       const access_regret now = world.regret();
-      REQUIRE(now.moved_bytes >= now.least_bytes);
+      REQUIRE(now.moved_bytes >= now.min_bytes);
     }
   }
 }
@@ -209,7 +209,7 @@ TEST_CASE("leases of one chunk at the same time are one access") {
   CHECK(world.buffer.observer().size() == 2);
 }
 
-TEST_CASE("an observer that keeps to what it is told knows what is in tier 0, and what of it is leased") {
+TEST_CASE("an observer knows from its calls alone what is in tier 0, and what of that is leased") {
   struct knows_all {
     std::map<std::uint32_t, std::uint64_t> resident{};
     std::set<std::uint32_t> leased{};
@@ -272,7 +272,7 @@ TEST_CASE("an observer that keeps to what it is told knows what is in tier 0, an
   }
 }
 
-TEST_CASE("a window counts as metadata of its buffer, and nothing of it is there when it is not asked for") {
+TEST_CASE("a window counts as metadata of its buffer, and costs nothing when it is not used") {
   const watched_world<lru_eviction> world(2, 2, 1000);
   const watched_world<lru_eviction> smaller(2, 2, 500);
   CHECK(world.buffer.stats().metadata_bytes - smaller.buffer.stats().metadata_bytes == 8000);

@@ -141,7 +141,7 @@ TEST_CASE("options that cannot be are refused with their names") {
   CHECK(space.used() == 0);
 }
 
-TEST_CASE("staging is no room for leases") {
+TEST_CASE("staging memory is not available to leases") {
   host_space space({.budget = 1 << 20});
   using encoded =
       tiered_buffer<host_space, tier<host_space, lru_eviction, write_back, byte_plane<dtype::bf16>>>;
@@ -227,7 +227,7 @@ TEST_CASE("a chunk without contents can only be written") {
   CHECK(buffer.stats().tiers[1].used == page);
 }
 
-TEST_CASE("any number may read, or one write, and who comes in the way learns how many there are") {
+TEST_CASE("any number may read, or one write, and a conflicting call learns how many leases there are") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -320,7 +320,9 @@ TEST_CASE("what does not fit in tier 0 is refused with the shortage, and changes
   audited(buffer);
 }
 
-TEST_CASE("a chunk that one of its tiers could never hold is refused when it is made, whatever lies there") {
+TEST_CASE(
+    "a chunk that one of its tiers could never hold is refused when it is made, regardless of what is "
+    "there") {
   const failure too_large{.code = errc::out_of_bytes, .index = 1, .wanted = 3 * page, .found = 2 * page};
   two_tiers<> world(2);
   auto& buffer = world.buffer;
@@ -451,13 +453,13 @@ TEST_CASE("the least recently leased leaves first") {
   CHECK(places(buffer, chunks) == where{0, 0, 0, 1, 1});
 }
 
-TEST_CASE("a write-back that has to wait does not change who leaves next") {
+TEST_CASE("a write-back that has to wait does not change which chunk leaves next") {
   // Tier 1 is full of what is dirty there, and one transfer may be under way: room takes several turns.
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   host_space between({.budget = 1 << 20});
   file_space<> disk(folder.file("tier"),
-                    {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}});
+                    {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters}});
   tiered_buffer<host_space, host_space, file_space<>> buffer({.max_transfers = 1}, {above, 3 * page, unit},
                                                              {between, page, unit}, {disk, 1 << 20});
   std::vector<chunk_handle> chunks;
@@ -644,7 +646,7 @@ TEST_CASE("a chunk prefetched where it already is stays until it was used") {
   CHECK(buffer.tier_of(chunks[0]).value() == 0);
 }
 
-TEST_CASE("a demand takes the room of prefetches that were never used") {
+TEST_CASE("a demand takes the memory of prefetches that were never used") {
   two_tiers<> world(2);
   auto& buffer = world.buffer;
   const std::vector chunks{filled(buffer, 0), filled(buffer, 1), filled(buffer, 2), filled(buffer, 3)};
@@ -694,7 +696,7 @@ TEST_CASE("patience ends with its text, the chunk continues coming, and best_eff
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
-      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
       std::vector{planned_fault{
           .what = io_fault::late, .first = 1, .number = 40, .way = planned_fault::side::reads}});
   tiered_buffer<host_space, file_space<faulty_io<posix_io>>> buffer({.name = "state"}, {above, 8192},
@@ -777,7 +779,7 @@ TEST_CASE("tiers never hold more than their budgets, however much is prefetched 
   }
 }
 
-TEST_CASE("evict waits for room beneath and not for the write") {
+TEST_CASE("evict waits for memory in the next tier and not for the write") {
   virtual_clock clock;
   simulated_space device(clock, {.budget = 1 << 20});
   host_space beneath({.budget = 1 << 20});
@@ -844,7 +846,7 @@ TEST_CASE("nothing is allocated after construction, whatever moves") {
   CHECK(heap_allocations() == before);
 }
 
-TEST_CASE("resize keeps contents up to the smaller size, in either direction, wherever the chunk lies") {
+TEST_CASE("resize keeps contents up to the smaller size, in either direction, wherever the chunk is") {
   three_tiers<> world(4, 4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 7);

@@ -488,7 +488,7 @@ TEST_CASE("a lease of bytes not named yet follows an empty plan, too") {
   CHECK(lease.also_changes(page, 1).code() == errc::past_the_bytes);
 }
 
-TEST_CASE("persistent tensors stand on a schedule") {
+TEST_CASE("persistent tensors work on a schedule") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   using file_buffer = tiered_buffer<host_space, persistent_file_space<>>;

@@ -192,7 +192,7 @@ TEST_CASE("a write brings its chunk in for the neighbours' sake, and where there
   world.audited();
 }
 
-TEST_CASE("a tensor that was never written has no contents, whatever its neighbours have") {
+TEST_CASE("a tensor that was never written has no contents, regardless of its neighbours") {
   small_world world;
   CHECK(world.tensors.prefetch(first).code() == errc::no_contents);
   fill(world.tensors, first, 1);
@@ -356,7 +356,7 @@ TEST_CASE("a lease that is not there in time changes nothing") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 16});
   file_space<faulty_io<posix_io>> disk(
-      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters}},
       std::vector{planned_fault{
           .what = io_fault::late, .every = 1, .count = 9, .number = 40, .way = planned_fault::side::reads}});
   tiered_buffer<host_space, file_space<faulty_io<posix_io>>> buffer({}, {above, 1 << 14, unit},

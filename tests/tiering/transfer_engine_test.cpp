@@ -129,7 +129,7 @@ TEST_CASE("no more transfers begin than there are, and each that ends lets anoth
   CHECK(engine.is_idle());
 }
 
-TEST_CASE("a failure that nobody waited for is counted, and the last is kept") {
+TEST_CASE("a failure that no call waited for is counted, and the last is kept") {
   two world({.max_chunks = 4}, 4, 4);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   engine.note({.code = errc::checksum_differs, .index = 3});

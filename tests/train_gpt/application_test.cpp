@@ -63,7 +63,7 @@ TEST_CASE("with --json there is one object on standard output, with every field"
   CHECK(json["regret"] == 0);
 }
 
-TEST_CASE("what a run moved is named by its links, and the first tier's peak is the one told") {
+TEST_CASE("a report names what a run moved by its links, and has the first tier's peak") {
   run_result result;
   result.losses = {1.5, 0.25};
   result.memory.tiers = {{"device", 10, 20}, {"host", 30, 40}};
@@ -116,7 +116,7 @@ TEST_CASE("the figures depend on the seed and not on the threads") {
   CHECK(result({"--seed", "1"}) != result({"--seed", "2"}));
 }
 
-TEST_CASE("a report tells every step's progress and where the bytes are") {
+TEST_CASE("a report has every step's progress and says where the bytes are") {
   const outcome done = run(small({"--text", readme}));
   CHECK(done.status == exit_status::success);
   for (const char* step : {"step 0/3", "step 1/3", "step 2/3", "step 3/3", "tokens/s", "host"})
@@ -148,7 +148,7 @@ TEST_CASE("without a text of its own it trains on what there is") {
   CHECK(load_text(readme).name == readme);
 }
 
-TEST_CASE("wrong options are told apart, with what would be right") {
+TEST_CASE("wrong options get separate errors, with what would be right") {
   const auto wrong = [](const std::vector<std::string>& arguments) {
     const outcome done = run(arguments);
     CHECK(done.status == exit_status::wrong_usage);

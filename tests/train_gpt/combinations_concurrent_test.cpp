@@ -233,8 +233,7 @@ TEST_CASE("without ranks, too, the peak is what was predicted") {
   }
 }
 
-TEST_CASE(
-    "a checkpoint of any settings is gone on with in any others, to bits that depend on the ranks alone") {
+TEST_CASE("a checkpoint of any settings is resumed with any others, to bits that depend on the ranks alone") {
   constexpr std::uint64_t first = 2;
   constexpr std::uint64_t all = 4;
   const std::vector<arguments> settings{
@@ -282,7 +281,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a run with SGD goes on from its checkpoint to the same bits, and not from one of AdamW") {
+TEST_CASE("a run with SGD resumes from its checkpoint to the same bits, and not from one of AdamW") {
   const temporary_folder folder;
   const arguments saved{"--optimizer",        "sgd", "--checkpoint-dir", folder.file("saved"),
                         "--checkpoint-every", "1",   "--resume"};

@@ -150,7 +150,7 @@ TEST_CASE("a rank's peak grows by the layers that are gathered ahead, and by no 
   }
 }
 
-TEST_CASE("one layer ahead, all gathers but a step's first go on beside computing, and two layers stay") {
+TEST_CASE("one layer ahead, all gathers except a step's first run during computing, and two layers stay") {
   for (const std::uint32_t world : {1U, 2U, 3U, 4U}) {
     for (const std::uint32_t ahead : {1U, 2U}) {
       CAPTURE(world);

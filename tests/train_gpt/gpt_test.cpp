@@ -64,7 +64,7 @@ TEST_CASE("single precision follows double precision") {
   }
 }
 
-TEST_CASE("no token sees those behind it") {
+TEST_CASE("no token sees later ones") {
   tiny_training<float> tiny;
   const layer_id head = tiny_shape.head();
   token_batch batch = tiny.text.batch(tiny_shape, 1, 0);

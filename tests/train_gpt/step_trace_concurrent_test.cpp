@@ -68,7 +68,7 @@ TEST_CASE("a rank leases what the trace of its plan says, chunk by chunk") {
             static_cast<void>(training.step(text.batch(asked.shape, 1, 0), 0));
             const llmmem::schedule_trace expected = step_trace(run.plan, run.layers, ranks.rank());
             CHECK(expected.fingerprint() == schedule.trace().fingerprint());
-            CHECK(expected.most_leased_bytes() == schedule.trace().most_leased_bytes());
+            CHECK(expected.max_leased_bytes() == schedule.trace().max_leased_bytes());
             const llmmem::training_prediction predicted = run.of_rank(to_index(ranks.rank()));
             CHECK(predicted.tiers.back().bytes == buffer.stats().tiers[1].peak);
             static_cast<void>(training.step(text.batch(asked.shape, 1, 1), 1));

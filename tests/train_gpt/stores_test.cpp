@@ -85,7 +85,7 @@ TEST_CASE("activations computed again from a layer's input have the same bits") 
   CHECK(checked.clean());
 }
 
-TEST_CASE("layers updated in the backward pass come to the same bits, computed again or not") {
+TEST_CASE("layers updated in the backward pass get the same bits, computed again or not") {
   for (const kept_part part : {kept_part::whole, kept_part::input}) {
     checked_training checked(part, update_time::in_backward);
     checked.trainer.initialise(1);
@@ -115,7 +115,7 @@ TEST_CASE("every step makes the calls of the schedule, in its order") {
   }
 }
 
-TEST_CASE("no more is leased at once than one layer's state or activations, weights and gradients") {
+TEST_CASE("at most one layer's state, or its activations, weights and gradients, are leased at once") {
   checked_training checked;
   checked.trainer.initialise(1);
   checked.trainer.step(checked.text.batch(tiny_shape, 1, 0), 0);
@@ -125,11 +125,11 @@ TEST_CASE("no more is leased at once than one layer's state or activations, weig
     const std::size_t record = activation_layout(tiny_shape, tiny_shape.layer(i)).elements;
     most = std::max({most, 4 * parameters, 2 * parameters + record});
   }
-  CHECK(checked.log.most_leased_bytes == most * sizeof(float));
+  CHECK(checked.log.max_leased_bytes == most * sizeof(float));
   CHECK(most_leased_elements(tiny_shape) == most);
 }
 
-TEST_CASE("whichever lease a store refuses, all others are given back, and it can go on") {
+TEST_CASE("whichever lease a store refuses, all others are returned, and it can continue") {
   std::size_t calls = 0;
   {
     checked_training checked;

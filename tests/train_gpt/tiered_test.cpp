@@ -176,7 +176,7 @@ TEST_CASE("a file that fails while training ends the run with its error, not wit
 
 // A sanitizer's own memory is beyond any such limit.
 #if !defined(LLMMEM_TEST_SANITIZED)
-TEST_CASE("it trains in an address space too small for plain memory, and comes to the same weights") {
+TEST_CASE("it trains in an address space too small for plain memory, to the same weights") {
   const std::vector<std::string> large{"--context", "8", "--batch", "1",      "--steps", "1",
                                        "--threads", "1", "--json",  "--text", readme};
   const auto limited = [&](std::vector<std::string> more) {

@@ -62,7 +62,7 @@ TEST_CASE("slices cover every number once, cut at multiples of the grain") {
   }
 }
 
-TEST_CASE("whoever computes with a team can look after something else before each part of it") {
+TEST_CASE("the caller of a team can run other work before each part") {
   for (const std::size_t threads : {1U, 3U}) {
     worker_team team(threads);
     std::vector<int> done;

@@ -24,7 +24,7 @@ TEST_CASE("the figures are the same for every compiler, at every optimisation") 
   CHECK(tiny.trainer.digest() == 0x7007'965c'6bbc'5066U);
 }
 
-TEST_CASE("a model learns within twelve steps, whatever the seed") {
+TEST_CASE("a model learns within twelve steps, for any seed") {
   const gpt_shape shape{.blocks = 2, .width = 64, .heads = 4, .context = 32, .batch = 4};
   for (const auto seed : llmmem_tests::seeds(3)) {
     CAPTURE(seed);

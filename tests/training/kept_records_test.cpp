@@ -74,7 +74,7 @@ kept_records_stats live(Store& store, const std::vector<record_form>& forms) {
         }
         ++rebuilt;
       });
-      CHECK(rebuilt == (forms[i].is_whole() ? 0U : 1U));
+      CHECK(rebuilt == (forms[i].is_complete() ? 0U : 1U));
       const std::span<const std::byte> all = found.value();
       for (std::size_t k = 0; k < all.size(); ++k)
         REQUIRE(all[k] == value(step, i, k));
@@ -139,7 +139,7 @@ TEST_SUITE("kept_records") {
     CHECK(space.used() == 0);
   }
 
-  TEST_CASE("what computing again throws is thrown, and the record is gone") {
+  TEST_CASE("an exception of recomputation passes through, and the record is dropped") {
     const std::vector<record_form> forms{{.bytes = 30, .kept = {{0, 10}}}};
     host_space space({.budget = 1000, .name = "memory"});
     memory store(space);

@@ -128,8 +128,7 @@ double plain_norm(const std::vector<float>& all) {
 }  // namespace
 
 TEST_SUITE("optimizer_pieces") {
-  TEST_CASE(
-      "pieces are stepped where they lie, in memory and in tiers that hold a part, to the bits of one step") {
+  TEST_CASE("pieces are stepped in place, in memory and in tiers that hold a part, to the bits of one step") {
     for (const auto seed : seeds(10)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -178,7 +177,7 @@ TEST_SUITE("optimizer_pieces") {
     CHECK(told() == failure{});
   }
 
-  TEST_CASE("the norm is exact, whatever the order and the cuts") {
+  TEST_CASE("the norm is exact, for any order and any cuts") {
     for (const auto seed : seeds(20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

@@ -81,7 +81,7 @@ TEST_SUITE("recompute_plan") {
         CHECK(peak == lived_peak(records, ways));
         least = std::min(least, peak);
       });
-      CHECK(least_recompute_budget(records) == least);
+      CHECK(min_recompute_budget(records) == least);
       std::uint64_t before = std::numeric_limits<std::uint64_t>::max();
       for (std::uint64_t budget = least; budget < least + 60; budget += 1 + random.below(9U)) {
         std::uint64_t best = std::numeric_limits<std::uint64_t>::max();
@@ -102,7 +102,7 @@ TEST_SUITE("recompute_plan") {
     }
   }
 
-  TEST_CASE("a hundred equal layers keep as many as the budget has room for") {
+  TEST_CASE("of a hundred equal layers as many are kept as the budget allows") {
     std::vector<record_choices> records(100, {.bytes = 34, .ways = {{34, 0}, {2, 100}, {24, 7}}});
     const recompute_plan plan = plan_recompute(records, 34 * 60);
     CHECK(plan.peak_bytes <= 34 * 60);
@@ -123,7 +123,7 @@ TEST_SUITE("recompute_plan") {
     CHECK_THROWS_WITH_AS(static_cast<void>(plan_recompute(none, 100)),
                          "plan_recompute: record 0 has no way to be kept; give one", argument_error);
     const std::vector<record_choices> more{{.bytes = 10, .ways = {{11, 0}}}};
-    CHECK_THROWS_WITH_AS(static_cast<void>(least_recompute_budget(more)),
+    CHECK_THROWS_WITH_AS(static_cast<void>(min_recompute_budget(more)),
                          "plan_recompute: record 0 of 10 bytes cannot keep 11", argument_error);
     const std::vector<record_choices> dear(2, {.bytes = 1, .ways = {{1, max_bytes}}});
     CHECK_THROWS_AS(static_cast<void>(plan_recompute(dear, 100)), length_error);

@@ -97,7 +97,7 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
-      "tiers are bounds, but for the last, and a first one that is too small is refused with both numbers") {
+      "tiers are bounds, except the last, and a first one that is too small is refused with both numbers") {
     const training_shape shape = four_layers();
     training_plan plan{
         .ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 16, 1 << 18}, .granularity = 512};
@@ -112,7 +112,7 @@ TEST_SUITE("training_plan") {
       chunks += each;
     CHECK(of.tiers[2].holds(chunks));
     CHECK_FALSE(of.tiers[2].holds(chunks - 1));
-    CHECK(of.largest_lease_bytes == trace.most_leased_bytes());
+    CHECK(of.largest_lease_bytes == trace.max_leased_bytes());
     plan.tiers = {of.largest_lease_bytes};
     CHECK(predict(plan, shape, rank_id{0}).tiers.size() == 2);
     plan.tiers = {of.largest_lease_bytes - 1};
@@ -123,7 +123,8 @@ TEST_SUITE("training_plan") {
                          argument_error);
   }
 
-  TEST_CASE("a slow link stalls the step, a fast one does not, and the network counts beside the tiers") {
+  TEST_CASE(
+      "a slow link stalls the step, a fast one does not, and the network counts in addition to the tiers") {
     const training_shape shape = four_layers();
     training_plan plan{.ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 13}, .granularity = 512};
     const auto without = predict(plan, shape, rank_id{0});
@@ -133,7 +134,7 @@ TEST_SUITE("training_plan") {
     const std::vector<link_model> fast{{.bytes_per_second = 1'000'000'000'000'000}};
     const auto stalled = predict(plan, shape, rank_id{0}, slow);
     CHECK(stalled.stall_ns > 0);
-    CHECK(stalled.fewest_moved.size() == 1);
+    CHECK(stalled.min_moved_bytes.size() == 1);
     CHECK(stalled.step_ns == without.step_ns + stalled.stall_ns);
     CHECK(predict(plan, shape, rank_id{0}, fast).stall_ns == 0);
     const auto networked = predict(plan, shape, rank_id{0}, fast, {.bytes_per_second = 1'000'000});

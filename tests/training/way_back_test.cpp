@@ -135,7 +135,7 @@ TEST_SUITE("way_back") {
     CHECK(other.time_ns <= time_way_back(of_3, all_fetched, machine).time_ns);
   }
 
-  TEST_CASE("a dear beginning that can go on is not given up for a cheap one that cannot") {
+  TEST_CASE("an expensive beginning that can continue is not given up for a cheap one that cannot") {
     const piece_ways pieces{
         {{.kind = way_kind::keep}, {.kind = way_kind::recompute, .compute_ns = 5}},
         {{.kind = way_kind::recompute, .compute_ns = 1}, {.kind = way_kind::fetch, .link_bytes = 100}}};

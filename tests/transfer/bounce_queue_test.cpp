@@ -130,7 +130,7 @@ TEST_CASE("polling does not wait for a place in a device's queue that has fewer 
     const auto up = queue.copy_up_async(above, beneath).value();
     while (!up.ready()) {
       queue.poll();
-      device.go_on(1);
+      device.proceed(1);
       clock.advance(10'000);
     }
     up.wait();
@@ -256,7 +256,7 @@ TEST_CASE("polls alone bring a copy through") {
   CHECK(get(world.lower, beneath) == contents);
 }
 
-TEST_CASE("what somebody waits for goes before what nobody does") {
+TEST_CASE("copies that a caller waits for go before the others") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   const auto above = world.upper.try_allocate(64 * page, page).value();
   const auto beneath = world.lower.try_allocate(64 * page, page).value();
@@ -275,7 +275,7 @@ TEST_CASE("what somebody waits for goes before what nobody does") {
   world.queue.promote(first, llmmem::transfer::urgency::demand);  // over: no change
 }
 
-TEST_CASE("a copy comes after those it is told to, and fails with them") {
+TEST_CASE("a copy runs after those that it names, and fails with them") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   random_numbers random(1);
   const auto above = world.upper.try_allocate(8 * page, page).value();
@@ -328,7 +328,7 @@ TEST_CASE("a failure on either side is reported with its cause, and the ring con
 }
 
 TEST_CASE("a slot that a device may still write to is never used again; without slots nothing is begun") {
-  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
   // An engine that has lost a request answers no other either: both slots go.
   const auto lose = [&](const std::vector<planned_fault>& above, const std::vector<planned_fault>& beneath,
                         error_code expected) {
@@ -349,10 +349,10 @@ TEST_CASE("a slot that a device may still write to is never used again; without 
   lose({}, writes, errc::completion_lost);
 }
 
-TEST_CASE("a destination that may still be written to is told of before what failed first") {
+TEST_CASE("a destination that may still be written to is reported before the first failure") {
   two_files world({{.what = io_fault::error, .first = 2, .number = EIO, .way = side::reads}},
                   {{.what = io_fault::lost, .first = 1, .way = side::writes}},
-                  {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000});
+                  {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000});
   world.fill(world.upper, world.from);
   CHECK(world.queue->copy_down_async(world.to, world.from).value().conclude().code() ==
         errc::completion_lost);
@@ -360,7 +360,7 @@ TEST_CASE("a destination that may still be written to is told of before what fai
 }
 
 TEST_CASE("when the last slot is lost, what waits for one fails too") {
-  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
   two_files world({{.what = io_fault::lost, .first = 1, .way = side::reads}}, {}, impatient, 1);
   const transfer_fence first = world.queue->copy_down_async(world.to, world.from).value();
   const transfer_fence second = world.queue->copy_down_async(world.to, world.from).value();
@@ -368,7 +368,7 @@ TEST_CASE("when the last slot is lost, what waits for one fails too") {
   CHECK(first.settled().code() == errc::read_failed);
 }
 
-TEST_CASE("lengths that differ, full tables and failures nobody asked about are refused") {
+TEST_CASE("lengths that differ, full tables and too many unread failures are refused") {
   two_devices world({.budget_bytes = 2 * page,
                      .slot_bytes = page,
                      .max_operations = 1,
@@ -400,7 +400,7 @@ TEST_CASE("a queue that is full with what others asked for is asked again") {
   file_space<> upper(folder.file("upper"), {.budget = 1 << 20});
   file_space<> lower(
       folder.file("lower"),
-      {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters, .max_operations = 1}});
+      {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::driven_by::waiters, .max_operations = 1}});
   host_space host({.budget = 1 << 20});
   bounce_queue between(upper, lower, host, {.budget_bytes = 4 * page, .slot_bytes = page});
   random_numbers random(3);
@@ -432,7 +432,8 @@ TEST_CASE("a queue that goes away ends what is under way, and gives the ring bac
   CHECK(lower.stats().in_flight == 0);
 }
 
-TEST_CASE("a ring without room for a slot, or of slots at no alignment, is refused with what would do") {
+TEST_CASE(
+    "a ring smaller than a slot, or of slots with an invalid alignment, is refused with what would fit") {
   const auto refused = [](bounce_options options) -> std::string {
     try {
       two_devices world(std::move(options));
@@ -442,7 +443,7 @@ TEST_CASE("a ring without room for a slot, or of slots at no alignment, is refus
     return {};
   };
   const std::string small = refused({.budget_bytes = page - 1, .slot_bytes = page});
-  CHECK(small.find("4095 bytes has no room for a slot of 4096") != std::string::npos);
+  CHECK(small.find("4095 bytes has no space for a slot of 4096") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = 0}).find("at least one slot") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = 1000}).find("power of two") != std::string::npos);
   CHECK(refused({.budget_bytes = page, .slot_bytes = page, .alignment = 24}).find("power of two") !=

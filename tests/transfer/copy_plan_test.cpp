@@ -99,7 +99,7 @@ TEST_SUITE("copy_plan") {
     CHECK_FALSE(plan.nanoseconds(copy_way::batch, {copy_direction::down, 1024, 0}));
   }
 
-  TEST_CASE("points that are too large are not measured, and what is near stands for them") {
+  TEST_CASE("points that are too large are not measured, and a near one represents them") {
     copy_grid grid;
     grid.most_bytes = 1 << 20;
     std::uint64_t most = 0;

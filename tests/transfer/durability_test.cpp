@@ -196,7 +196,7 @@ TEST_CASE("a journal that was written again without its folder being synced is n
   CHECK(index.sync());
 }
 
-TEST_CASE("the first sync of an index syncs its name too: who had it before may not have") {
+TEST_CASE("the first sync of an index syncs its name too: its previous owner may not have done so") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   {
@@ -225,7 +225,7 @@ TEST_CASE("an index that cannot be made durable when it is made is refused") {
   CHECK_THROWS_AS(chunk_index(folder.file("two"), few()), io_error);
 }
 
-TEST_CASE("an index that is written anew again and again holds one file open") {
+TEST_CASE("an index that is rewritten many times holds one file open") {
   const temporary_folder folder;
   chunk_index index(folder.file("index"), few());
   const std::ptrdiff_t before = open_files();

@@ -21,7 +21,7 @@ namespace {
 
 /// Several threads with a part of the file each write, read back, cancel and promote through one queue.
 template <class Engine, class... Args>
-void serves_several_threads(llmmem::transfer::drive_by driver, Args... engine) {
+void serves_several_threads(llmmem::transfer::driven_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   file_queue<Engine> queue({.driver = driver, .block_bytes = 4096, .max_operations = 16}, engine...);
@@ -65,15 +65,15 @@ void serves_several_threads(llmmem::transfer::drive_by driver, Args... engine) {
 }  // namespace
 
 TEST_CASE("threads that share a queue get their own bytes and outcomes") {
-  serves_several_threads<posix_io>(llmmem::transfer::drive_by::own_thread);
-  serves_several_threads<posix_io>(llmmem::transfer::drive_by::waiters);
+  serves_several_threads<posix_io>(llmmem::transfer::driven_by::own_thread);
+  serves_several_threads<posix_io>(llmmem::transfer::driven_by::waiters);
 }
 
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("threads that share a queue over io_uring get their own bytes and outcomes") {
-  serves_several_threads<uring_io>(transfer::drive_by::own_thread,
+  serves_several_threads<uring_io>(transfer::driven_by::own_thread,
                                    uring_options{.issuer = uring_issuer::one_thread});
-  serves_several_threads<uring_io>(transfer::drive_by::waiters,
+  serves_several_threads<uring_io>(transfer::driven_by::waiters,
                                    uring_options{.issuer = uring_issuer::any_thread});
 }
 #endif

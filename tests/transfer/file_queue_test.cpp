@@ -99,7 +99,7 @@ void behaves_like_a_vector(Queue& queue, const io_file& file, std::uint64_t seed
 
 /// The same with every kind of fault that a queue must see through.
 template <class Engine, class... Args>
-void sees_through_faults(llmmem::transfer::drive_by driver, Args... engine) {
+void sees_through_faults(llmmem::transfer::driven_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   std::uint64_t shorts = 0;
@@ -128,7 +128,7 @@ void sees_through_faults(llmmem::transfer::drive_by driver, Args... engine) {
 }
 
 template <class Engine, class... Args>
-void is_right_without_faults(llmmem::transfer::drive_by driver, Args... engine) {
+void is_right_without_faults(llmmem::transfer::driven_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   for (const auto seed : seeds(8)) {
@@ -143,7 +143,7 @@ void is_right_without_faults(llmmem::transfer::drive_by driver, Args... engine) 
 
 /// A queue without a thread: what happens, happens when the test says so.
 [[nodiscard]] file_queue_options by_hand(file_queue_options options = {}) {
-  options.driver = llmmem::transfer::drive_by::waiters;
+  options.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 
@@ -166,24 +166,24 @@ struct small_file {
 }  // namespace
 
 TEST_CASE("transfers of any size, offset and alignment move exactly their bytes") {
-  is_right_without_faults<posix_io>(llmmem::transfer::drive_by::own_thread);
-  is_right_without_faults<posix_io>(llmmem::transfer::drive_by::waiters);
+  is_right_without_faults<posix_io>(llmmem::transfer::driven_by::own_thread);
+  is_right_without_faults<posix_io>(llmmem::transfer::driven_by::waiters);
 }
 
 TEST_CASE("short transfers, late answers and requests to try again change nothing") {
-  sees_through_faults<posix_io>(llmmem::transfer::drive_by::own_thread);
-  sees_through_faults<posix_io>(llmmem::transfer::drive_by::waiters);
+  sees_through_faults<posix_io>(llmmem::transfer::driven_by::own_thread);
+  sees_through_faults<posix_io>(llmmem::transfer::driven_by::waiters);
 }
 
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread or its waiters") {
   const uring_options options{.depth = 8, .issuer = uring_issuer::any_thread};
-  is_right_without_faults<uring_io>(transfer::drive_by::own_thread,
+  is_right_without_faults<uring_io>(transfer::driven_by::own_thread,
                                     uring_options{.issuer = uring_issuer::one_thread});
-  is_right_without_faults<uring_io>(transfer::drive_by::waiters, options);
-  sees_through_faults<uring_io>(transfer::drive_by::own_thread,
+  is_right_without_faults<uring_io>(transfer::driven_by::waiters, options);
+  sees_through_faults<uring_io>(transfer::driven_by::own_thread,
                                 uring_options{.issuer = uring_issuer::one_thread});
-  sees_through_faults<uring_io>(transfer::drive_by::waiters, options);
+  sees_through_faults<uring_io>(transfer::driven_by::waiters, options);
 }
 
 TEST_CASE("io_uring moves bytes of registered memory, and of memory next to it") {
@@ -293,8 +293,8 @@ TEST_CASE("EINVAL through the page cache is an error") {
 
 TEST_CASE("a request that is never answered is given up, and its slot is not used again") {
   small_file small;
-  for (const llmmem::transfer::drive_by driver :
-       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
+  for (const llmmem::transfer::driven_by driver :
+       {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
     faulty_queue queue({.driver = driver, .give_up_ns = 2'000'000}, fault_plan{{.what = io_fault::lost}});
     const auto bad = queue.start(read_from(small.file, 0, small.memory.span())).value();
     CHECK(bad.settled().error() == failure{errc::completion_lost, 0, 40'960, 0});
@@ -430,8 +430,8 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
   small_file small;
   transfer_board others(1, 1, {});
   const transfer_fence never = others.fence(others.begin("gate").value());
-  for (const llmmem::transfer::drive_by driver :
-       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
+  for (const llmmem::transfer::driven_by driver :
+       {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
     file_queue<> queue({.driver = driver});
     REQUIRE(
         queue.start(read_from(small.file, 0, small.memory.span()), llmmem::transfer::urgency::demand, never));
@@ -439,12 +439,12 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
   }
 }
 
-TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and tells its setting") {
+TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and reports its setting") {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}, .window_ns = 0};
-  for (const llmmem::transfer::drive_by driver :
-       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
+  for (const llmmem::transfer::driven_by driver :
+       {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
     file_queue<faulty_io<posix_io>> queue(
         {.driver = driver, .block_bytes = 16'384, .tuning = io_tuning::on, .tuner = tuner}, fault_plan{});
     std::vector<io_setting> seen;
@@ -460,7 +460,7 @@ TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, an
     }
     CHECK(seen.size() > 1);
   }
-  file_queue<> still({.driver = llmmem::transfer::drive_by::waiters, .block_bytes = 16'384});
+  file_queue<> still({.driver = llmmem::transfer::driven_by::waiters, .block_bytes = 16'384});
   CHECK(still.stats().setting == io_setting{1, 16'384});
   CHECK_THROWS_WITH_AS(file_queue<>({.tuning = io_tuning::on, .tuner = {.least = {1, 512}}}),
                        "file_queue: tuner: blocks must be from 4096 to 2^30 bytes", argument_error);

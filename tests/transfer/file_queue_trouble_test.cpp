@@ -36,7 +36,7 @@ struct small_file {
   std::vector<std::byte> memory = std::vector<std::byte>(file_bytes, std::byte{7});
 
   small_file() {
-    file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters});
+    file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters});
     queue.start(write_to(file, 0, memory)).value().wait();
   }
 };
@@ -93,13 +93,13 @@ class ordered_io {
 
 static_assert(io_engine<ordered_io>);
 
-constexpr std::array both_drivers{llmmem::transfer::drive_by::own_thread,
-                                  llmmem::transfer::drive_by::waiters};
+constexpr std::array both_drivers{llmmem::transfer::driven_by::own_thread,
+                                  llmmem::transfer::driven_by::waiters};
 
 }  // namespace
 
 TEST_CASE("an engine that fails now and then is asked again, and nothing is lost") {
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
     told.refused_reaps = 5;
@@ -111,7 +111,7 @@ TEST_CASE("an engine that fails now and then is asked again, and nothing is lost
 
 TEST_CASE(
     "an engine that continues failing fails every operation with its own error, and no call waits for ever") {
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
     told.refused_reaps = 1'000'000;
@@ -137,7 +137,7 @@ TEST_CASE(
 }
 
 TEST_CASE("an engine that works again after it was given up serves again, once the lost requests came back") {
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
     told.refused_reaps = 3;
@@ -155,7 +155,7 @@ TEST_CASE("an engine that works again after it was given up serves again, once t
 }
 
 TEST_CASE("when every slot is lost the device is dead: what follows fails, and does not hang") {
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     file_queue<faulty_io<posix_io>> queue({.driver = driver, .give_up_ns = 1'000'000},
                                           fault_plan{{.what = io_fault::lost}});
@@ -169,7 +169,7 @@ TEST_CASE("when every slot is lost the device is dead: what follows fails, and d
 }
 
 TEST_CASE("a queue that goes away waits for the requests that it gave up") {
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
     told.answers_after = 40;
@@ -184,7 +184,7 @@ TEST_CASE("a queue that goes away waits for the requests that it gave up") {
 
 TEST_CASE("a request that the system refuses for now is left alone for a while, and longer each time") {
   small_file small;
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     orders told;
     file_queue<faulty_io<ordered_io>> queue(
         {.driver = driver}, fault_plan{{.what = io_fault::error, .every = 1, .count = 20, .number = EAGAIN}},
@@ -200,11 +200,11 @@ TEST_CASE("a request that the system refuses for now is left alone for a while, 
   }
 }
 
-TEST_CASE("the end of a file learns where it is, in whatever order the answers come") {
+TEST_CASE("the end of a file is found, in any order of the answers") {
   small_file small;
   orders told;
   told.backwards = true;
-  file_queue<ordered_io> queue({.driver = llmmem::transfer::drive_by::waiters, .block_bytes = 4096}, told,
+  file_queue<ordered_io> queue({.driver = llmmem::transfer::driven_by::waiters, .block_bytes = 4096}, told,
                                16U);
   std::vector<std::byte> into(file_bytes + 20'000);
   const auto bad = queue.start(read_from(small.file, 0, into)).value();
@@ -213,18 +213,18 @@ TEST_CASE("the end of a file learns where it is, in whatever order the answers c
 
 TEST_CASE("a file that shrinks while it is read fails the read, and says where it ends now") {
   small_file small;
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters, .block_bytes = 4096});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters, .block_bytes = 4096});
   const auto bad = queue.start(read_from(small.file, 0, small.memory)).value();
   REQUIRE(small.file.resize(10'000));
   CHECK(bad.settled().error() == failure{errc::file_ends, 0, file_bytes, 10'000});
 }
 
-TEST_CASE("operations that are over at once let those behind them begin at once") {
+TEST_CASE("operations that finish at once let those after them begin at once") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
   const transfer_fence go = others.fence(gate);
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters});
   // The second is asked for first in the list of those that wait.
   const auto nothing =
       queue.start(std::span<const file_copy>{}, llmmem::transfer::urgency::demand, std::span(&go, 1)).value();
@@ -254,10 +254,10 @@ TEST_CASE("what comes after an operation of another queue begins when that is ov
   CHECK(behind.settled());
 }
 
-TEST_CASE("an operation tells what failed first") {
+TEST_CASE("an operation reports the first failure") {
   small_file small;
   file_queue<faulty_io<posix_io>> queue(
-      {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000},
+      {.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000},
       fault_plan{{.what = io_fault::lost}});
   const auto lost = queue.start(read_from(small.file, 0, small.memory)).value();
   queue.cancel(lost);
@@ -268,20 +268,20 @@ TEST_CASE("an operation tells what failed first") {
 
 TEST_CASE("a table full of failures says so, and not that it is full of operations") {
   small_file small;
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters, .max_failures = 1, .name = "tier"});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters, .max_failures = 1, .name = "tier"});
   std::vector<std::byte> into(4096);
   CHECK_FALSE(queue.start(read_from(small.file, file_bytes, into)).value().settled());
   CHECK(queue.start(read_from(small.file, 0, into)).error().message() ==
         "tier: 1 failures are kept, the most that the options allow; read them, then call clear_failures()");
 }
 
-TEST_CASE("whoever waits for an operation returns when another waiter's turn has brought it") {
+TEST_CASE("a waiter returns when another waiter's turn has completed its operation") {
   // One waiter holds the engine for as long as its own operation takes; the other's is over meanwhile.
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
   const transfer_fence go = others.fence(gate);
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters, .block_bytes = 4096});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters, .block_bytes = 4096});
   const auto held =
       queue.start(read_from(small.file, 0, small.memory), llmmem::transfer::urgency::demand, go).value();
   std::thread waiter([&] { static_cast<void>(held.settled()); });
@@ -299,7 +299,7 @@ TEST_CASE("a queue that waits to be idle lets others end what it waits for") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
-  file_queue<> queue({.driver = llmmem::transfer::drive_by::waiters});
+  file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters});
   const auto held = queue
                         .start(read_from(small.file, 0, small.memory), llmmem::transfer::urgency::demand,
                                others.fence(gate))
@@ -311,8 +311,7 @@ TEST_CASE("a queue that waits to be idle lets others end what it waits for") {
   others.finish(gate, {});
 }
 
-TEST_CASE(
-    "a cancelled operation ends for whoever waits, though the one who drives waits for something else") {
+TEST_CASE("a cancelled operation ends for its waiters, even if the driving thread waits for something else") {
   // Nothing is answered before the gate is opened; its reap sleeps until it is woken.
   struct gated_io {
     explicit gated_io(std::atomic<bool>& gate) : open(&gate) {}
@@ -343,7 +342,7 @@ TEST_CASE(
     std::uint32_t bytes = 0;
     bool waiting = false;
   };
-  for (const llmmem::transfer::drive_by driver : both_drivers) {
+  for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     std::atomic<bool> open{false};
     file_queue<gated_io> queue({.driver = driver}, open);
@@ -372,7 +371,7 @@ TEST_CASE(
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("a ring for one thread that a second one calls fails there, and the operation ends") {
   small_file small;
-  file_queue<uring_io> queue({.driver = transfer::drive_by::waiters, .max_attempts = 4},
+  file_queue<uring_io> queue({.driver = transfer::driven_by::waiters, .max_attempts = 4},
                              uring_options{.depth = 4, .issuer = uring_issuer::one_thread});
   if (!queue.caps().fallback_reason.empty()) return;
   REQUIRE(queue.start(read_from(small.file, 0, small.memory)).value().settled());

@@ -14,7 +14,7 @@ using namespace llmmem;
 using llmmem_tests::random_numbers;
 using llmmem_tests::temporary_folder;
 
-TEST_CASE("threads allocate, copy and give back at once, and each finds its own bytes") {
+TEST_CASE("threads allocate, copy and deallocate at the same time, and each finds its own bytes") {
   const temporary_folder folder;
   file_space_options options;
   options.budget = 1 << 20;

@@ -35,7 +35,7 @@ constexpr std::span<const transfer_fence> at_once{};
 [[nodiscard]] file_space_options with_budget(std::uint64_t budget) {
   file_space_options options;
   options.budget = budget;
-  options.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.queue.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("the lowest gap that is long enough is taken") {
   CHECK(space.offset_of(space.try_allocate(1, 64 * kib).value().data) == 64 * kib);
 }
 
-TEST_CASE("room on the device comes and goes with a range, to the last page") {
+TEST_CASE("space on the device is taken and returned with a range, to the last page") {
   const temporary_folder folder;
   file_space<> space(folder.file("data"), with_budget(1 << 20));
   const std::uint64_t before = bytes_on_device(space);
@@ -158,7 +158,7 @@ TEST_CASE("what cannot be allocated is refused with the number, and nothing has 
   CHECK(space.try_allocate(64 * kib, 1));
 }
 
-TEST_CASE("a device without room refuses the range, and the budget is as it was") {
+TEST_CASE("a device without space refuses the range, and the budget is as it was") {
   file_space_options options = with_budget(1 << 20);
   options.file.mode = open_mode::update;
   file_space<> full("/dev/full", options);
@@ -208,7 +208,7 @@ TEST_CASE("bytes are copied within the file after what they come after, and not 
   CHECK(back == bytes);
 }
 
-TEST_CASE("a range given back twice, in part or to the wrong space is told to the handler, and stays") {
+TEST_CASE("a range deallocated twice, in part or in the wrong space is reported to the handler, and stays") {
   const temporary_folder folder;
   std::vector<misuse> told;
   file_space_options options = with_budget(1 << 20);

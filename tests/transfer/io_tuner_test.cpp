@@ -44,14 +44,14 @@ struct device {
 
 }  // namespace
 
-TEST_CASE("a tuner reaches the peak of any device with one, from anywhere, within most_windows") {
+TEST_CASE("a tuner reaches the peak of any device with one, from anywhere, within max_windows") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
     device d{
         .peak = any_setting(random), .noise = seed % 2 == 0 ? 0.012 : 0.0, .random = random_numbers(seed)};
     io_tuner tuner({.first = any_setting(random)});
-    for (std::uint32_t i = 0; i < tuner.most_windows(); ++i)
+    for (std::uint32_t i = 0; i < tuner.max_windows(); ++i)
       tuner.window(d.window(tuner.setting()), 1'000'000);
     CHECK(tuner.best() == d.peak);
   }
@@ -70,7 +70,7 @@ TEST_CASE("on a flat device nothing is moved, and on a ridge the speed ends with
     // Gains below the threshold stay where they are: it may end a step away from the best, not further down.
     device gentle{.peak = any_setting(random), .depth_loss = 0.96, .block_loss = 0.95, .noise = 0.003};
     io_tuner tuner({.first = any_setting(random)});
-    for (std::uint32_t i = 0; i < tuner.most_windows(); ++i)
+    for (std::uint32_t i = 0; i < tuner.max_windows(); ++i)
       tuner.window(gentle.window(tuner.setting()), 1'000'000);
     CHECK(gentle.speed(tuner.best()) >= 0.95 * gentle.speed(gentle.peak));
   }
@@ -82,7 +82,7 @@ TEST_CASE("on a device that does not change, however noisy, a tuner is at home m
     random_numbers random(seed);
     device d{.peak = any_setting(random), .noise = 0.05, .random = random_numbers(seed)};
     io_tuner tuner({.first = any_setting(random)});
-    for (std::uint32_t i = 0; i < tuner.most_windows(); ++i)
+    for (std::uint32_t i = 0; i < tuner.max_windows(); ++i)
       tuner.window(d.window(tuner.setting()), 1'000'000);
     double moved = 0;
     constexpr int windows = 20'000;
@@ -104,20 +104,20 @@ TEST_CASE("a device that changes under a tuner is looked at again at once, and c
       tuner.window(d.window(tuner.setting()), 1'000'000);
     REQUIRE(tuner.best() == d.peak);
     d.peak = {64, std::uint64_t{1} << 22};
-    for (std::uint32_t i = 0; i < tuner.most_windows() + 3; ++i)
+    for (std::uint32_t i = 0; i < tuner.max_windows() + 3; ++i)
       tuner.window(d.window(tuner.setting()), 1'000'000);
     CHECK(tuner.best() == d.peak);
   }
 }
 
-TEST_CASE("a device that becomes faster and slower all the while is climbed all the same") {
+TEST_CASE("a device that continually becomes faster and slower is still climbed") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
     device d{.peak = any_setting(random), .depth_loss = 0.8, .block_loss = 0.8};
     io_tuner tuner({.first = any_setting(random)});
     const std::uint32_t period = 40 + static_cast<std::uint32_t>(random.below(160U));
-    for (std::uint32_t i = 0; i < 2 * tuner.most_windows(); ++i) {
+    for (std::uint32_t i = 0; i < 2 * tuner.max_windows(); ++i) {
       // Down by a half, and up again: within a look it may be by more than a neighbour gains.
       const double phase = static_cast<double>(i % period) / period;
       const double factor = 0.5 + std::abs(phase - 0.5);
@@ -128,7 +128,7 @@ TEST_CASE("a device that becomes faster and slower all the while is climbed all 
   }
 }
 
-TEST_CASE("windows of nothing tell nothing") {
+TEST_CASE("empty windows are ignored") {
   io_tuner tuner;
   for (int i = 0; i < 1000; ++i) {
     CHECK(tuner.window(0, 5) == io_setting{});
@@ -143,7 +143,7 @@ TEST_CASE("options of a tuner that cannot work are refused") {
   CHECK_THROWS_WITH_AS(io_tuner({.first = {128, 1 << 20}}),
                        "io_tuner: the first setting must be between the least and the most", argument_error);
   CHECK_THROWS_WITH_AS(io_tuner({.windows = 0}), "io_tuner: windows must be 1 to 15", argument_error);
-  CHECK_THROWS_WITH_AS(io_tuner({.rest_windows = 100, .most_rest = 50}),
-                       "io_tuner: rest_windows must be at least 1, and at most most_rest", argument_error);
+  CHECK_THROWS_WITH_AS(io_tuner({.rest_windows = 100, .max_rest = 50}),
+                       "io_tuner: rest_windows must be at least 1, and at most max_rest", argument_error);
   CHECK_THROWS_WITH_AS(io_tuner({.gain = 0}), "io_tuner: gain must be between 0 and 1", argument_error);
 }

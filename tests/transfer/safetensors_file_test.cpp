@@ -60,7 +60,7 @@ template <class Error>
 
 }  // namespace
 
-TEST_CASE("tensors are found by name, and lie where the file has them") {
+TEST_CASE("tensors are found by name, at their place in the file") {
   const written_file written;
   safetensors_file file(written.path);
   CHECK(file.header() == written.layout.header);
@@ -112,7 +112,7 @@ TEST_CASE("what cannot be opened or is no such file is refused by its path") {
   CHECK(refusal<format_error>(written.path).find("the tensors end at byte") != std::string::npos);
 }
 
-TEST_CASE("a tensor of the file is leased through tiers where it lies") {
+TEST_CASE("a tensor of the file is leased through tiers in place") {
   const written_file written;
   const safetensors_file file(written.path);
   host_space memory({.budget = 1 << 20});
@@ -147,7 +147,7 @@ TEST_CASE("read and not mapped, a tensor's bytes come in any parts") {
   }
 }
 
-TEST_CASE("a file that somebody cuts is an error of who reads it, not the end of the process") {
+TEST_CASE("a file that another program truncates is an error of its reader, not the end of the process") {
   const written_file written;
   const safetensors_file read(written.path, tensor_access::read);
   const safetensors_file mapped(written.path);

@@ -48,7 +48,7 @@ class slow_io : public posix_io {
 [[nodiscard]] file_space_options with_budget(std::uint64_t budget) {
   file_space_options options;
   options.budget = budget;
-  options.queue.driver = llmmem::transfer::drive_by::waiters;
+  options.queue.driver = llmmem::transfer::driven_by::waiters;
   return options;
 }
 
@@ -162,7 +162,7 @@ TEST_CASE(
   CHECK(space.shares_of(before) == stripe_shares{11, 11, 10});
 }
 
-TEST_CASE("a member without room is left out of a range, and the others take its part") {
+TEST_CASE("a member without space is left out of a range, and the others take its part") {
   three_files three({1 << 20, 3 * unit, 1 << 20});
   auto& space = *three.space;
   CHECK(space.capacity() == (2 << 20) + 3 * unit);
@@ -182,7 +182,7 @@ TEST_CASE("a member without room is left out of a range, and the others take its
   CHECK(three.files[0]->used() + three.files[2]->used() == 64 * unit);
 }
 
-TEST_CASE("a failure names the member's path, and the whole copy is over before it is told") {
+TEST_CASE("a failure names the member's path, and is reported when the whole copy is over") {
   const temporary_folder folder;
   using engine = faulty_io<posix_io>;
   file_space<engine> good(folder.file("good"), with_budget(1 << 20), std::vector<planned_fault>{});
@@ -226,7 +226,7 @@ TEST_CASE("copies that cannot be are refused, and start nothing") {
   CHECK(space.try_allocate(1, 3).code() == errc::bad_alignment);
 }
 
-TEST_CASE("a range given back twice is told to the handler") {
+TEST_CASE("a range deallocated twice is reported to the handler") {
   std::vector<misuse> told;
   striped_options options{.stripe_bytes = unit};
   options.on_misuse = [](const misuse& what, void* context) noexcept {

@@ -53,7 +53,7 @@ struct small_table {
 
 }  // namespace
 
-TEST_CASE("an engine is told of the files that are there, as far as they fit, and of no others") {
+TEST_CASE("an engine receives the existing files, as far as they fit, and no others") {
   for (const std::uint64_t seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -138,7 +138,7 @@ constexpr std::uint64_t file_bytes = 8192;
   return std::to_integer<int>(memory[0]);
 }
 
-[[nodiscard]] file_queue_options driven(transfer::drive_by driver) {
+[[nodiscard]] file_queue_options driven(transfer::driven_by driver) {
   return {.driver = driver};
 }
 
@@ -241,7 +241,7 @@ TEST_CASE("a ring without a table of files says why, and works") {
 
 TEST_CASE("a file that was forgotten is not taken for the next one that has its number") {
   const temporary_folder folder;
-  for (const transfer::drive_by driver : {transfer::drive_by::own_thread, transfer::drive_by::waiters}) {
+  for (const transfer::driven_by driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
     for (const uring_issuer issuer : {uring_issuer::any_thread, uring_issuer::one_thread}) {
       file_queue<uring_io> queue(driven(driver), uring_options{.depth = 4, .issuer = issuer});
       if (!queue.caps().registers_files) return;
@@ -277,10 +277,10 @@ TEST_CASE("a queue's files beyond the table of its engine go by their descriptor
   CHECK(queue.stats().files_plain == (one->opened_direct() < 0 ? 1U : 3U));
 }
 
-TEST_CASE("a file that a queue is told of on one thread may be used on another, by a ring for one thread") {
+TEST_CASE("a file registered on one thread may be used on another, by a ring for one thread") {
   const temporary_folder folder;
   file_space<uring_io> space(folder.file("space"),
-                             {.budget = file_bytes, .queue = driven(transfer::drive_by::waiters)},
+                             {.budget = file_bytes, .queue = driven(transfer::driven_by::waiters)},
                              uring_options{.depth = 4, .issuer = uring_issuer::one_thread});
   std::thread([&] {
     const auto range = space.try_allocate(file_bytes, 4096).value();
@@ -292,7 +292,7 @@ TEST_CASE("a file that a queue is told of on one thread may be used on another, 
 
 TEST_CASE("a space whose file was registered lets go of it: the next one may lock it at once") {
   const temporary_folder folder;
-  for (const transfer::drive_by driver : {transfer::drive_by::own_thread, transfer::drive_by::waiters}) {
+  for (const transfer::driven_by driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
     for (int i = 0; i < 100; ++i) {
       CAPTURE(i);
       persistent_file_options options{.space = {.budget = 65536}};

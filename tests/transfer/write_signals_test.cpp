@@ -69,10 +69,10 @@ TEST_SUITE("signals of writes") {
     CHECK_FALSE(is_blocked(SIGXFSZ));
   }
 
-  TEST_CASE("a transfer past the limit fails, whoever drives the queue") {
+  TEST_CASE("a transfer past the limit fails, whichever thread drives the queue") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(limit + 4096, std::byte{7});
-    for (const auto driver : {transfer::drive_by::own_thread, transfer::drive_by::waiters}) {
+    for (const auto driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
       file_queue_options options;
       options.driver = driver;
       file_queue<> queue(options);

@@ -112,7 +112,7 @@ TEST_CASE("snapshots read as whole copies do, within the pool's pages and not on
             held.push_back(*std::move(pin));
           } else {
             CHECK(pin.code() ==
-                  (wanted == 0 || wanted >= epoch ? errc::no_such_version : errc::version_gone));
+                  (wanted == 0 || wanted >= epoch ? errc::no_such_version : errc::version_expired));
           }
           break;
         }
@@ -173,7 +173,7 @@ TEST_CASE("snapshots read as whole copies do, within the pool's pages and not on
     }
     held.clear();
     CHECK(state.stats().used_pages == 0);
-    CHECK(state.stats().most_used_pages <= pool.size() / page);
+    CHECK(state.stats().max_used_pages <= pool.size() / page);
   }
 }
 

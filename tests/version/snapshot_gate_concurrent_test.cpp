@@ -48,7 +48,7 @@ TEST_CASE("with several copies under way, a permit waits for the last") {
   CHECK(gate.waited_ns() == 0);
 }
 
-TEST_CASE("who waits may do some of the copying himself") {
+TEST_CASE("a waiting thread may do some of the copying itself") {
   struct copier {
     snapshot_gate gate{};
     int left = 3;

@@ -64,7 +64,7 @@ TEST_CASE("under 1F1B stage i of n holds n - i versions at most, and each backwa
           REQUIRE(weights.audit() == std::vector<std::string>{});
         }
         CHECK(most == std::min<std::uint64_t>(depth, batches + 1));
-        CHECK(weights.stats().most_live == most);
+        CHECK(weights.stats().max_live == most);
         CHECK(weights.snapshot().value()->digest == all.back().digest);
       }
     }
@@ -84,7 +84,7 @@ TEST_CASE("one version fewer than n - i, and some backward pass does not find it
         forward[task.micro_batch] = weights.newest();
         continue;
       }
-      lost += weights.pin(forward[task.micro_batch]).code() == errc::version_gone ? 1U : 0U;
+      lost += weights.pin(forward[task.micro_batch]).code() == errc::version_expired ? 1U : 0U;
       CHECK(weights.publish(1).has_value());
     }
     CHECK(lost > 0);

@@ -68,7 +68,7 @@ void publish_and_read(State& state) {
 
 }  // namespace
 
-TEST_CASE("readers see whole versions while another thread publishes, whatever keeps them") {
+TEST_CASE("readers see complete versions while another thread publishes, under any retention") {
   versioned<words> newest({.versions = 3}, words(64));
   publish_and_read(newest);
   versioned<words, double_buffer> two({}, words(64));

@@ -26,7 +26,7 @@ namespace {
 
 /// Any numbers of slots and kept versions, to hold what all policies stand on to its definition.
 struct any_window {
-  static constexpr const char* usual_name = "any_window";
+  static constexpr const char* default_name = "any_window";
   std::uint32_t slots_ = 0;
   std::uint32_t kept_ = 0;
   [[nodiscard]] std::uint32_t slots() const noexcept { return slots_; }
@@ -99,7 +99,7 @@ TEST_CASE("which versions live is what a map of all pins and a window say") {
             held.push_back(*std::move(pin));
           } else {
             const bool was = pin.error().wanted != 0 && pin.error().wanted <= oracle.last;
-            CHECK(pin.code() == (was ? errc::version_gone : errc::no_such_version));
+            CHECK(pin.code() == (was ? errc::version_expired : errc::no_such_version));
             CHECK_FALSE(oracle.pins.contains(pin.error().wanted));
             CHECK(pin.error().found ==
                   (was ? (oracle.pins.empty() ? 0 : oracle.pins.begin()->first) : oracle.last));
@@ -122,7 +122,7 @@ TEST_CASE("which versions live is what a map of all pins and a window say") {
       const version_stats now = state.stats();
       CHECK(now.published - now.dropped == now.live);
       CHECK(now.pinned == held.size());
-      CHECK(now.most_live <= slots);
+      CHECK(now.max_live <= slots);
       REQUIRE(state.audit() == std::vector<std::string>{});
     }
   }
@@ -150,7 +150,7 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   first.release();
   CHECK_FALSE(first);
   CHECK(first.version() == no_version);
-  CHECK(names.pin(version_id{1}).code() == errc::version_gone);
+  CHECK(names.pin(version_id{1}).code() == errc::version_expired);
   CHECK(names.oldest() == version_id{3});
 }
 
@@ -183,7 +183,7 @@ TEST_CASE(
                                        .pinned = 0,
                                        .dropped = 2,
                                        .live = 1,
-                                       .most_live = 2});
+                                       .max_live = 2});
 }
 
 TEST_CASE("a writer sees the newest version, and one that throws publishes nothing") {
@@ -220,7 +220,7 @@ TEST_CASE("values that cannot be copied are made one a slot, and moved in") {
   static_assert(std::is_nothrow_move_constructible_v<decltype(state)::pinned>);
 }
 
-TEST_CASE("a policy without room for a version is refused with both numbers") {
+TEST_CASE("a policy without space for a version is refused with both numbers") {
   CHECK_THROWS_WITH_AS(versioned<int>({.versions = 0}, 0, "w"),
                        "w: 0 slots for 1 versions to keep; give it at least one each", argument_error);
   CHECK_THROWS_WITH_AS((versioned<int, any_window>({2, 3})),

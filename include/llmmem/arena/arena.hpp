@@ -68,7 +68,7 @@ struct arena_stats {
 
 /// Options of an arena.
 struct arena_options {
-  std::uint32_t max_blocks = 65536;    ///< pieces, live and free, that its tables have room for
+  std::uint32_t max_blocks = 65536;    ///< pieces, live and free, that its tables have space for
   std::uint32_t max_segments = 16384;  ///< pieces of physical memory at once
   std::string name = "arena";          ///< for error texts
   metadata_source metadata{};          ///< the source of the tables' memory

@@ -24,7 +24,7 @@ inline namespace v0 {
 /// A request is rounded up to 512 bytes. Up to 1 MiB it comes from segments of 2 MiB, whose rest is always
 /// split off. Below 10 MiB it comes from segments of 20 MiB; above, from a segment of its size in whole 2
 /// MiB; their rest is split off if it is more than 1 MiB. If there is no memory for a new segment, the arena
-/// frees segments without a live block and tries once more.
+/// frees segments without a live block and tries again.
 ///
 /// Free memory in one segment never helps another: a request can fail while more than enough is free. If
 /// sizes vary from step to step, `stitched_arena` needs less memory; this arena never maps anything twice,
@@ -37,7 +37,7 @@ template <virtual_memory Memory>
 class caching_split_arena {
  public:
   static constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-  static constexpr std::uint64_t small_most = mib;           ///< largest request from small segments
+  static constexpr std::uint64_t max_small = mib;            ///< largest request from small segments
   static constexpr std::uint64_t small_segment = 2 * mib;    ///< bytes of these
   static constexpr std::uint64_t medium_below = 10 * mib;    ///< requests from here on get their own size
   static constexpr std::uint64_t medium_segment = 20 * mib;  ///< the segment of smaller requests
@@ -63,14 +63,14 @@ class caching_split_arena {
   [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const std::uint64_t rounded = round_up_to(arena_alignment, bytes);
-    const pool from = rounded <= small_most ? pool::small_requests : pool::large_requests;
+    const pool from = rounded <= max_small ? pool::small_requests : pool::large_requests;
     std::uint32_t slot = blocks_.best(to_index(from), rounded);
     if (slot == none) {
       const result<std::uint32_t> added = grow(segment_bytes(rounded), from);
       if (!added) return ledger_.refuse(added.error());
       slot = *added;
     }
-    const std::uint64_t least_rest = from == pool::small_requests ? arena_alignment : small_most + 1;
+    const std::uint64_t least_rest = from == pool::small_requests ? arena_alignment : max_small + 1;
     if (!blocks_.use(slot, rounded, bytes, least_rest)) {
       return ledger_.refuse({.code = errc::table_full, .wanted = 1, .found = 0});
     }
@@ -93,7 +93,7 @@ class caching_split_arena {
     for (std::uint32_t slot = blocks_.first_free(); slot != none;) {
       const std::uint32_t following = blocks_.next_free(slot);
       const std::uint32_t number = blocks_[slot].segment;
-      if (blocks_.is_whole(slot) && detail::give_segment(*memory_, segments_[number])) {
+      if (blocks_.is_complete(slot) && detail::give_segment(*memory_, segments_[number])) {
         bytes += segments_[number].bytes;
         ledger_.reserved_less(segments_[number].bytes);
         segments_.release(number);
@@ -153,13 +153,13 @@ class caching_split_arena {
   };
 
   [[nodiscard]] std::uint64_t segment_bytes(std::uint64_t rounded) const noexcept {
-    const std::uint64_t bytes = rounded <= small_most    ? small_segment
+    const std::uint64_t bytes = rounded <= max_small     ? small_segment
                                 : rounded < medium_below ? medium_segment
                                                          : round_up_to(large_step, rounded);
     return round_up_to(memory_->granularity(), bytes);
   }
 
-  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries once more.
+  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries again.
   [[nodiscard]] result<std::uint32_t> grow(std::uint64_t bytes, pool to) noexcept {
     if (segments_.left() == 0 || blocks_.left() < 2) {  // the block, and the rest that may be split off
       static_cast<void>(trim());

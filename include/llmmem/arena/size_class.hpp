@@ -25,7 +25,7 @@ inline namespace v0 {
 ///
 /// All requests are equally fast, and a block of a class fits every request of it, so nothing fragments while
 /// the mix of sizes stays the same. When it shifts, the free blocks are in the wrong classes: the arena then
-/// frees slabs without a live block, and tries once more.
+/// frees slabs without a live block, and tries again.
 ///
 /// @par Complexity      O(1); a new slab takes three calls of the memory and O(blocks in it).
 /// @par Thread safety   one thread at a time.

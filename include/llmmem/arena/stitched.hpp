@@ -42,7 +42,7 @@ struct stitched_counts {
   std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above in addition
   std::uint64_t refused = 0;        ///< S5: out of memory
   std::uint64_t little = 0;         ///< from a chunk shared with others
-  std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make room
+  std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make space
   std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle
   std::uint64_t idle = 0;           ///< of these, idle
   std::uint64_t mapped_chunks = 0;  ///< mappings in them now

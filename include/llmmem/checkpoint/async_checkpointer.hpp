@@ -43,7 +43,7 @@ struct checkpointer_traits {
   using digest_type = no_chunk_digest;  ///< how incremental saves detect changes that no view reports
   /// `settled(ticket)` is called when a status is final, by the thread that set it: the checkpointer's own,
   /// or the caller's for a checkpoint that never began; never by two threads at once. It delays the next
-  /// checkpoint; an exception from it is recorded in `last_trouble`.
+  /// checkpoint; an exception from it is recorded in `last_error`.
   using observer_type = no_checkpoint_observer;
 };
 
@@ -67,10 +67,10 @@ struct checkpointer_traits {
 /// one, and no permit is given while a snapshot is being copied. A stable view (such as `cow_state_view`) is
 /// read while the state changes: then the permit is given at once.
 ///
-/// A failed checkpoint never ends training and is never silent: its ticket, and `stats().last_trouble`, give
+/// A failed checkpoint never ends training and is never silent: its ticket, and `stats().last_error`, give
 /// the reason. The next checkpoint starts from scratch.
 ///
-/// *Incremental saves* (`whole_every`). The view reports the changes (`change_tracking_view`: unchanged
+/// *Incremental saves* (`full_every`). The view reports the changes (`change_tracking_view`: unchanged
 /// chunks are not even copied), or a digest of each chunk detects them (`digest_type`: copied and read, not
 /// written). Each chunk is in one file, of this checkpoint or of an earlier one that retention keeps as long
 /// as it is needed: a restore reads each wanted byte once, from plain files. A checkpoint is full if all its
@@ -147,15 +147,15 @@ class async_checkpointer {
   /// The gate that code must pass before it modifies the state, with or without a snapshot.
   [[nodiscard]] snapshot_gate& gate() noexcept { return core_.gate(); }
 
-  /// Waits until nothing is pending, at most `most_ns`; returns whether nothing is. For the end of a run, and
+  /// Waits until nothing is pending, at most `max_ns`; returns whether nothing is. For the end of a run, and
   /// for a process that was asked to terminate. Called by the thread that owns the state, if the view is not
   /// concurrent.
-  bool flush(std::uint64_t most_ns = commit_ticket::forever) { return core_.flush(most_ns); }
+  bool flush(std::uint64_t max_ns = commit_ticket::forever) { return core_.flush(max_ns); }
 
-  /// Copies for about `most_ns`, without waiting for space; returns whether nothing is left to copy. Needed
+  /// Copies for about `max_ns`, without waiting for space; returns whether nothing is left to copy. Needed
   /// only with views that are stable and not concurrent: their owner never waits before changing the state,
   /// so nothing would be copied; it calls this now and then. Called by the thread that owns the state.
-  bool stage_for(std::uint64_t most_ns) { return core_.stage_for(most_ns); }
+  bool stage_for(std::uint64_t max_ns) { return core_.stage_for(max_ns); }
 
   /// The plan of the files, independent of the state's values.
   [[nodiscard]] const file_plan& plan() const noexcept { return core_.plan(); }
@@ -169,7 +169,7 @@ class async_checkpointer {
     return {.is_concurrent = view_type::is_concurrent,
             .is_stable = is_stable_view<view_type>,
             .tracks_changes = change_tracking_view<view_type>,
-            .has_digest = digest_type::tells,
+            .has_digest = digest_type::detects_changes,
             .digest = &digest_type::of,
             .observer = &observer_,
             .settled = [](void* observer, const commit_ticket& ticket) {

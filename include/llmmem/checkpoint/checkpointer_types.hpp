@@ -30,7 +30,8 @@ enum class when_busy : std::uint8_t {
 
 /// The most checkpoints from one whole one to the next. A reader of the last one opens a file of each of
 /// them; a process may often have at most 1024 files open, and a reader takes two each.
-inline constexpr std::uint32_t max_whole_every = 256;
+inline constexpr std::uint32_t max_full_every = 256;
+[[deprecated("its name is max_full_every")]] inline constexpr std::uint32_t max_whole_every = max_full_every;
 
 /// The construction parameters of a checkpointer.
 struct checkpointer_options {
@@ -42,9 +43,9 @@ struct checkpointer_options {
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not complete
   when_busy busy = when_busy::wait;
   /// One checkpoint in this many is written in full; the others write the chunks that changed since the last
-  /// committed one, and refer to earlier ones for the rest. 1: all are full; at most `max_whole_every`. One
+  /// committed one, and refer to earlier ones for the rest. 1: all are full; at most `max_full_every`. One
   /// changed byte costs `chunk_bytes` written: use smaller chunks if changes are scattered. See below.
-  std::uint32_t whole_every = 1;
+  std::uint32_t full_every = 1;
   /// A snapshot that stalls a step for longer is abandoned: a hung disk does not stop training.
   std::uint64_t max_stall_ns = std::uint64_t{3'600'000'000'000};
   std::string name = "async_checkpointer";  ///< the name in error texts
@@ -69,7 +70,7 @@ struct checkpointer_stats {
   std::uint64_t ring_bytes = 0;       ///< all of it
   std::uint64_t last_step = 0;        ///< of the last committed checkpoint
   std::uint64_t last_generation = 0;  ///< of the last committed checkpoint; 0: none
-  std::string last_trouble{};         ///< reason of the last failure, or of the last problem in tidying
+  std::string last_error{};           ///< reason of the last failure, or of the last problem in tidying
 
   /// Bytes a second, from a snapshot's first chunk to its commit.
   [[nodiscard]] double bandwidth() const noexcept {

@@ -16,17 +16,17 @@ inline namespace v0 {
 /// A digest of a chunk's bytes in 128 bits. A chunk with the same digest as before is treated as unchanged,
 /// so it needs 128 bits: with 32, one changed chunk in four billion would be lost.
 ///
-/// - `tells`       false: there is no digest, and all chunks count as changed.
+/// - `detects_changes`       false: there is no digest, and all chunks count as changed.
 /// - `of(bytes)`   returns the digest; called by the writer thread.
 template <class D>
 concept chunk_digest = requires(std::span<const std::byte> bytes) {
-  requires std::same_as<std::remove_cv_t<decltype(D::tells)>, bool>;
+  requires std::same_as<std::remove_cv_t<decltype(D::detects_changes)>, bool>;
   { D::of(bytes) } noexcept -> std::same_as<std::array<std::uint64_t, 2>>;
 };
 
 /// No digest. A view may still report changes (`change_tracking_view`).
 struct no_chunk_digest {
-  static constexpr bool tells = false;
+  static constexpr bool detects_changes = false;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> /*bytes*/) noexcept {
     return {};
   }

@@ -41,7 +41,11 @@ struct copy_progress {
 };
 
 /// Whether a copy continues.
-enum class copy_verdict : std::uint8_t { go_on, stop };
+enum class copy_verdict : std::uint8_t {
+  proceed,
+  stop,
+  go_on [[deprecated("its name is proceed")]] = proceed
+};
 
 /// A function asked before every half buffer, and before the commit.
 template <class W>
@@ -52,7 +56,7 @@ concept copy_watch = requires(W& watch, const copy_progress& progress) {
 /// A watch that always continues.
 struct unwatched_copy {
   [[nodiscard]] copy_verdict operator()(const copy_progress& /*progress*/) const noexcept {
-    return copy_verdict::go_on;
+    return copy_verdict::proceed;
   }
 };
 
@@ -71,7 +75,7 @@ class copy_watch_ref {
         }) {}
 
   [[nodiscard]] copy_verdict operator()(const copy_progress& progress) const {
-    return ask_ == nullptr ? copy_verdict::go_on : ask_(watch_, progress);
+    return ask_ == nullptr ? copy_verdict::proceed : ask_(watch_, progress);
   }
 
  private:

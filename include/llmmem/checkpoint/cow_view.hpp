@@ -105,7 +105,7 @@ class cow_state_view {
     if (number != since_) look_since(number);
     const std::uint64_t begin = place.offset + offset;
     const std::vector<run>& runs = changed_[place.source];
-    // The first run that ends behind `begin`.
+    // The first run that ends after `begin`.
     std::size_t low = 0;
     for (std::size_t high = runs.size(); low < high;) {
       const std::size_t middle = low + (high - low) / 2;

@@ -117,7 +117,7 @@ class file_coordinator {
   }
 
   [[nodiscard]] std::string tidy() {
-    std::string trouble = session_.take_trouble();
+    std::string trouble = session_.take_error();
     if (session_.folder() == nullptr) return trouble;
     try {
       static_cast<void>(session_.folder()->tidy(retention_));

@@ -126,11 +126,11 @@ class checkpoint_folder_base {
   /// (`begin_as`), or when the folder is next opened.
   void abandon(const checkpoint_draft& draft) noexcept;
 
-  /// Updates LATEST and removes superfluous checkpoints, after a commit. Neither the next commit nor a reader
-  /// needs it. A problem with one checkpoint does not affect the others: a checkpoint that cannot be removed
-  /// stays, with those it refers to, and removal is retried next time, also of partly removed ones.
-  /// Checkpoints that a reader holds (`checkpoint_hold`) stay, with those they refer to. If a checkpoint's
-  /// folder is a symbolic link, only the link is removed, not its target.
+  /// Updates LATEST and removes checkpoints that the retention no longer keeps, after a commit. Neither the
+  /// next commit nor a reader needs it. A problem with one checkpoint does not affect the others: a
+  /// checkpoint that cannot be removed stays, with those it refers to, and removal is retried next time, also
+  /// of partly removed ones. Checkpoints that a reader holds (`checkpoint_hold`) stay, with those they refer
+  /// to. If a checkpoint's folder is a symbolic link, only the link is removed, not its target.
   /// @return the checkpoints that were removed.
   /// @throws io_error  at the end, with each problem: a checkpoint or its files that cannot be removed,
   ///   LATEST that cannot be written, an existing manifest that cannot be read now (it may refer to any older
@@ -138,7 +138,11 @@ class checkpoint_folder_base {
   std::vector<checkpoint_id> tidy(retention_ref retention);
 
   /// Returns the checkpoints that `tidy` would remove: none to which a remaining one refers.
-  [[nodiscard]] std::vector<checkpoint_id> superfluous(retention_ref retention);
+  [[nodiscard]] std::vector<checkpoint_id> removable(retention_ref retention);
+  [[nodiscard, deprecated("call removable()")]] std::vector<checkpoint_id> superfluous(
+      retention_ref retention) {
+    return removable(retention);
+  }
 
   [[nodiscard]] commit_method method() const noexcept { return method_; }
   /// The generation of the last draft, or the last one known.
@@ -160,7 +164,7 @@ class checkpoint_folder_base {
   class troubles;
 
   [[nodiscard]] leaving_list leaving(retention_ref retention);
-  [[nodiscard]] bool is_whole(const found_checkpoint& found);
+  [[nodiscard]] bool is_complete(const found_checkpoint& found);
   void check_lock() const;
   void hold_lock();
   [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);

@@ -263,7 +263,7 @@ class interval_tuner {
   }
 
   /// Returns how often to save now.
-  [[nodiscard]] constexpr save_interval every() const {
+  [[nodiscard]] constexpr save_interval interval() const {
     const double step = step_s();
     const double stall = stall_s();
     // A failure seen in no time at all with the prior `never_s`: save as often as possible.
@@ -283,6 +283,7 @@ class interval_tuner {
     found.availability = expected_availability(found.work_s, stall, mtbf, options_.recovery_s);
     return found;
   }
+  [[nodiscard, deprecated("call interval()")]] constexpr save_interval every() const { return interval(); }
 
  private:
   [[nodiscard]] static constexpr double larger(double a, double b) noexcept { return a > b ? a : b; }

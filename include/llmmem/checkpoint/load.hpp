@@ -48,7 +48,7 @@ enum class sink_calls : std::uint8_t {
 struct load_options {
   /// `checksums` reads whole chunks and checks each against its checksum; `sizes` reads only wanted bytes,
   /// and trusts them.
-  verification how = verification::checksums;
+  verification verify = verification::checksums;
   /// Threads that read and check; with 1 it is the caller's.
   std::uint32_t readers = 4;
   sink_calls sink = sink_calls::by_caller;
@@ -59,8 +59,8 @@ struct load_report {
   std::uint64_t bytes = 0;       ///< wanted, and passed to the sink, each once
   std::uint64_t read_bytes = 0;  ///< read from files, including headers and the rest of chunks
   std::uint64_t files = 0;       ///< files from which anything was read
-  std::uint64_t looks = 0;  ///< lookups in the list of copies, for each chunk read: about one per copy and
-                            ///< chunk
+  std::uint64_t lookups = 0;  ///< lookups in the list of copies, for each chunk read: about one per copy and
+                              ///< chunk
 };
 
 /// Loads from one checkpoint any number of times. It keeps what it reads: tensors by name, and the header of

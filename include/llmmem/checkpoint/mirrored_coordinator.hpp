@@ -52,7 +52,7 @@ struct mirror_stats {
   checkpoint_id last_committed{};  ///< locally; generation 0: none
   checkpoint_id last_copied{};     ///< the newest in the durable folder; generation 0: none
   copy_progress copying{};         ///< of the copy in progress; `id.generation` 0: none
-  std::string last_trouble{};      ///< reason of the last failed attempt, or of the last problem in tidying
+  std::string last_error{};        ///< reason of the last failed attempt, or of the last problem in tidying
 
   /// Bytes a second.
   [[nodiscard]] double bandwidth() const noexcept {
@@ -101,7 +101,7 @@ class mirror_core {
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& part);
   [[nodiscard]] std::string tidy();
   void give_up(const checkpoint_id& id) noexcept;
-  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t most_ns);
+  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t max_ns);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);
     mirror_stats now = stats_;
@@ -133,7 +133,7 @@ class mirror_core {
   void tell(Tell tell_it) noexcept;
   void tidy_durable() noexcept;
   /// @return whether time is left.
-  bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t most_ns);
+  bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t max_ns);
   [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_ == 0; }
 
   mirror_parts parts_;
@@ -171,10 +171,10 @@ class mirror_core {
 /// - It copies one checkpoint at a time, and one waits: the newest. If copying is slower than saving, those
 ///   between are skipped and counted. A copy that was begun is finished.
 /// - A failed copy is retried and reported: by `stats()`, the observer, and the result of `tidy`, which
-///   `async_checkpointer` records as `last_trouble`. It never ends or delays training.
+///   `async_checkpointer` records as `last_error`. It never ends or delays training.
 /// - After a copy the durable folder is tidied by its own retention. The local folder removes nothing that is
 ///   being copied or waits for it.
-/// - A run continues behind the durable folder's last generation, even if the local disk was lost. If the
+/// - A run continues after the durable folder's last generation, even if the local disk was lost. If the
 ///   newest local checkpoint is newer than all durable ones, because a process ended in between, it is copied
 ///   first.
 ///
@@ -239,11 +239,11 @@ class mirrored_coordinator {
   [[nodiscard]] std::string tidy() { return core_.tidy(); }
 
   /// Waits until that generation, or a newer one, is in the durable folder: true. Returns false after
-  /// `most_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
+  /// `max_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
   /// for ranks other than 0, and for generation 0: nothing was committed. It waits as long for a generation
   /// that was never begun. Any thread.
-  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever) {
-    return core_.wait_copied(generation, most_ns);
+  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t max_ns = forever) {
+    return core_.wait_copied(generation, max_ns);
   }
   [[nodiscard]] mirror_stats stats() const { return core_.stats(); }
 

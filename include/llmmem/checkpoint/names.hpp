@@ -40,7 +40,8 @@ struct checkpoint_names {
   static constexpr std::string_view manifest = "MANIFEST.json";
   static constexpr std::string_view latest = "LATEST";
   static constexpr std::string_view lock = "LOCK";
-  static constexpr std::string_view in_the_making = ".tmp-";
+  static constexpr std::string_view draft = ".tmp-";
+  [[deprecated("its name is draft")]] static constexpr std::string_view in_the_making = draft;
   static constexpr std::string_view trash = ".trash-";
   static constexpr std::string_view hint = ".latest-";
   static constexpr std::string_view probe = ".probe-";
@@ -105,7 +106,7 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
 /// Returns the generation in the name of a draft or trash, so that no number is used twice.
 [[nodiscard]] inline std::optional<std::uint64_t> generation_in(std::string_view name) {
   if (const auto id = read_folder_name(name)) return id->generation;
-  if (!detail::take_text(name, checkpoint_names::in_the_making) &&
+  if (!detail::take_text(name, checkpoint_names::draft) &&
       !detail::take_text(name, checkpoint_names::trash)) {
     return std::nullopt;
   }
@@ -124,8 +125,8 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
 /// Whether a name belongs to something that a crash may leave behind.
 [[nodiscard]] inline bool is_left_over(std::string_view name) noexcept {
   for (const std::string_view prefix :
-       {checkpoint_names::in_the_making, checkpoint_names::trash, checkpoint_names::hint,
-        checkpoint_names::probe, checkpoint_names::rendezvous}) {
+       {checkpoint_names::draft, checkpoint_names::trash, checkpoint_names::hint, checkpoint_names::probe,
+        checkpoint_names::rendezvous}) {
     if (name.substr(0, prefix.size()) == prefix) return true;
   }
   return false;

@@ -129,7 +129,7 @@ class rank_session_base {
   [[nodiscard]] const rank_wait& waits_for() const noexcept { return waits_; }
 
   /// Returns once what went wrong after a commit without undoing it, or nothing.
-  [[nodiscard]] std::string take_trouble() { return std::exchange(trouble_, {}); }
+  [[nodiscard]] std::string take_error() { return std::exchange(trouble_, {}); }
 
  private:
   enum class verdict : std::uint8_t { stop, go };

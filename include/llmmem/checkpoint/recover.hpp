@@ -33,7 +33,7 @@ struct checkpoint_source {
 };
 
 /// Why part of a source was passed over.
-enum class passed_over : std::uint8_t {
+enum class skip_reason : std::uint8_t {
   source,          ///< the source could not be listed: its contents are unknown
   damaged,         ///< the checkpoint is not whole
   conflict,        ///< another checkpoint has its generation, in a source named earlier
@@ -41,18 +41,20 @@ enum class passed_over : std::uint8_t {
   unread,          ///< the checkpoint may be complete, but could not be read
 };
 
+using passed_over [[deprecated("its name is skip_reason")]] = skip_reason;
+
 /// Returns the reason in words.
-[[nodiscard]] constexpr std::string_view to_string(passed_over what) noexcept {
+[[nodiscard]] constexpr std::string_view to_string(skip_reason what) noexcept {
   switch (what) {
-    case passed_over::source:
+    case skip_reason::source:
       return "the source could not be listed";
-    case passed_over::damaged:
+    case skip_reason::damaged:
       return "it is not whole";
-    case passed_over::conflict:
+    case skip_reason::conflict:
       return "another checkpoint of the same generation";
-    case passed_over::not_everywhere:
+    case skip_reason::not_everywhere:
       return "not on all ranks";
-    case passed_over::unread:
+    case skip_reason::unread:
       return "could not be read";
   }
   return "unknown";
@@ -62,7 +64,7 @@ enum class passed_over : std::uint8_t {
 struct skipped_in_source {
   std::size_t source = 0;  ///< its number
   std::string name{};      ///< its name
-  passed_over what = passed_over::damaged;
+  skip_reason what = skip_reason::damaged;
   std::string folder{};  ///< of the checkpoint; empty: the whole source
   std::string why{};
 };
@@ -77,7 +79,7 @@ struct recovery_result {
   /// Whether the sources belong to different runs: see `recover`.
   [[nodiscard]] bool has_conflict() const noexcept {
     for (const skipped_in_source& each : skipped) {
-      if (each.what == passed_over::conflict) return true;
+      if (each.what == skip_reason::conflict) return true;
     }
     return false;
   }
@@ -167,7 +169,7 @@ class source_set {
 /// disk, without knowing of existing copies, uses some of them twice, and the right checkpoint cannot be
 /// determined. That is detected when two have the same generation but different steps or, for the generation
 /// taken, different bytes by their manifests' checksums. The one of the source named first counts, and each
-/// other is recorded as `passed_over::conflict` (`has_conflict`): ask a person, and move one of the runs to
+/// other is recorded as `skip_reason::conflict` (`has_conflict`): ask a person, and move one of the runs to
 /// another folder.
 ///
 /// Needs no lock: runs may commit and tidy concurrently. Ranks that must reach the same result, from separate

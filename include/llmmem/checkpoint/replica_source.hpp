@@ -27,7 +27,7 @@ inline namespace v0 {
 template <class R>
 concept recoverable_replica = requires(R& replica, deadline by) {
   { replica.recover(by).code() } -> std::same_as<error_code>;
-  { replica.recover(by)->is_there } -> std::convertible_to<bool>;
+  { replica.recover(by)->is_recovered } -> std::convertible_to<bool>;
   { replica.recover(by)->version } -> std::convertible_to<std::uint64_t>;
   replica.forget();
 };
@@ -35,7 +35,7 @@ concept recoverable_replica = requires(R& replica, deadline by) {
 /// For ranks that keep nothing in memory, and need to agree on a folder's checkpoint.
 struct no_replica {
   struct nothing {
-    bool is_there = false;
+    bool is_recovered = false;
     std::uint64_t version = 0;
   };
   [[nodiscard]] result<nothing> recover(deadline /*by*/) const noexcept { return nothing{}; }
@@ -108,7 +108,7 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 ///                 replica_source("peers", ranks, replica, ranks.after(60'000'000'000)),
 ///                 checkpoint_source("local", local), checkpoint_source("durable", durable));
 ///     if (recovered.version) {
-///       ...  // step *recovered.version: replica.recovered(part) for each of replica.mine()
+///       ...  // step *recovered.version: replica.recovered(part) for each of replica.own_parts()
 ///     } else if (recovered.found) {
 ///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
 ///     }      // else all start from scratch
@@ -116,7 +116,7 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 /// Of the checkpoints, it takes the newest that each rank has verified as whole in one of its sources, with
 /// the same contents for all; ranks may have separate folders. It is taken if its step is later than the
 /// version in memory, or nothing is in memory. A newer checkpoint that is not whole on all ranks is recorded:
-/// as damaged by the ranks that found it damaged, by others as `passed_over::not_everywhere`. If more ranks
+/// as damaged by the ranks that found it damaged, by others as `skip_reason::not_everywhere`. If more ranks
 /// were lost than the replica tolerates (`errc::state_lost`), its state is forgotten.
 ///
 /// Between checkpoints the generation decides which is newer; between a checkpoint and memory, the step,

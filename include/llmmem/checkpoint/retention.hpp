@@ -18,7 +18,7 @@ concept retention_policy = requires(R& policy, const checkpoint_id& id, std::uin
   { policy.keeps(id, newer) } -> std::convertible_to<bool>;
 };
 
-/// Keeps the last few, and of the earlier ones one every so many steps.
+/// Keeps the last few checkpoints, and of the earlier ones one for every so many steps.
 struct keep_last_and_every {
   std::uint64_t last = 2;
   std::uint64_t every_steps = 0;  ///< those whose step is a multiple of this; 0: none

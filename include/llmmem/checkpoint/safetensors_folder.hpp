@@ -242,7 +242,7 @@ class safetensors_folder {
   /// Passes all wanted bytes to the sink: as `load_checkpoint`.
   template <class Sink>
   load_report load(std::span<const wanted_tensor> wanted, Sink&& sink, load_options options = {}) {
-    options.how = verification::sizes;
+    options.verify = verification::sizes;
     return load_checkpoint(storage_, found_, wanted, sink, options);
   }
   [[nodiscard]] posix_storage<>& storage() noexcept LLMMEM_LIFETIMEBOUND { return storage_; }

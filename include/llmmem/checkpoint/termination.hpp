@@ -28,7 +28,7 @@ inline namespace v0 {
 ///     const termination_request termination;         // before any other thread is started
 ///     for (...) {
 ///       step();
-///       if (termination.is_there()) {
+///       if (termination.is_requested()) {
 ///         const snapshot_guard guard = checkpointer.begin_snapshot(step, view);
 ///         checkpointer.flush(20'000'000'000);          // at most 20 s
 ///         break;
@@ -73,12 +73,13 @@ class termination_request {
 
   /// Whether the signal arrived; once true, it stays true. The process will not end because of a signal
   /// reported here.
-  [[nodiscard]] bool is_there() const noexcept {
+  [[nodiscard]] bool is_requested() const noexcept {
     signalfd_siginfo told{};
     while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told))
       came_.store(true, std::memory_order_relaxed);
     return came_.load(std::memory_order_relaxed);
   }
+  [[nodiscard, deprecated("call is_requested()")]] bool is_there() const noexcept { return is_requested(); }
 
  private:
   [[noreturn]] static void refuse(int signal, int error) {

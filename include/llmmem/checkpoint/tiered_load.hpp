@@ -42,7 +42,7 @@ inline namespace v0 {
 
 /// The options for loading tensors into chunks.
 struct tensor_load_options {
-  verification how = verification::checksums;
+  verification verify = verification::checksums;
   std::uint32_t readers = 4;  ///< threads that read and check
   /// Bytes of parts written at once, if tier 0 has as many: more bytes mean fewer repeated reads.
   std::uint64_t window_bytes = std::uint64_t{64} << 20;
@@ -57,7 +57,7 @@ class tensor_loading {
   tensor_loading(storage_ref storage, const found_checkpoint& from, std::span<const state_tensor> described,
                  Tensors& tensors, const tensor_load_options& options)
       : loader_(storage, from,
-                {.how = options.how, .readers = options.readers, .sink = sink_calls::by_readers}),
+                {.verify = options.verify, .readers = options.readers, .sink = sink_calls::by_readers}),
         described_(described),
         tensors_(&tensors),
         window_bytes_(options.window_bytes) {}
@@ -112,7 +112,7 @@ class tensor_loading {
     report_.bytes += one.bytes;
     report_.read_bytes += one.read_bytes;
     report_.files += one.files;
-    report_.looks += one.looks;
+    report_.lookups += one.lookups;
     forget();
     touched_.clear();
   }

@@ -26,7 +26,7 @@ inline namespace v0 {
 /// Runs at about memory speed. It protects against accidents, not against an attack that chooses the state's
 /// bytes so that two chunks have one digest.
 struct xxh3_chunk_digest {
-  static constexpr bool tells = true;
+  static constexpr bool detects_changes = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {
     const XXH128_hash_t digest = XXH3_128bits(bytes.data(), bytes.size());
     return {digest.low64, digest.high64};

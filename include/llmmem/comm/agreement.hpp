@@ -65,7 +65,7 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///
 ///     agreement part(self, members);
 ///     part.begin(bits, joining, post);            // this member's value
-///     part.hear(from, message, post);             // for each incoming message
+///     part.on_message(from, message, post);             // for each incoming message
 ///     part.on_death(seat, comm::death::certain, post);      // for each detected death
 ///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
@@ -128,7 +128,12 @@ class agreement {
   template <agree_post Post>
   void on_death(seat_id seat, comm::death how, const Post& post) noexcept;
   template <agree_post Post>
-  void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
+  void on_message(seat_id from, const agree_message& message, const Post& post) noexcept;
+  template <agree_post Post>
+  [[deprecated("call on_message()")]] void hear(seat_id from, const agree_message& message,
+                                                const Post& post) noexcept {
+    on_message(from, message, post);
+  }
   /// Asks the coordinator, if it is another member, which members it waits for. Only for `waits_for`.
   template <agree_post Post>
   void ask(const Post& post) const noexcept;

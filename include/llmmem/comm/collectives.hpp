@@ -18,7 +18,7 @@ namespace llmmem {
 inline namespace v0 {
 
 /// How the ranks sum. n is the number of bytes, N of ranks.
-enum class reduce_way : std::uint8_t {
+enum class reduce_algorithm : std::uint8_t {
   /// Each rank sends each other rank its part, and the receiver adds all copies in the order of the ranks: so
   /// the bits of a sum depend only on the number of ranks, not on where the parts begin. Sends n (N - 1) / N
   /// bytes for a reduce-scatter, in N - 1 messages; an all-reduce of little data sends all to all instead.
@@ -30,11 +30,13 @@ enum class reduce_way : std::uint8_t {
   tree,
 };
 
+using reduce_way [[deprecated("its name is reduce_algorithm")]] = reduce_algorithm;
+
 /// The state of a collective, without its data. If it is reused, it allocates no more once it has grown.
 struct collective_call {
   deadline by = no_deadline;
   std::uint32_t tag = 0;  ///< the same for all ranks; two concurrent collectives need two
-  reduce_way way = reduce_way::direct;
+  reduce_algorithm algorithm = reduce_algorithm::direct;
   /// Parts are sent, combined and gathered in pieces of this size, the same for all ranks, so that received
   /// data is still in the processor's caches when it is used. Between devices, larger is better.
   std::uint32_t segment_bytes = 256 * 1024;
@@ -64,7 +66,7 @@ result<void> all_gather(T& ranks, std::span<std::byte> all, std::span<const std:
                         const collective_call& call);
 
 /// Combines the blocks r of all ranks into rank r's block of `data`; other blocks of `data` are undefined
-/// with `reduce_way::ring`, and unchanged with `direct`.
+/// with `reduce_algorithm::ring`, and unchanged with `direct`.
 template <transport T>
 result<void> reduce_scatter(T& ranks, std::span<std::byte> data, std::span<const std::uint64_t> blocks,
                             const reduce_op& op, collective_call& call);

@@ -79,7 +79,7 @@ struct communicator_stats {
 /// - **Messages** have a tag and any length, including 0. Messages with the same tag from the same rank are
 ///   received in the order in which they were sent; others may be received in any order. A message that
 ///   arrives before it is requested is kept, up to `early_bytes` in all; beyond that it waits in the
-///   transport, with everything from that rank behind it. The receive buffer must have exactly the message's
+///   transport, with everything from that rank after it. The receive buffer must have exactly the message's
 ///   length; otherwise `errc::size_mismatch`, and the message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, for `join` `errc::seat_missing`. A
 ///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The
@@ -181,7 +181,7 @@ class communicator {
 
  private:
   // The kinds of control messages, by `frame_header::kind`.
-  enum class told_kind : std::uint16_t { hello = 1, welcome, revoke, fenced, agree };
+  enum class post_kind : std::uint16_t { hello = 1, welcome, revoke, fenced, agree };
   struct early_word {
     seat_id from{};
     std::uint64_t epoch = 0;
@@ -222,7 +222,7 @@ class communicator {
   void hear_welcome(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void hear_revoke(const frame_header& frame) noexcept;
   void hear_agree(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
-  void tell(seat_id to, told_kind kind, std::uint64_t epoch, std::span<const std::byte> bytes) noexcept;
+  void post(seat_id to, post_kind kind, std::uint64_t epoch, std::span<const std::byte> bytes) noexcept;
   void tell_agree(seat_id to, const agree_message& message, std::uint64_t epoch) noexcept;
   void tell_welcome(const seat_set& to) noexcept;
 
@@ -265,7 +265,7 @@ class communicator {
   /// Returns the failure for a failed rank.
   [[nodiscard]] failure why_failed(rank_id rank, std::uint64_t wanted, std::uint64_t found) const noexcept {
     error_code why = errc::peer_failed;
-    if constexpr (detail::tells_failure<E>) why = end_->why_failed(seat_of(rank));
+    if constexpr (detail::reports_failure<E>) why = end_->why_failed(seat_of(rank));
     return refuse(why, rank, wanted, found);
   }
   [[nodiscard]] result<void> may_talk(rank_id with) const noexcept;

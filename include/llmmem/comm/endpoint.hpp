@@ -40,8 +40,9 @@ struct frame_header {
   friend constexpr bool operator==(const frame_header&, const frame_header&) noexcept = default;
 };
 
-/// The most bytes that `tell` takes at once. A frame of data may have `frame_bytes()`.
-inline constexpr std::uint32_t max_told_bytes = 4096;
+/// The most bytes that `post` takes at once. A frame of data may have `frame_bytes()`.
+inline constexpr std::uint32_t max_post_bytes = 4096;
+[[deprecated("its name is max_post_bytes")]] inline constexpr std::uint32_t max_told_bytes = max_post_bytes;
 
 namespace comm {
 
@@ -76,17 +77,17 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `ask_again`; when its sender dies, once more within the call that reports the death, before that: frames
-///   still for `ask_again` are then dropped.
+///   `ask_again`; when its sender dies, once again within the call that reports the death, before that:
+///   frames still for `ask_again` are then dropped.
 /// - `on_frame(from, header)`    all of its bytes are in the buffer.
-/// - `on_message(from, header, bytes)`  a frame of `tell`. The bytes are valid until this returns.
+/// - `on_message(from, header, bytes)`  a frame of `post`. The bytes are valid until this returns.
 /// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:
-///   their buffers are free again. Called once per seat, and once more when a suspected process died for
+///   their buffers are free again. Called once per seat, and once again when a suspected process died for
 ///   certain. The endpoint informs a suspected process, or can still deliver a message to it.
 /// - `on_joined(seat)`           a process that has not been heard before is connected there.
 /// - `keeps_waiting()`           whether `send` continues to wait. Asked after each report.
 ///
-/// They may call `tell`, and nothing else of the endpoint.
+/// They may call `post`, and nothing else of the endpoint.
 template <class H>
 concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
                                  std::span<const std::byte> bytes, comm::death how) {
@@ -113,19 +114,19 @@ static_assert(frame_handler<any_frame_handler>);
 
 /// An endpoint that can say why a seat is missing.
 template <class E>
-concept tells_absence = requires(const E& seen, seat_id seat) {
+concept reports_absence = requires(const E& seen, seat_id seat) {
   { seen.why_missing(seat) } noexcept -> std::same_as<seat_absence>;
 };
 
 /// An endpoint that can say whether a seat takes messages faster than they are sent.
 template <class E>
-concept tells_told_capacity = requires(const E& seen, seat_id seat) {
-  { seen.has_told_capacity(seat) } noexcept -> std::same_as<bool>;
+concept reports_post_capacity = requires(const E& seen, seat_id seat) {
+  { seen.has_post_capacity(seat) } noexcept -> std::same_as<bool>;
 };
 
 /// An endpoint that can say why a seat's process failed.
 template <class E>
-concept tells_failure = requires(const E& seen, seat_id seat) {
+concept reports_failure = requires(const E& seen, seat_id seat) {
   { seen.why_failed(seat) } noexcept -> std::same_as<error_code>;
 };
 
@@ -141,14 +142,14 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 /// One process of a job, which exchanges frames with the others.
 ///
 /// There are two lanes between any two seats. *Sent* frames are data: they may wait for a receiver that does
-/// not take them. *Told* frames are small control messages: they never wait, and arrive even while data is
+/// not take them. *Posted* frames are small control messages: they never wait, and arrive even while data is
 /// stuck. Within a lane, frames from one seat to another arrive in the order in which they were sent, each
 /// once and whole or, if either process dies, not at all; the lanes overtake each other.
 ///
 /// - `self()`, `seats()`   its own seat, and the number of seats: 2 to `max_seats`, or 1.
 /// - `nonce()`             a number, not 0, that no other process of this job has or had.
 /// - `now_ns()`            the clock of deadlines. Never goes back.
-/// - `frame_bytes()`       the most bytes in a frame of data; at least `max_told_bytes`.
+/// - `frame_bytes()`       the most bytes in a frame of data; at least `max_post_bytes`.
 /// - `is_connected(seat)`  whether a process is there that can be sent to, as far as is known: between
 ///   `on_joined` and `on_death`.
 /// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
@@ -158,7 +159,7 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 ///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
 ///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
 ///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
-/// - `tell(to, header, bytes)`  sends a frame of at most `max_told_bytes`: a longer one is dropped. Never
+/// - `post(to, header, bytes)`  sends a frame of at most `max_post_bytes`: a longer one is dropped. Never
 ///   waits. It sets `header.bytes`. Frames that cannot go at once go with later calls; a receiver that takes
 ///   none of them for long is suspected. To an empty seat: dropped.
 /// - `poll(by, handler)`   receives until something has arrived, or until that time. Returns whether
@@ -166,10 +167,10 @@ concept tells_failure = requires(const E& seen, seat_id seat) {
 /// - `withdraw(from)`      takes back a buffer that was given and not yet reported as arrived: the rest of
 ///   that frame is dropped.
 /// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
-///   told frames still go, as far as possible without waiting. The process there must not take it for a
+///   posted frames still go, as far as possible without waiting. The process there must not take it for a
 ///   death: it is informed, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
-/// - `has_told_capacity(seat)`  optional: whether less than half of the bytes that `tell` keeps for that seat
+/// - `has_post_capacity(seat)`  optional: whether less than half of the bytes that `post` keeps for that seat
 ///   are in use. A sender of many messages keeps the next ones until it is true, because a process for which
 ///   too many bytes wait is suspected. Without it, a user of the endpoint sends at once.
 /// - `why_missing(seat)`   optional: the `seat_absence` of a seat without a connection, as far as known;
@@ -190,7 +191,7 @@ concept endpoint =
       { seen.frame_bytes() } noexcept -> std::same_as<std::uint32_t>;
       { seen.is_connected(seat) } noexcept -> std::same_as<bool>;
       { end.send(seat, header, bytes, by, handler) } -> std::same_as<result<void>>;
-      { end.tell(seat, header, bytes) } noexcept;
+      { end.post(seat, header, bytes) } noexcept;
       { end.poll(by, handler) } -> std::same_as<bool>;
       { end.withdraw(seat) } noexcept;
       { end.give_up(seat) } noexcept;

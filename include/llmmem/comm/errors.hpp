@@ -85,7 +85,7 @@ namespace detail {
              "admit()";
     case seat_absence::crowded:
       return "nothing has arrived from it, but many silent connections exist; find the processes that "
-             "make them, or raise most_half_open";
+             "make them, or raise max_half_open";
   }
   return absence_sentence(seat_absence::no_contact);
 }

@@ -50,7 +50,7 @@ inline namespace v0 {
 ///     ranks.leave(ranks.after(1'000'000'000)).value();
 ///
 /// - **Calls** wait until the stream has done their work, their deadline has passed, or the epoch has ended:
-///   every `look_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
+///   every `poll_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
 ///   work of the stream. The stream must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. The
 ///   call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
@@ -67,7 +67,7 @@ inline namespace v0 {
 ///   all joining ranks have higher seats, because NCCL numbers them last; otherwise it makes a fresh one.
 /// - **Several transports** may share a device: NCCL allows it. Each is used by one thread.
 ///
-/// @par Complexity      a call takes some microseconds more than NCCL's, and returns up to `look_ns` late.
+/// @par Complexity      a call takes some microseconds more than NCCL's, and returns up to `poll_ns` late.
 ///      A new epoch takes two agreements and NCCL's set-up: seconds for many ranks.
 /// @par Thread safety   one thread at a time, which also is the side channel's.
 /// @par Errors          the constructor throws `system_error` without a device; calls return the failures of

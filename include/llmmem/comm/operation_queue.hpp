@@ -28,7 +28,7 @@ inline namespace v0 {
 ///     queue.wait(gather).value();
 ///     queue.run([&] { return gradients.reduce_scatter(sums, sum_f32); }).value();   // put and wait
 ///
-/// The wait for an operation returns its failure and rethrows its exception. The operations behind it still
+/// The wait for an operation returns its failure and rethrows its exception. The operations after it still
 /// run: on a revoked transport they fail at once.
 ///
 /// @par Complexity      one lock to put, to begin, to end and to wait; nothing is allocated.
@@ -69,7 +69,7 @@ class operation_queue {
     thread_.join();
   }
 
-  /// Queues an operation behind all earlier ones. It must stay in place until it is done. @pre it is not in
+  /// Queues an operation after all earlier ones. It must stay in place until it is done. @pre it is not in
   /// the queue
   void put(entry& one) noexcept {
     {
@@ -94,7 +94,7 @@ class operation_queue {
     return !one.is_in_queue_;
   }
 
-  /// Runs `work`, a function that returns `result<void>`, behind all earlier operations, and waits for it.
+  /// Runs `work`, a function that returns `result<void>`, after all earlier operations, and waits for it.
   template <class Work>
   result<void> run(Work&& work);
 

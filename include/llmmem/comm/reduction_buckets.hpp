@@ -24,7 +24,7 @@ struct bucket_options {
   /// A bucket takes tensors until it has this many bytes. A larger tensor has a bucket of its own.
   std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
   std::uint32_t tag = 0x6275'0000;  ///< of its messages: nothing else uses it at the same time
-  reduce_way way = reduce_way::direct;
+  reduce_algorithm algorithm = reduce_algorithm::direct;
   const char* name = "reduction_buckets";  ///< the name in error texts; outlives it
 };
 
@@ -41,12 +41,12 @@ struct bucket_options {
 ///
 /// Buckets are summed in their order on all ranks, regardless of the order in which tensors become ready on
 /// each, because ranks that disagree about the order would deadlock. A bucket waits for its turn. With
-/// `reduce_way::direct` the bits equal those of tensors summed one by one.
+/// `reduce_algorithm::direct` the bits equal those of tensors summed one by one.
 ///
 /// @par Complexity      each byte is copied once, and returned in place; memory: all tensors once.
 /// @par Thread safety   one thread at a time, which owns the transport: that of an `operation_queue`, to sum
 ///   while computing.
-/// @par Errors          those of the transport: the sums are then undefined; call `begin_again` in the next
+/// @par Errors          those of the transport: the sums are then undefined; call `reset` in the next
 ///   epoch. `errc::out_of_range` for a tensor that does not exist, `errc::size_mismatch` for one with another
 ///   size, a duplicate, or one missing at the end.
 /// @par Source          Li et al., "PyTorch Distributed", VLDB 2020: buckets, 25 MB, one order for all.
@@ -73,7 +73,7 @@ class reduction_buckets {
       ++buckets_.back().tensors;
     }
     values_.resize(at);
-    begin_again();
+    reset();
   }
 
   [[nodiscard]] std::uint32_t buckets() const noexcept { return static_cast<std::uint32_t>(buckets_.size()); }
@@ -106,18 +106,19 @@ class reduction_buckets {
     }
     for (std::uint32_t i = 0; i < places_.size(); ++i)
       each(i, std::span<const std::byte>(values_).subspan(places_[i].first, places_[i].bytes));
-    begin_again();
+    reset();
     return {};
   }
 
   /// Resets all tensors to not ready.
-  void begin_again() noexcept {
+  void reset() noexcept {
     for (place& each : places_)
       each.is_ready = false;
     for (bucket& each : buckets_)
       each.ready = 0;
     next_ = 0;
   }
+  [[deprecated("call reset()")]] void begin_again() noexcept { reset(); }
 
  private:
   struct place {
@@ -142,7 +143,7 @@ class reduction_buckets {
     for (; next_ < buckets_.size() && buckets_[next_].ready == buckets_[next_].tensors; ++next_) {
       call_.by = by;
       call_.tag = options_.tag;
-      call_.way = options_.way;
+      call_.algorithm = options_.algorithm;
       const auto bytes = std::span(values_).subspan(buckets_[next_].first, buckets_[next_].bytes);
       if (auto done = all_reduce(*ranks_, bytes, op_, call_); !done) return done;
     }

@@ -31,7 +31,7 @@ inline namespace v0 {
 ///
 ///     socket_endpoint end({.seat = seat_id{rank}, .seats = 4, .folder = "/run/job-7"});
 ///
-/// Each pair of seats has two connections, one for data and one for control messages (`tell`), so that
+/// Each pair of seats has two connections, one for data and one for control messages (`post`), so that
 /// control messages arrive while data is stuck. The higher seat makes them, and retries until they exist,
 /// within `poll` and `send`. Nothing is delivered before both sides have proved that they know the secret.
 ///
@@ -50,7 +50,7 @@ inline namespace v0 {
 /// then it is refused, and retries. The same process never returns to a seat.
 ///
 /// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep. About 24
-///   KiB for each seat that was ever connected, and address space of `frame_bytes` + `told_bytes`.
+///   KiB for each seat that was ever connected, and address space of `frame_bytes` + `post_queue_bytes`.
 /// @par Thread safety   one thread at a time, except `wake`. Not for use in a forked child.
 /// @par Errors          the constructor: `argument_error`, `system_error`. `send`: as in `endpoint`, and
 ///   `errc::out_of_range` for a frame longer than `frame_bytes()`. `send` and `poll` throw `std::bad_alloc`
@@ -82,11 +82,15 @@ class socket_endpoint {
     return send_frame(to, header, bytes, by, detail::refer_to(handler));
   }
   /// See `endpoint`. A handler may call it.
-  void tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-    peers_.tell(to, header, bytes);
+  void post(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+    peers_.post(to, header, bytes);
   }
-  /// See `endpoint`: less than half of `told_bytes` waits for the seat. True for an empty seat.
-  [[nodiscard]] bool has_told_capacity(seat_id to) const noexcept { return control_.has_capacity(to); }
+  [[deprecated("call post()")]] void tell(seat_id to, const frame_header& header,
+                                          std::span<const std::byte> bytes) noexcept {
+    post(to, header, bytes);
+  }
+  /// See `endpoint`: less than half of `post_queue_bytes` waits for the seat. True for an empty seat.
+  [[nodiscard]] bool has_post_capacity(seat_id to) const noexcept { return control_.has_capacity(to); }
   /// See `endpoint`. Returns false when `wake` ended it.
   template <frame_handler H>
   [[nodiscard]] bool poll(deadline by, H& handler) {
@@ -148,8 +152,8 @@ class socket_endpoint {
 namespace llmmem {
 inline namespace v0 {
 
-static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint> &&
-              detail::tells_failure<socket_endpoint> && detail::tells_told_capacity<socket_endpoint>);
+static_assert(endpoint<socket_endpoint> && detail::reports_absence<socket_endpoint> &&
+              detail::reports_failure<socket_endpoint> && detail::reports_post_capacity<socket_endpoint>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -53,11 +53,11 @@ struct socket_options {
   socket_seal seal = socket_seal::off_machine;
   on_silence silence = on_silence::suspect;
   on_reset reset = on_reset::dead;
-  std::uint32_t frame_bytes = 1U << 20;   ///< the most bytes of a frame of data
-  std::uint32_t told_bytes = 256U << 10;  ///< the most control bytes that wait for one seat
-  std::uint32_t socket_bytes = 0;         ///< a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
-                                          ///< default
-  std::uint32_t most_half_open = 0;       ///< callers not yet identified; 0: twice the seats, and 16
+  std::uint32_t frame_bytes = 1U << 20;         ///< the most bytes of a frame of data
+  std::uint32_t post_queue_bytes = 256U << 10;  ///< the most control bytes that wait for one seat
+  std::uint32_t socket_bytes = 0;   ///< a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
+                                    ///< default
+  std::uint32_t max_half_open = 0;  ///< callers not yet identified; 0: twice the seats, and 16
   /// How long a waiting `poll` or `send` spins before it sleeps. It yields the core in between. If spinning
   /// finds nothing, or other threads take the core, in the worst case 1 of 1024 waits spins. 0: never.
   std::uint64_t spin_ns = 20'000;
@@ -84,19 +84,20 @@ struct socket_options {
 struct socket_stats {
   detail::lane_count data_sent{};  ///< frames and their bytes, without headers
   detail::lane_count data_received{};
-  detail::lane_count told_sent{};
-  detail::lane_count told_received{};
+  detail::lane_count posts_sent{};
+  detail::lane_count posts_received{};
   std::uint64_t beats_sent = 0;
-  std::uint64_t connected = 0;      ///< seats that are connected now
-  std::uint64_t silent = 0;         ///< seats silent beyond the soft limit now
-  std::uint64_t came = 0;           ///< processes that connected
-  std::uint64_t died = 0;           ///< processes that certainly died
-  std::uint64_t suspected = 0;      ///< processes that were suspected, each counted once
-  std::uint64_t killed = 0;         ///< processes killed for their silence
-  std::uint64_t called = 0;         ///< connections that any process made to this endpoint
-  std::uint64_t strangers = 0;      ///< connections with another user, without a hello, or with a wrong proof
+  std::uint64_t connected = 0;  ///< seats that are connected now
+  std::uint64_t silent = 0;     ///< seats silent beyond the soft limit now
+  std::uint64_t joined = 0;     ///< processes that connected
+  std::uint64_t died = 0;       ///< processes that certainly died
+  std::uint64_t suspected = 0;  ///< processes that were suspected, each counted once
+  std::uint64_t killed = 0;     ///< processes killed for their silence
+  std::uint64_t accepted = 0;   ///< connections that any process made to this endpoint
+  std::uint64_t unauthenticated =
+      0;                            ///< connections with another user, without a hello, or with a wrong proof
   std::uint64_t other_version = 0;  ///< of these, endpoints with another version of the protocol
-  std::uint64_t crowded_out = 0;    ///< callers closed for a later one, because there were `most_half_open`
+  std::uint64_t crowded_out = 0;    ///< callers closed for a later one, because there were `max_half_open`
   std::uint64_t too_slow = 0;       ///< handshakes that took too long
   std::uint64_t busy = 0;           ///< callers for a seat whose process is not known to be dead
   std::uint64_t unwanted = 0;       ///< processes that were given up, and called again

@@ -138,7 +138,11 @@ class thread_endpoint {
   template <frame_handler Handler>
   result<void> send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes, deadline by,
                     Handler& handler);
-  void tell(seat_id to, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void post(seat_id to, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  [[deprecated("call post()")]] void tell(seat_id to, const frame_header& frame,
+                                          std::span<const std::byte> bytes) noexcept {
+    post(to, frame, bytes);
+  }
   template <frame_handler Handler>
   [[nodiscard]] bool poll(deadline by, Handler& handler);
   void withdraw(seat_id /*from*/) noexcept {}  // frames arrive whole

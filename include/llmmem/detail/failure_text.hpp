@@ -29,7 +29,7 @@ namespace detail {
   return std::to_string(why.wanted) + " bytes at offset " + std::to_string(why.found);
 }
 
-/// Returns the text of a failure behind the name of the object.
+/// Returns the text of a failure after the name of the object.
 [[nodiscard]] LLMMEM_COLD inline const char* sentence_of(const failure& why) noexcept {
   const error_info* const info = why.code.info();
   if (info == nullptr) return "no failure";

@@ -94,7 +94,7 @@ class ordered_slots {
   [[nodiscard]] std::uint32_t first() const noexcept { return end_of(root_, &node::left); }
   [[nodiscard]] std::uint32_t last() const noexcept { return end_of(root_, &node::right); }
 
-  /// Returns the slot behind `slot` in the order, or before it; `no_index` at the end.
+  /// Returns the slot after `slot` in the order, or before it; `no_index` at the end.
   [[nodiscard]] std::uint32_t next(std::uint32_t slot) const noexcept {
     return neighbour(slot, &node::right, &node::left);
   }

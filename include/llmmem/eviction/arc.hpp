@@ -30,7 +30,7 @@ inline namespace v0 {
 /// count in T1 or T2, the list to which `unpin` returns them, but cannot be evicted. The target stays within
 /// the number of known entries. When the list whose turn it is has no candidate, the other list provides the
 /// victim. Two things differ from the paper, because a policy here names a victim before it knows the next
-/// entry: the target moves when an entry is inserted, after the eviction that made room for it; and |T1| =
+/// entry: the target moves when an entry is inserted, after the eviction that made space for it; and |T1| =
 /// target always takes from T2, regardless of the next entry.
 ///
 /// @par Complexity   every operation O(1), expected where a ghost is looked up; 50 to 66 bytes a slot,
@@ -79,7 +79,7 @@ class arc_eviction {
     const std::uint64_t content = contents_[to_index(slot)];
     erase(slot);
     ghosts_.remove(content);
-    // The paper's order: ghosts of entries used again make room before those of T1's.
+    // The paper's order: ghosts of entries used again make space before those of T1's.
     if (ghosts_.size(once) + ghosts_.size(again) == to_number(capacity()))
       ghosts_.pop(ghosts_.size(again) != 0 ? again : once);
     ghosts_.push(list, content);

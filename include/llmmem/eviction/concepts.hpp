@@ -37,11 +37,14 @@ inline constexpr slot_id no_slot{0xFFFF'FFFF};
 
 /// How much an entry is worth keeping to its owner.
 struct retention {
-  static constexpr std::uint8_t most_priority = 100;
-  static constexpr std::uint8_t usual_priority = 35;  ///< what unmarked entries have, as in TensorRT-LLM
+  static constexpr std::uint8_t max_priority = 100;
+  static constexpr std::uint8_t default_priority = 35;  ///< what unmarked entries have, as in TensorRT-LLM
+  [[deprecated("its name is max_priority")]] static constexpr std::uint8_t most_priority = max_priority;
+  [[deprecated("its name is default_priority")]] static constexpr std::uint8_t usual_priority =
+      default_priority;
 
-  std::uint8_t priority = usual_priority;   ///< 0 to 100: the lower leaves first
-  std::uint64_t until = ~std::uint64_t{0};  ///< when `priority` ends and the usual one holds; default: never
+  std::uint8_t priority = default_priority;  ///< 0 to 100: the lower leaves first
+  std::uint64_t until = ~std::uint64_t{0};   ///< when `priority` ends and the usual one holds; default: never
 
   friend constexpr bool operator==(const retention&, const retention&) noexcept = default;
 };
@@ -105,7 +108,7 @@ concept eviction_policy = std::constructible_from<P, slot_count, const metadata_
                           };
 
 /// A policy that remembers evicted entries (ghost entries). The caller calls `evict` instead of `erase` when
-/// an entry leaves for lack of room; `erase` means that its contents became worthless.
+/// an entry leaves for lack of space; `erase` means that its contents became worthless.
 template <class P>
 concept remembers_evictions = requires(P policy, slot_id slot) {
   { policy.evict(slot) } noexcept -> std::same_as<void>;

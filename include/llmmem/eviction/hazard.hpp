@@ -111,7 +111,7 @@ class hazard_eviction {
     unlist(slot);
   }
 
-  /// Evicts the entry for lack of room: if its contents return, the policy learns from it.
+  /// Evicts the entry for lack of space: if its contents return, the policy learns from it.
   void evict(slot_id slot) noexcept {
     if (candidates_.contains(slot)) unlist(slot);
   }

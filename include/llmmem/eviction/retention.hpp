@@ -18,7 +18,7 @@ namespace detail {
 
 /// How much an entry's owner values it, and when it was last used.
 struct standing {
-  std::uint64_t priority : 8 = retention::usual_priority;
+  std::uint64_t priority : 8 = retention::default_priority;
   std::uint64_t last : 56 = 0;  // number of the last event, so that no two slots rank equal
 
   friend bool operator<(const standing& a, const standing& b) noexcept {
@@ -87,7 +87,7 @@ class retention_eviction : public detail::ranked_eviction<detail::standing> {
     now_ = std::max(now_, now);
     for (auto next = expiring_.front(); next && expiring_.rank(*next) <= now_; next = expiring_.front()) {
       expiring_.remove(*next);
-      set_priority(*next, retention::usual_priority);
+      set_priority(*next, retention::default_priority);
     }
   }
 

@@ -157,7 +157,7 @@ class s3fifo_eviction {
   }
 
   /// Puts a candidate at the new end of the main queue.
-  void go_on(slot_id slot, std::uint8_t uses) noexcept {
+  void proceed(slot_id slot, std::uint8_t uses) noexcept {
     withdraw(slot);
     entry& e = entries_[to_index(slot)];
     if (e.where == place::in_small) --small_size_;
@@ -174,14 +174,14 @@ class s3fifo_eviction {
     if (is_small || whole_small) {
       for (auto next = candidates_.first(hot); next && (whole_small || candidates_.before(*next, slot));
            next = candidates_.first(hot)) {
-        go_on(*next, 0);
+        proceed(*next, 0);
       }
     }
     if (entries_[to_index(slot)].where != place::in_main) return;
     // Whole rounds first: they take a use from every entry and change no order. Then a part of one.
     turns_ += uses_left(entries_[to_index(slot)]);
     while (const auto passed = first_in_use_before(slot))
-      go_on(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
+      proceed(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
   }
 
   [[nodiscard]] std::optional<slot_id> first_in_use_before(slot_id slot) const noexcept {

@@ -31,10 +31,13 @@ inline namespace v0 {
 class slru_eviction {
  public:
   /// Four fifths: a common share for the protected segment (Caffeine's main region has it too).
-  static constexpr std::uint32_t usual_protected_percent = 80;
+  static constexpr std::uint32_t default_protected_percent = 80;
+  [[deprecated(
+      "its name is default_protected_percent")]] static constexpr std::uint32_t usual_protected_percent =
+      default_protected_percent;
 
   explicit slru_eviction(slot_count capacity, const metadata_source& source = {})
-      : slru_eviction(capacity, usual_protected_percent, source) {}
+      : slru_eviction(capacity, default_protected_percent, source) {}
 
   /// @param protected_percent  of the capacity, 0 to 100: how many candidates the protected segment holds at
   ///      most.

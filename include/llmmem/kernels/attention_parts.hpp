@@ -21,7 +21,9 @@ inline namespace v0 {
 
 /// The most parts that one call merges, because their places travel with the launch. More parts are merged in
 /// rounds, each to a part.
-inline constexpr std::size_t most_merged_parts = 32;
+inline constexpr std::size_t max_merged_parts = 32;
+[[deprecated("its name is max_merged_parts")]] inline constexpr std::size_t most_merged_parts =
+    max_merged_parts;
 
 /// The weights of a part: its largest product, and the sum of its exponentials relative to that. Products are
 /// those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of them are the

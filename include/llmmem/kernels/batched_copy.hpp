@@ -150,7 +150,7 @@ template <class Run>
 result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::uint64_t longest,
                         row_alignment aligned = {16, 16}) {
   if (auto fits = detail::check_batch(tasks, longest, aligned); !fits) return fits;
-  return run.template move<cache_hint::passing, cache_hint::passing>(
+  return run.template move<cache_hint::streaming, cache_hint::streaming>(
       copy_map(listed_copies(tasks, longest, aligned)), copy_op{});
 }
 
@@ -169,7 +169,7 @@ result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
   for (std::size_t first = 0; first < tasks.size(); first += few_copies::most) {
     const std::size_t count = std::min<std::size_t>(tasks.size() - first, few_copies::most);
     const copy_map map(few_copies(tasks.subspan(first, count)));
-    if (auto done = run.template move<cache_hint::passing, cache_hint::passing>(map, copy_op{}); !done)
+    if (auto done = run.template move<cache_hint::streaming, cache_hint::streaming>(map, copy_op{}); !done)
       return done;
   }
   return {};

@@ -38,7 +38,7 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_laun
 }
 
 template <item_work Work>
-__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::usual_threads)
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::default_threads)
     run_items_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
   run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
 }
@@ -60,7 +60,7 @@ template <class Partial>
 }
 
 template <group_work Work>
-__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::usual_threads)
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::default_threads)
     run_groups_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
   run_groups(work, share_of(launch, blockIdx.x, threadIdx.x),
              [](const auto& known, std::uint32_t step) { return of_other_lane(known, step); });
@@ -170,7 +170,7 @@ class device_executor {
   explicit device_executor(stream_argument<cudaStream_t> stream, const launch_limits& limits = {}) noexcept
       : stream_(stream.get()), limits_(limits) {}
 
-  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+  template <cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());
@@ -210,7 +210,7 @@ class device_executor {
 
   template <class Work>
   result<void> start_items(void (*kernel)(Work, item_launch), const Work& work, std::uint32_t lanes,
-                           std::uint32_t threads = item_launch::usual_threads) const noexcept {
+                           std::uint32_t threads = item_launch::default_threads) const noexcept {
     const item_launch launch = plan_items(work.items(), lanes, limits_, threads);
     if (launch.blocks == 0) return {};
     cudaLaunchConfig_t how{};

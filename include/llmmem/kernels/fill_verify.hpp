@@ -119,7 +119,7 @@ class fill_work {
     const std::uint64_t position = pieces_.position(item);
     const packet<16> bytes = pattern_.at(position);
     if (pieces_.is_packet(item)) {
-      store_packet<16, cache_hint::passing>(data_ + position, bytes);
+      store_packet<16, cache_hint::streaming>(data_ + position, bytes);
     } else {
       store_packet<1>(data_ + position, {{element_of<std::uint8_t>(bytes, 0)}});
     }
@@ -189,7 +189,7 @@ class verify_work {
   }
   LLMMEM_HD void compare_packet(held& mine, std::uint64_t position) const noexcept {
     const packet<16> expected = pattern_.at(position);
-    const auto found = load_packet<16, cache_hint::passing>(data_ + position);
+    const auto found = load_packet<16, cache_hint::streaming>(data_ + position);
     std::uint32_t differs[4];
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 4; ++i)

@@ -32,7 +32,7 @@ struct no_other_lane {
 /// @par Thread safety   any number at once, on different bytes.
 struct host_executor {
   /// Moves each row's elements. @tparam Read, Write  what happens to the lines that a device reads and writes
-  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+  template <cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     // Alignment does not matter on a host: it moves packets by memcpy.

@@ -79,18 +79,20 @@ inline constexpr std::uint32_t warp_threads = 32;
 struct item_launch {
   std::uint32_t blocks = 0;  ///< 0: there is no work
   std::uint32_t lane_bits = 0;
-  std::uint32_t threads = usual_threads;  ///< of a block
+  std::uint32_t threads = default_threads;  ///< of a block
 
-  static constexpr std::uint32_t usual_threads = 256;
+  static constexpr std::uint32_t default_threads = 256;
+  [[deprecated("its name is default_threads")]] static constexpr std::uint32_t usual_threads =
+      default_threads;
 
   friend constexpr bool operator==(const item_launch&, const item_launch&) noexcept = default;
 };
 
 /// A thread or a group for each item, unless the limits allow fewer blocks.
 /// @pre `lanes` is a power of two, up to 32; `threads` are a multiple of 32
-[[nodiscard]] constexpr item_launch plan_items(std::uint64_t items, std::uint32_t lanes,
-                                               const launch_limits& limits,
-                                               std::uint32_t threads = item_launch::usual_threads) noexcept {
+[[nodiscard]] constexpr item_launch plan_items(
+    std::uint64_t items, std::uint32_t lanes, const launch_limits& limits,
+    std::uint32_t threads = item_launch::default_threads) noexcept {
   if (items == 0) return {};
   const auto lane_bits = static_cast<std::uint32_t>(std::countr_zero(lanes));
   const std::uint64_t wanted = (items - 1) / (threads >> lane_bits) + 1;

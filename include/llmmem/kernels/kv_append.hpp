@@ -38,7 +38,7 @@ class slot_front {
     const auto place = static_cast<std::uint64_t>(slot);
     const std::uint64_t block = by_.by().quotient(place);
     if (block >= blocks_) return {.what = token_place::kind::out_of_range};
-    return {token_place::kind::there, block, place - block * by_.by().by()};
+    return {token_place::kind::in_cache, block, place - block * by_.by().by()};
   }
 
  private:

@@ -174,7 +174,7 @@ static_assert(sizeof(block_pair_map<few_pairs>) <= 4096 - 64, "an argument of a 
 /// Options of a copy of blocks.
 struct block_copy_options {
   layer_range layers{};                   ///< count 0: all
-  std::uint32_t* out_of_range = nullptr;  ///< set to 1 if a pair names a block that is none; not cleared
+  std::uint32_t* out_of_range = nullptr;  ///< set to 1 if a pair names an invalid block; not cleared
 };
 
 /// Copies blocks between two memories, or inside one, by the description of their layouts: unchanged if the

@@ -28,14 +28,14 @@ struct batch_tokens {
 };
 
 /// How the blocks of a table become pages of the planes of one pool, as attention kernels of TensorRT-LLM
-/// read them: page = block x pages_a_block + plane x plane_offset.
+/// read them: page = block x pages_per_block + plane x plane_offset.
 struct page_expansion {
   const std::int32_t* block_table = nullptr;  ///< [rows][row_stride], in the executor's memory
   std::uint64_t rows = 0;
   std::uint32_t columns = 0;
   std::uint64_t row_stride = 0;  ///< entries, at least `columns`
   std::uint64_t blocks = 0;      ///< of the cache
-  std::uint32_t pages_a_block =
+  std::uint32_t pages_per_block =
       1;                           ///< from a block's to the next one's: planes x layers, if these are inside
   std::uint32_t plane_offset = 1;  ///< from keys to values
   std::uint32_t planes = 2;
@@ -116,7 +116,7 @@ class slot_work {
     std::int64_t slot = -1;
     if (token < front_.tokens()) {
       const token_place place = front_.at(token);
-      if (place.what == token_place::kind::there)
+      if (place.what == token_place::kind::in_cache)
         slot = static_cast<std::int64_t>(place.block * block_tokens_ + place.token);
       if (place.what == token_place::kind::out_of_range && out_of_range_ != nullptr)
         raise_flag(*out_of_range_);
@@ -154,7 +154,7 @@ class page_work {
     constexpr std::uint64_t most = 0x7FFF'FFFF;
     const auto number = static_cast<std::uint64_t>(block);
     // Below 2^63 and 2^64: no sum of these wraps.
-    const std::uint64_t first = number * of_.pages_a_block;
+    const std::uint64_t first = number * of_.pages_per_block;
     const std::uint64_t behind = std::uint64_t{plane} * of_.plane_offset;
     if (number < of_.blocks && first <= most && behind <= most - first)
       return static_cast<std::int32_t>(first + behind);

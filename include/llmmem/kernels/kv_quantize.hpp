@@ -63,7 +63,7 @@ inline namespace v0 {
 /// for
 ///      other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
 ///      `errc::bad_granularity` for vectors that are no multiple of 8 elements, and for values or scales that
-///      are not aligned to their type (scales of `f32` behind an odd number of `bf16` ones);
+///      are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
 ///      `errc::out_of_range` for layers that do not exist; if there are pairs, `errc::too_short` for null
 ///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
 ///      nothing has begun. Else what `run` returns.

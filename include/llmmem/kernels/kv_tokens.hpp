@@ -24,9 +24,10 @@ inline namespace v0 {
 /// The place of a token.
 struct token_place {
   enum class kind : std::uint8_t {
-    there,
-    padding,      ///< none, as intended: the batch was filled up
-    out_of_range  ///< none, because the tables name no place of the cache
+    in_cache,
+    padding,       ///< none, as intended: the batch was filled up
+    out_of_range,  ///< none, because the tables name no place of the cache
+    there [[deprecated("its name is in_cache")]] = in_cache
   };
   kind what = kind::padding;
   std::uint64_t block = 0;
@@ -170,7 +171,7 @@ template <class Tables>
   const std::uint64_t in_table = by.quotient(static_cast<std::uint64_t>(position));
   const std::int32_t block = block_in(tables, sequence, in_table);
   if (block < 0 || static_cast<std::uint64_t>(block) >= blocks) return beyond;
-  return {token_place::kind::there, static_cast<std::uint64_t>(block),
+  return {token_place::kind::in_cache, static_cast<std::uint64_t>(block),
           static_cast<std::uint64_t>(position) - in_table * by.by()};
 }
 
@@ -191,7 +192,7 @@ template <class Tables>
   }
 }
 
-/// As `place_in`, for a position that the table has room for, in an existing sequence: what was checked once
+/// As `place_in`, for a position that the table has space for, in an existing sequence: what was checked once
 /// is not checked again for each tile.
 template <class Tables>
   requires bounded_table<Tables>
@@ -202,7 +203,7 @@ template <class Tables>
   const std::int32_t block = block_within(tables, sequence, in_table);
   if (block < 0 || static_cast<std::uint64_t>(block) >= blocks)
     return {.what = token_place::kind::out_of_range};
-  return {token_place::kind::there, static_cast<std::uint64_t>(block), position - in_table * by.by()};
+  return {token_place::kind::in_cache, static_cast<std::uint64_t>(block), position - in_table * by.by()};
 }
 
 }  // namespace detail
@@ -234,7 +235,7 @@ struct token_segment {
 template <token_front Front, kv_direction Direction>
 class kv_token_map {
  public:
-  static constexpr std::uint32_t most_segments = 2;
+  static constexpr std::uint32_t max_segments = 2;
 
   /// @param by_head       each head in its own row.
   /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
@@ -254,7 +255,7 @@ class kv_token_map {
   [[nodiscard]] LLMMEM_HD std::uint32_t parts() const noexcept { return segments_ * rows_a_token_; }
   [[nodiscard]] LLMMEM_HD row_move at(std::uint64_t row, std::uint32_t part) const noexcept {
     const token_place place = front_.at(row);
-    if (place.what != token_place::kind::there) {
+    if (place.what != token_place::kind::in_cache) {
       if (place.what == token_place::kind::out_of_range && out_of_range_ != nullptr)
         raise_flag(*out_of_range_);
       return {};
@@ -300,7 +301,7 @@ class kv_token_map {
 
  private:
   Front front_;
-  token_segment segment_[most_segments]{};
+  token_segment segment_[max_segments]{};
   std::uint32_t segments_;
   std::uint32_t rows_a_token_;
   std::uint32_t heads_a_row_;

@@ -89,7 +89,7 @@ class host_lanes {
 /// launched.
 ///
 /// `threads` is how many threads a block of a device's launch has, a multiple of 32, and `blocks` how many of
-/// these a multiprocessor must have room for: fewer leave each thread more registers.
+/// these a multiprocessor must have space for: fewer leave each thread more registers.
 template <class W>
 concept lane_work =
     std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item, const host_lanes& group) {

@@ -44,7 +44,7 @@ struct row_work {
 /// Limits of what a launch takes of a device.
 struct launch_limits {
   std::uint32_t multiprocessors = 132;
-  std::uint32_t blocks = 0;  ///< at most so many at once, to leave room for others; 0: as many as are useful
+  std::uint32_t blocks = 0;  ///< at most so many at once, to leave space for others; 0: as many as are useful
 };
 
 /// Threads of a launch: blocks by rows and by parts, and in a block lanes that share a row.

@@ -45,7 +45,7 @@ struct merged_attention {
 ///      which is read before the call returns.
 /// @param parts  all of the same rows, heads and elements: `shape`.
 /// @pre what is written shares no byte with anything else
-/// @return `errc::out_of_range` for more than `most_merged_parts`; `errc::no_conversion` for an element that
+/// @return `errc::out_of_range` for more than `max_merged_parts`; `errc::no_conversion` for an element that
 ///      is not f32, bf16 or f16; `errc::size_mismatch` for a shape without heads or elements;
 ///      `errc::bad_granularity` for vectors whose number of elements is no multiple of 8, and for addresses
 ///      and distances that are no multiple of what they must be (16 bytes for vectors, 8 for states, 4 for

@@ -100,7 +100,7 @@ class table_holder {
   /// How this holder attends; scale, window and the other data of a query come from the query.
   struct options {
     attention_split split{};
-    attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
+    attention_arithmetic arithmetic = attention_arithmetic::reproducible;
     kv_scales scales{};
     std::uint32_t* out_of_range = nullptr;
     /// `attention_workspace_bytes` of the largest query, if there is more than one share.

@@ -49,8 +49,9 @@ struct alignas(Bytes) packet {
 /// What happens to the lines that an access leaves in the caches. Either way it accesses device memory, or
 /// host memory that the device sees: the device need not check whether an address is shared or local.
 enum class cache_hint : std::uint8_t {
-  kept,    ///< they are read soon: tokens that attention is about to read
-  passing  ///< they are not read soon: `ld.cs`, `st.cs` on a device, so that they leave first
+  kept,       ///< they are read soon: tokens that attention is about to read
+  streaming,  ///< they are not read soon: `ld.cs`, `st.cs` on a device, so that they leave first
+  passing [[deprecated("its name is streaming")]] = streaming
 };
 
 /// Reads a packet. @pre `from` is aligned to it
@@ -61,19 +62,19 @@ template <unsigned Bytes, cache_hint How = cache_hint::kept>
   packet<Bytes> out;
   if constexpr (Bytes == 16) {
     const auto* const at = reinterpret_cast<const uint4*>(from);
-    const uint4 in = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
+    const uint4 in = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
     out.words[0] = in.x;
     out.words[1] = in.y;
     out.words[2] = in.z;
     out.words[3] = in.w;
   } else if constexpr (Bytes == 8) {
     const auto* const at = reinterpret_cast<const uint2*>(from);
-    const uint2 in = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
+    const uint2 in = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
     out.words[0] = in.x;
     out.words[1] = in.y;
   } else {
     const auto* const at = reinterpret_cast<const word*>(from);
-    out.words[0] = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
+    out.words[0] = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
   }
   return out;
 #else
@@ -91,14 +92,14 @@ LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexc
   if constexpr (Bytes == 16) {
     const uint4 all = make_uint4(in.words[0], in.words[1], in.words[2], in.words[3]);
     auto* const at = reinterpret_cast<uint4*>(to);
-    How == cache_hint::passing ? __stcs(at, all) : __stwb(at, all);
+    How == cache_hint::streaming ? __stcs(at, all) : __stwb(at, all);
   } else if constexpr (Bytes == 8) {
     const uint2 all = make_uint2(in.words[0], in.words[1]);
     auto* const at = reinterpret_cast<uint2*>(to);
-    How == cache_hint::passing ? __stcs(at, all) : __stwb(at, all);
+    How == cache_hint::streaming ? __stcs(at, all) : __stwb(at, all);
   } else {
     auto* const at = reinterpret_cast<word*>(to);
-    How == cache_hint::passing ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
+    How == cache_hint::streaming ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
   }
 #else
   std::memcpy(to, &in, Bytes);

@@ -55,14 +55,15 @@ enum class attention_arithmetic : std::uint8_t {
   /// Plain cores: sums of floats in one order, so hosts and devices produce the same bits. A query head costs
   /// a device instructions for each key: with more than four query heads for each of the cache's, or fp8 in
   /// the cache, these take longer than memory does.
-  same_everywhere,
+  reproducible,
   /// Tensor cores, of devices of compute capability 8.0 and newer, in code compiled for these: up to eight
   /// query heads for the instructions of one. Weights are rounded to the cache's type, with fp8 to halves,
   /// and so are queries of another type (after scaling between 1 and 2 by a power of two). The bits are those
   /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
   /// more make them infinite or NaN. For caches of bf16, half or fp8 whose keys and values have 64 elements,
   /// or 128.
-  tensor_cores
+  tensor_cores,
+  same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };
 
 /// What a call attends to, and how.
@@ -74,7 +75,7 @@ struct attention_options {
   std::uint32_t window = 0;  ///< attends to that many last tokens of each row; 0: to all
   kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
-  attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
+  attention_arithmetic arithmetic = attention_arithmetic::reproducible;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN
   /// if a product is a NaN. Null: not written.
   float* log_sum_exp = nullptr;

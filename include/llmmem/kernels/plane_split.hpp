@@ -91,7 +91,7 @@ class plane_work {
   static constexpr unsigned packet_bytes = 2 * Elements;
 
   LLMMEM_HD void split(std::uint64_t at) const noexcept {
-    const auto in = load_packet<packet_bytes, cache_hint::passing>(elements_ + 2 * at);
+    const auto in = load_packet<packet_bytes, cache_hint::streaming>(elements_ + 2 * at);
     packet<Elements> exponents;
     packet<Elements> others;
     for (unsigned i = 0; i < Elements / 4; ++i) {
@@ -105,8 +105,8 @@ class plane_work {
   }
 
   LLMMEM_HD void merge(std::uint64_t at) const noexcept {
-    const auto exponents = load_packet<Elements, cache_hint::passing>(planes_.exponents + at);
-    const auto others = load_packet<Elements, cache_hint::passing>(planes_.mantissas_and_signs + at);
+    const auto exponents = load_packet<Elements, cache_hint::streaming>(planes_.exponents + at);
+    const auto others = load_packet<Elements, cache_hint::streaming>(planes_.mantissas_and_signs + at);
     packet<packet_bytes> out;
     for (unsigned i = 0; i < Elements / 4; ++i) {
       out.words[2 * i] = rotated_right(interleaved(others.words[i], exponents.words[i], 0));

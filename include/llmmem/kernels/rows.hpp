@@ -140,8 +140,8 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
 /// third of the bandwidth or more.
 ///
 /// @tparam N  elements an access. @pre every row's ends are aligned to N elements
-template <unsigned N, cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
-          row_op Op>
+template <unsigned N, cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept,
+          row_map Map, row_op Op>
 LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& share) noexcept {
   for (std::uint32_t part = share.part; part < map.parts(); part += share.parts) {
     const auto step = op.at(part);

@@ -28,7 +28,7 @@ struct training_step {
   std::uint64_t batch = 1;            ///< sequences of a micro-batch
   std::uint64_t tensor_parallel = 1;  ///< ranks that share a layer
   sequence_parallel split = sequence_parallel::off;
-  recompute again = recompute::none;
+  recompute recomputed = recompute::none;
 };
 
 /// Returns the bytes that one layer keeps on one rank for one micro-batch, 16-bit activations: Korthikanti et
@@ -67,11 +67,11 @@ struct training_step {
   const std::uint64_t t = step.tensor_parallel;
   const auto share = [t](std::uint64_t bytes) { return bytes / t + (bytes % t != 0 ? 1 : 0); };
   const std::uint64_t sbh = times(times(step.sequence, step.batch), model.hidden);
-  if (step.again == recompute::full) return times(2, sbh);
+  if (step.recomputed == recompute::full) return times(2, sbh);
 
   std::uint64_t total = step.split == sequence_parallel::on ? share(times(34, sbh))
                                                             : plus(times(10, sbh), share(times(24, sbh)));
-  if (step.again == recompute::none) {
+  if (step.recomputed == recompute::none) {
     const std::uint64_t scores = times(times(step.sequence, step.sequence), times(step.batch, model.heads));
     total = plus(total, share(times(5, scores)));
   }

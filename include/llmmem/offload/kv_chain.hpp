@@ -30,7 +30,7 @@ inline namespace v0 {
 /// @par Thread safety   as a plain value.
 class kv_chain {
  public:
-  /// Of tokens, which it copies. Tokens behind the last whole chunk have no key yet.
+  /// Of tokens, which it copies. Tokens after the last whole chunk have no key yet.
   template <class Cache>
   kv_chain(const Cache& cache, std::span<const token_id> tokens, const prefix_context& context = {})
       : context_(context), chunk_tokens_(chunk_of(cache)), epoch_(cache.epoch()) {
@@ -56,7 +56,7 @@ class kv_chain {
     }
   }
 
-  /// Adds tokens behind those that it has. @pre it was made of tokens, of this cache in this epoch
+  /// Adds tokens after those that it has. @pre it was made of tokens, of this cache in this epoch
   template <class Cache>
   void append(const Cache& cache, std::span<const token_id> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());

@@ -1,5 +1,5 @@
 /// @file
-/// Movers: what copies blocks between the memory of a cache and the slots of the first tier beneath it.
+/// Movers, which copy blocks between the memory of a cache and the slots of the first tier below it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -40,14 +40,15 @@ struct slot_pair {
 };
 
 /// The most pairs that a mover is given at once.
-inline constexpr std::size_t most_slot_pairs = 128;
+inline constexpr std::size_t max_slot_pairs = 128;
+[[deprecated("its name is max_slot_pairs")]] inline constexpr std::size_t most_slot_pairs = max_slot_pairs;
 
 /// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer where it is asked to.
 ///
 /// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
 /// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
 /// - `layers(g)`: parts of a block that `restore` can bring one by one.
-/// - `save(g, slots, pairs, after)`: begins behind `after`, and reads the blocks before the engine's later
+/// - `save(g, slots, pairs, after)`: begins after `after`, and reads the blocks before the engine's later
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
 /// - Its fence, and all later fences of the mover, report a copy that fails, as for a stream whose device is
@@ -137,7 +138,7 @@ class layout_mover {
   result<fence_type> save(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
                           const fence_type& after) {
     if (const auto waits = mark_.wait_for(after); !waits) return waits.error();
-    block_pair list[most_slot_pairs];
+    block_pair list[max_slot_pairs];
     for (std::size_t i = 0; i < pairs.size(); ++i)
       list[i] = {.from = to_index(pairs[i].block), .to = pairs[i].slot};
     if (is_packed(slots)) {
@@ -153,7 +154,7 @@ class layout_mover {
   }
   result<fence_type> restore(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
                              const layer_range& layers) {
-    block_pair list[most_slot_pairs];
+    block_pair list[max_slot_pairs];
     for (std::size_t i = 0; i < pairs.size(); ++i)
       list[i] = {.from = pairs[i].slot, .to = to_index(pairs[i].block)};
     if (is_packed(slots)) {

@@ -34,7 +34,7 @@ struct store_policy {
         on_eviction(std::same_as<Write, write_back> || llmmem::detail::demotes<Write>()) {}
 };
 
-/// One memory beneath a cache, its budget, and which blocks leave it.
+/// One memory below a cache, its budget, and which blocks leave it.
 ///
 /// @tparam Space     the memory of the bytes; outlives the tiers. The host must be able to access that of the
 ///                   first tier; a `persistent_file_space` keeps its blocks across restarts.

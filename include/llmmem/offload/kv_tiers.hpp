@@ -48,7 +48,7 @@ inline namespace v0 {
 ///         attend(l);
 ///       }
 ///       const auto came = load.complete();                      // from now on `match` finds what is right
-///       if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///       if (!came.is_complete()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
 ///     }
 ///     ...
 ///     tiers.store(sequence, kernel_done).value();               // what the policy selects, after the fence
@@ -122,9 +122,9 @@ class kv_tiers final : private offload::loss_listener {
   /// Returns how many tokens of the chain, after those that `sequence` holds, a load could bring now. Moves
   /// nothing, counts no use, and advances no transfer. Starts at token 0 for a handle that the cache's
   /// `check` refuses.
-  [[nodiscard]] offload::kv_where lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
+  [[nodiscard]] offload::kv_lookup_result lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
   /// The same for a request that holds, or would match, `first` tokens.
-  [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
+  [[nodiscard]] offload::kv_lookup_result lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
   /// Returns the tiers' answer for one block of a chain, and its tier (`tiers` if no tier has it).
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(const kv_chain& chain, std::size_t group,
                                                                      std::uint64_t index) const noexcept;
@@ -201,8 +201,9 @@ class kv_tiers final : private offload::loss_listener {
   /// true, because another cache has it: the block of `group` that ends with the first `chunks` chunks of the
   /// chain, for which the tiers' answer is `answer`.
   template <class Elsewhere>
-  [[nodiscard]] offload::kv_where lookup_with(const kv_chain& chain, std::uint64_t first,
-                                              std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept;
+  [[nodiscard]] offload::kv_lookup_result lookup_with(const kv_chain& chain, std::uint64_t first,
+                                                      std::uint64_t chunks,
+                                                      Elsewhere&& elsewhere) const noexcept;
   /// Returns the tiers' answer for one block by its key in the chain, and its tier.
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(std::size_t group,
                                                                      const block_key& key) const noexcept;
@@ -309,7 +310,7 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] std::uint64_t sound_tokens(const record& of) const noexcept;
   void end(record& of) noexcept;
   void reap() noexcept;
-  void go_on() noexcept;
+  void proceed() noexcept;
   static void pause() noexcept;
 
   kv_tiers_options options_;
@@ -366,7 +367,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     return detail::settled(*fence);
   }
   /// The same for a mover that runs on a stream: waits for the reads of lower tiers, begins the copies of
-  /// that layer, and returns the fence behind which they are done, for the engine's stream to wait for.
+  /// that layer, and returns the fence after which they are done, for the engine's stream to wait for.
   result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
@@ -376,7 +377,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   [[nodiscard]] bool has_arrived() noexcept;
   /// Returns when everything is in the cache's memory, has failed or is late, and lets `match` find what is
   /// right. The load is over. The sequence still has `wanted()` tokens: truncate it to `load_result::tokens`
-  /// and compute the rest. Nothing behind that is cached until then.
+  /// and compute the rest. Nothing after that is cached until then.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);

@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most tiers beneath a cache.
+/// The most tiers below a cache.
 inline constexpr std::size_t max_kv_tiers = 4;
 
 /// How `kv_tiers` is set up.
@@ -58,17 +58,19 @@ enum class answer : std::uint8_t {
 };
 
 /// Which part of a prompt the tiers have.
-struct kv_where {
+struct kv_lookup_result {
   std::uint64_t first = 0;   ///< tokens that the sequence has already
   std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
-  answer next = answer::miss;  ///< the answer for what comes behind `tokens`; hit where the chain ends
+  answer next = answer::miss;  ///< the answer for what comes after `tokens`; hit where the chain ends
   /// Blocks to load from each tier.
   std::array<std::uint64_t, max_kv_tiers> blocks{};
   std::uint64_t elsewhere = 0;  ///< blocks that other caches have: `kv_pool` counts them
 
   [[nodiscard]] std::uint64_t loadable() const noexcept { return tokens - first; }
-  friend constexpr bool operator==(const kv_where&, const kv_where&) noexcept = default;
+  friend constexpr bool operator==(const kv_lookup_result&, const kv_lookup_result&) noexcept = default;
 };
+
+using kv_where [[deprecated("its name is offload::kv_lookup_result")]] = kv_lookup_result;
 
 /// A block in the first tier that cannot be evicted.
 struct held_block {
@@ -78,14 +80,14 @@ struct held_block {
   friend constexpr bool operator==(const held_block&, const held_block&) noexcept = default;
 };
 
-/// How far and how long one load goes.
+/// The limits of one load.
 struct load_limits {
   std::uint64_t upto = ~std::uint64_t{0};  ///< token of the chain at which the load ends at the latest
   /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
   std::optional<std::uint64_t> patience_ns{};
 };
 
-/// What came of a load.
+/// The result of a load.
 struct load_result {
   std::uint64_t first = 0;          ///< tokens that the sequence had before
   std::uint64_t tokens = 0;         ///< leading tokens that are right: truncate to them, compute the rest
@@ -95,7 +97,8 @@ struct load_result {
   std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier that had them
   failure why{};  ///< of a block that failed; late and withdrawn blocks may leave `errc::ok`
 
-  [[nodiscard]] bool is_whole() const noexcept { return tokens == wanted; }
+  [[nodiscard]] bool is_complete() const noexcept { return tokens == wanted; }
+  [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
 };
 
 /// What one tier holds, and did.

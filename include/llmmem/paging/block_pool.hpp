@@ -27,10 +27,10 @@ inline namespace v0 {
 
 /// The construction parameters of a block pool.
 struct block_pool_options {
-  std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`, plus the null block
-  std::uint64_t most_blocks = 0;    ///< the most blocks that `resize` may set; 0: at most `blocks`
-  std::string name = "block_pool";  ///< the name in error texts
-  metadata_source metadata{};       ///< source of memory for its tables
+  std::uint64_t blocks = 0;          ///< usable blocks, 1 to `max_blocks`, plus the null block
+  std::uint64_t block_capacity = 0;  ///< the most blocks that `resize` may set; 0: at most `blocks`
+  std::string name = "block_pool";   ///< the name in error texts
+  metadata_source metadata{};        ///< source of memory for its tables
 };
 
 /// Counts since construction, and the present division of the blocks: `active + idle + free == blocks`.
@@ -48,7 +48,7 @@ struct block_pool_stats {
 
 /// A callback that an allocation calls with the blocks whose contents it drops: `noexcept`, so that it cannot
 /// stop the allocation halfway. It may undo the caching of other blocks (`unmark_cached`). If it has a member
-/// `told_alone(block)` that returns true for a block, that block is the last one reported in its call, so
+/// `reported_alone(block)` that returns true for a block, that block is the last one reported in its call, so
 /// that what the callback undoes counts before the next block is chosen.
 template <class F>
 concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;
@@ -178,7 +178,7 @@ class block_pool {
   /// Checks that `block` is a block of this pool, active or idle.
   [[nodiscard]] result<void> check(block_id block) const noexcept;
 
-  /// Returns the record of one block. @pre `block` is at most `most_blocks()`.
+  /// Returns the record of one block. @pre `block` is at most `block_capacity()`.
   [[nodiscard]] const block_record& record(block_id block) const noexcept {
     return records_[to_index(block)];
   }
@@ -186,15 +186,18 @@ class block_pool {
   /// Sets the number of usable blocks to `blocks`. Growing takes effect at once; the backing memory must
   /// exist. Shrinking drops the contents of the blocks above, idle or active, and retires the active ones.
   /// @return how many blocks are retiring: at 0, the memory above `blocks` may be reclaimed.
-  ///   `errc::bad_block_count` for 0 and for more than `most_blocks()`.
-  /// @par Complexity   O(`most_blocks()`).
+  ///   `errc::bad_block_count` for 0 and for more than `block_capacity()`.
+  /// @par Complexity   O(`block_capacity()`).
   template <eviction_callback OnEvict = ignore_eviction>
   result<std::uint64_t> resize(std::uint64_t blocks, OnEvict&& on_evict = {}) noexcept;
 
   /// Usable blocks.
   [[nodiscard]] std::uint64_t blocks() const noexcept { return last_; }
   /// The most blocks that `resize` may set.
-  [[nodiscard]] std::uint64_t most_blocks() const noexcept { return records_.size() - 1; }
+  [[nodiscard]] std::uint64_t block_capacity() const noexcept { return records_.size() - 1; }
+  [[nodiscard, deprecated("call block_capacity()")]] std::uint64_t most_blocks() const noexcept {
+    return block_capacity();
+  }
   /// Blocks above `blocks()` that are still referenced.
   [[nodiscard]] std::uint64_t retiring() const noexcept { return retiring_; }
   [[nodiscard]] bool is_retiring(block_id block) const noexcept { return to_index(block) > last_; }
@@ -212,7 +215,7 @@ class block_pool {
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
 
   /// Sets the actor that the history records from now on.
-  void act_for(std::uint32_t actor) noexcept { history_.act_for(actor); }
+  void set_actor(std::uint32_t actor) noexcept { history_.set_actor(actor); }
   /// Returns the last transition of a block, and what the history has of it. Allocates.
   [[nodiscard]] std::string last_of(block_id block) const;
 

@@ -23,7 +23,7 @@ enum class transition : std::uint8_t {
   idled,     ///< its last reference was released, contents kept
   freed,     ///< its last reference was released, contents not kept
   uncached,  ///< its contents were declared worthless
-  evicted,   ///< its kept contents were dropped to make room
+  evicted,   ///< its kept contents were dropped to make space
   moved,     ///< a compaction moved its contents elsewhere
 };
 

@@ -38,7 +38,7 @@ class block_storage {
   using range_type = typename Space::range_type;
 
   /// @param physical_blocks  including the null block: `paged_allocator::physical_blocks()`, or
-  ///   `most_physical_blocks()` for an allocator that is resized.
+  ///   `max_physical_blocks()` for an allocator that is resized.
   /// @param alignment  of the first block, a power of two; the others follow without gaps.
   block_storage(Space& space, std::uint64_t physical_blocks, std::uint64_t block_bytes,
                 std::uint64_t alignment = 256)
@@ -60,7 +60,7 @@ class block_storage {
   }
 
   /// Carries out a copy on write once all of `after` have passed. Starts nothing if there is nothing to copy.
-  /// @return the fence behind which the copy is done; `errc::no_such_block` for a block that the storage does
+  /// @return the fence after which the copy is done; `errc::no_such_block` for a block that the storage does
   ///   not have.
   template <copy_queue<Space> Queue>
   [[nodiscard]] auto copy_async(Queue& queue, const block_copy& copy,

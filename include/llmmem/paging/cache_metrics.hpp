@@ -91,7 +91,7 @@ struct cache_histograms {
 
 /// The construction parameters of a `cache_metrics`.
 struct cache_metrics_options {
-  std::uint64_t blocks = 0;            ///< `most_blocks` of the cache it observes, 1 to `max_blocks`
+  std::uint64_t blocks = 0;            ///< `block_capacity` of the cache it observes, 1 to `max_blocks`
   std::uint64_t sample_one_in = 1;     ///< measures the blocks whose id is a multiple of this; at least 1
   std::string name = "cache_metrics";  ///< the name in error texts
   metadata_source metadata{};          ///< source of memory for its table

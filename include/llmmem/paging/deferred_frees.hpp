@@ -1,5 +1,5 @@
 /// @file
-/// Frees that wait for a fence: a block that a kernel may still read returns to the pool only behind it.
+/// Frees that wait for a fence: a block that a kernel may still read returns to the pool only after it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ inline namespace v0 {
 ///
 /// Until its fence has passed a group holds its references, so the pool counts the blocks as in use and does
 /// not allocate them. Groups leave in order of arrival: pass fences of one stream, or accept that a slow
-/// fence delays the groups behind it.
+/// fence delays the groups after it.
 ///
 /// @par Complexity   O(1) per reference; 4 bytes for each of `references`, a fence and 8 bytes for each of
 ///   `groups`.

@@ -84,7 +84,7 @@ inline constexpr std::array paging_errors{
                .wanted = "blocks asked for",
                .found = "the most the pool was built for",
                .sentence = "{wanted} blocks asked for, but the pool allows 1 to {found}; build it with a "
-                           "larger most_blocks to "
+                           "larger block_capacity to "
                            "grow further"},
     error_info{.number = 17,
                .name = "bad_priority",
@@ -177,7 +177,7 @@ inline constexpr std::array paging_errors{
                .found = "blocks in the memory, including the null block",
                .sentence = "block {wanted} asked for, but the memory has {found}, numbered from 0; build the "
                            "memory with the "
-                           "cache's most_physical_blocks()"},
+                           "cache's max_physical_blocks()"},
     error_info{
         .number = 45,
         .name = "past_the_table",
@@ -322,7 +322,7 @@ inline constexpr error_code not_whole_blocks = detail::code_of<94>(detail::pagin
 /// An epoch that is not later than the current one: wanted = the epoch asked for, found = the current epoch.
 inline constexpr error_code old_epoch = detail::code_of<95>(detail::paging_errors);
 /// Tokens cannot be removed from the middle of a group: index = group of layers, wanted = first token to
-/// remove, found = first token to keep behind them.
+/// remove, found = first token to keep after them.
 inline constexpr error_code cannot_remove = detail::code_of<96>(detail::paging_errors);
 /// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
 inline constexpr error_code epoch_differs = detail::code_of<97>(detail::paging_errors);

@@ -190,7 +190,7 @@ class event_log {
     requires std::is_invocable_v<Visit&, const stored_key&>
   std::uint64_t snapshot(const Cache& cache, Visit&& visit) const
       noexcept(std::is_nothrow_invocable_v<Visit&, const stored_key&>) {
-    for (std::uint64_t i = 1; i <= cache.pool().most_blocks(); ++i) {
+    for (std::uint64_t i = 1; i <= cache.pool().block_capacity(); ++i) {
       const block_id block{static_cast<std::uint32_t>(i)};
       if (cache.index().contains(block))
         visit(stored_key{cache.index().key(block), block, cache.index().tokens(block)});

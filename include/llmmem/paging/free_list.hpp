@@ -77,7 +77,7 @@ class lifo_free_list {
 
 static_assert(free_list<lifo_free_list>);
 
-/// Keeps the blocks of a sequence adjacent where possible: takes the block behind the given one if it is
+/// Keeps the blocks of a sequence adjacent where possible: takes the block after the given one if it is
 /// free, else the free block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its
 /// upper end empty.
 ///

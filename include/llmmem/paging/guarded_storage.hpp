@@ -23,14 +23,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `block_storage` of host-accessible memory with guard bytes before the first block and behind each block.
+/// A `block_storage` of host-accessible memory with guard bytes before the first block and after each block.
 ///
 /// Poison is all ones: NaN as float, bfloat16 and half, the highest value as an unsigned integer. An engine
 /// under test poisons the blocks that `append` allocates, and those that it releases, so that a kernel that
 /// reads unwritten memory computes NaN instead of using stale numbers. `damaged` names the blocks whose
 /// guards were overwritten.
 ///
-///     guarded_storage<host_space> memory(host, cache.most_physical_blocks(), block_bytes);
+///     guarded_storage<host_space> memory(host, cache.max_physical_blocks(), block_bytes);
 ///     auto grown = cache.append(sequence, tokens).value();
 ///     memory.poison(cache.blocks(sequence).last(grown.new_blocks));
 ///     ...

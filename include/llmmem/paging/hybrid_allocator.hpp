@@ -42,11 +42,11 @@ inline namespace v0 {
 ///     auto hit = cache.match(seq, prompt).value();
 ///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();
 ///     ...                                 // carry out rest.copies, compute, with table(seq, group) for each
-///     cache.commit(seq).value();          // others may share it now; blocks behind the window are released
-///     cache.release(seq).value();
+///     cache.commit(seq).value();          // others may share it now; blocks that left the window are
+///     released cache.release(seq).value();
 ///
 /// A table has an entry for every block of the sequence. The entry is the null block if the memory was
-/// released or never allocated: blocks behind a window, chunks before the present one, all states but the
+/// released or never allocated: blocks before a window, chunks before the present one, all states but the
 /// last. Kernels do not read those. `commit` and `append` release such blocks, which stay cached if they were
 /// committed; commit each step before the next append, or blocks that leave the window in between are not
 /// cached. Released memory may be allocated again at once: a kernel that still reads it must keep the order
@@ -175,7 +175,7 @@ class hybrid_allocator {
   result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
-  /// Keeps the first `tokens` tokens and releases the blocks behind them, for example to take back a rejected
+  /// Keeps the first `tokens` tokens and releases the blocks after them, for example to take back a rejected
   /// draft. Possible at any length at which every group still has what the next token reads:
   ///
   ///   - full attention: any length;
@@ -193,8 +193,8 @@ class hybrid_allocator {
   /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens from there on x groups).
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// `read_until`, then `truncate`: for kernels that still use the blocks behind the cut. The sequence may
-  /// write its last remaining block at once; order such writes behind those kernels. If refused, including by
+  /// `read_until`, then `truncate`: for kernels that still use the blocks after the cut. The sequence may
+  /// write its last remaining block at once; order such writes after those kernels. If refused, including by
   /// `errc::deferred_full`, the sequence is unchanged.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
@@ -228,7 +228,7 @@ class hybrid_allocator {
   }
 
   /// Declares that the contents of `block` are wrong. The cache drops the block and, in every group,
-  /// everything behind its last token, even where sequences hold it; contents of other prefixes stay.
+  /// everything after its last token, even where sequences hold it; contents of other prefixes stay.
   /// Sequences that hold the block, or held it until no token read it, cache nothing from there on;
   /// `prefix_tokens` returns how many of their leading tokens are sound. To repair a sequence, truncate it to
   /// that length, or to the shorter length that `nearest_cuts` returns, and compute the rest again.
@@ -244,10 +244,10 @@ class hybrid_allocator {
   /// invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes tokens from the middle of a sequence: the tables of all groups close up, the tokens behind move
-  /// to lower positions, and the sequence may grow to its former limit. Nothing behind the gap is cached
+  /// Removes tokens from the middle of a sequence: the tables of all groups close up, later tokens move
+  /// to lower positions, and the sequence may grow to its former limit. Nothing after the gap is cached
   /// again, see `paged_allocator::remove`. For windows that keep their first tokens see `layer_group::sinks`.
-  /// @param range  first and end are multiples of every group's `block_tokens`; an end at or behind the last
+  /// @param range  first and end are multiples of every group's `block_tokens`; an end at or after the last
   ///   token means `truncate`.
   /// @return blocks released. `errc::cannot_remove` for the first group of states, of chunks whose `reach`
   ///   does not divide the range, or of a window that would reach released blocks; `errc::empty_range`,
@@ -267,7 +267,7 @@ class hybrid_allocator {
   result<void> pin(block_id block) noexcept;
   /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Prevents `commit` from caching anything behind the first `tokens` tokens of a sequence, because that is
+  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because that is
   /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
   /// to `tokens` or less.
   /// @return the errors of `check` for a handle.

@@ -81,7 +81,7 @@ struct hybrid_append {
 struct group_cost {
   std::uint64_t cached_blocks = 0;   ///< blocks that `match` would share
   std::uint64_t revived_blocks = 0;  ///< of those, blocks without users: they stop being evictable
-  std::uint64_t new_blocks = 0;      ///< for the tokens behind the hit, appended in one piece
+  std::uint64_t new_blocks = 0;      ///< for the tokens after the hit, appended in one piece
 
   /// Blocks that must be available for it.
   [[nodiscard]] constexpr std::uint64_t needed() const noexcept { return revived_blocks + new_blocks; }

@@ -20,7 +20,7 @@ inline namespace v0 {
 /// Where a journal ended, and why.
 struct journal_end {
   std::uint64_t records = 0;  ///< whole records before the end
-  std::uint64_t offset = 0;   ///< of the byte behind the last of them
+  std::uint64_t offset = 0;   ///< of the byte after the last of them
   std::string reason;         ///< empty: no bytes follow; otherwise what is wrong with them
 };
 

@@ -89,7 +89,7 @@ class replayed {
   [[nodiscard]] const journal_header& header() const noexcept { return reader_.header(); }
   /// Where the journal, or the requested part of it, ended; a divergent record is counted.
   [[nodiscard]] const journal_end& end() const noexcept { return reader_.end(); }
-  /// The first outcome that differs from the recorded one; nothing behind it was replayed.
+  /// The first outcome that differs from the recorded one; nothing after it was replayed.
   [[nodiscard]] const std::optional<journal_divergence>& divergence() const noexcept { return divergence_; }
   /// The living sequences, by slot.
   [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept LLMMEM_LIFETIMEBOUND {
@@ -168,8 +168,7 @@ class replayed {
   /// Replaces the engine's callback: repeats what it did.
   static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
     auto& self = *static_cast<replayed*>(context);
-    if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == most_pressure_depth)
-      return false;
+    if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == max_pressure_depth) return false;
     ++self.depth_;
     bool again = false;
     try {

@@ -100,7 +100,9 @@ inline constexpr journal_op last_journal_op = journal_op::remove_after;
 }
 
 /// The maximum nesting of pressure callbacks that call a journaled cache: deeper ones are not called.
-inline constexpr std::uint32_t most_pressure_depth = 16;
+inline constexpr std::uint32_t max_pressure_depth = 16;
+[[deprecated("its name is max_pressure_depth")]] inline constexpr std::uint32_t most_pressure_depth =
+    max_pressure_depth;
 
 /// The version of the format: the only one written or read.
 inline constexpr std::uint32_t journal_version = 2;

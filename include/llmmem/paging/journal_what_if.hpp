@@ -80,9 +80,9 @@ template <class Traits = what_if_traits>
   static_assert(std::is_same_v<typename Traits::eviction, any_eviction>);
   static_assert(std::is_same_v<typename Traits::fence, recorded_fence>);
   paged_options options = journal_reader(bytes).header().options;
-  if (other.blocks) options.blocks = options.most_blocks = *other.blocks;
+  if (other.blocks) options.blocks = options.block_capacity = *other.blocks;
   if (other.max_idle_blocks) options.max_idle_blocks = *other.max_idle_blocks;
-  const slot_count slots{std::max(options.blocks, options.most_blocks) + 1};
+  const slot_count slots{std::max(options.blocks, options.block_capacity) + 1};
 
   std::optional<detail::key_uses> uses;
   std::vector<what_if_result> out;

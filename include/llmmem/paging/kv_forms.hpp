@@ -28,20 +28,21 @@ using head_order [[deprecated("its name is paging::head_order")]] = paging::head
 ///
 /// If a layout has more than K and V, "K or V" means a section: K with its scales and rotary part, then V
 /// with its scales, then the index keys with theirs, then each separate plane of scales
-/// (`scale_place::apart`).
+/// (`scale_place::separate`).
 enum class block_order : std::uint8_t {
-  layer_first,         ///< [layer][K or V][block]: one tensor per layer and plane (FlashInfer's separate K
-                       ///< and V)
-  layer_first_paired,  ///< [layer][block][K or V]: one tensor per layer, K and V of a block adjacent
-  block_first,         ///< [block][layer][K or V]: whole blocks (vLLM's cross-layer blocks)
-  block_first_planes,  ///< [block][K or V][layer]: whole blocks, all K of a block before its V (LMCache's
-                       ///< chunks)
-  block_first_apart,   ///< [K or V][block][layer] (SGLang's page_first_direct)
-  layer_between,       ///< [K or V][block][outer][layer][inner] (with nhd SGLang's page_first)
-  layer_last,          ///< [K or V][block][outer][inner][layer] (with hnd SGLang's page_head)
-  layer_first_joined,  ///< [layer][block][outer][inner][K or V]: each vector of K adjacent to its V (vLLM
-                       ///< 0.26)
-  block_first_joined,  ///< [block][layer][outer][inner][K or V]: the same, in whole blocks
+  layer_first,           ///< [layer][K or V][block]: one tensor per layer and plane (FlashInfer's separate K
+                         ///< and V)
+  layer_first_paired,    ///< [layer][block][K or V]: one tensor per layer, K and V of a block adjacent
+  block_first,           ///< [block][layer][K or V]: whole blocks (vLLM's cross-layer blocks)
+  block_first_planes,    ///< [block][K or V][layer]: whole blocks, all K of a block before its V (LMCache's
+                         ///< chunks)
+  block_first_separate,  ///< [K or V][block][layer] (SGLang's page_first_direct)
+  layer_between,         ///< [K or V][block][outer][layer][inner] (with nhd SGLang's page_first)
+  layer_last,            ///< [K or V][block][outer][inner][layer] (with hnd SGLang's page_head)
+  layer_first_joined,    ///< [layer][block][outer][inner][K or V]: each vector of K adjacent to its V (vLLM
+                         ///< 0.26)
+  block_first_joined,    ///< [block][layer][outer][inner][K or V]: the same, in whole blocks
+  block_first_apart [[deprecated("its name is block_first_separate")]] = block_first_separate
 };
 
 /// The number of orders.
@@ -76,10 +77,13 @@ enum class scale_group : std::uint8_t {
 
 /// Where scales are.
 enum class scale_place : std::uint8_t {
-  in_block,       ///< behind the vectors of their plane, in the same block of the layer: [vectors][scales]
-  behind_vector,  ///< directly behind the values that they scale: [values][scales] for each token and head
-  behind_rotary,  ///< the same, but behind the rotary part: [values][rotary part][scales]
-  apart,          ///< in a section of their own, like K and V (TensorRT-LLM's pools of scales)
+  in_block,      ///< after the vectors of their plane, in the same block of the layer: [vectors][scales]
+  after_vector,  ///< directly after the values that they scale: [values][scales] for each token and head
+  after_rotary,  ///< the same, but after the rotary part: [values][rotary part][scales]
+  separate,      ///< in a section of their own, like K and V (TensorRT-LLM's pools of scales)
+  behind_vector [[deprecated("its name is after_vector")]] = after_vector,
+  behind_rotary [[deprecated("its name is after_rotary")]] = after_rotary,
+  apart [[deprecated("its name is separate")]] = separate
 };
 
 /// The scales of one plane: what a block holds in addition to the quantised values, so that both move
@@ -88,7 +92,7 @@ enum class scale_place : std::uint8_t {
 /// vLLM has one scale per token and head, stored with its values; NVFP4 one per 16 values and a global one;
 /// KIVI's keys one scale and one zero point per channel of a block:
 ///
-///     scale_form{.group = scale_group::vector, .place = scale_place::behind_vector};
+///     scale_form{.group = scale_group::vector, .place = scale_place::after_vector};
 ///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
 ///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///

@@ -145,7 +145,7 @@ struct kv_layout {
   [[nodiscard]] constexpr plane_strides strides(std::uint32_t p, std::uint64_t blocks) const noexcept;
 
   /// Returns the layout of the same values for disks and networks: block by block, tokens outermost, scales
-  /// behind the values of their plane.
+  /// after the values of their plane.
   [[nodiscard]] constexpr kv_layout packed() const noexcept;
 
   /// Equal for layouts that hold the same values in any order. Never 0.

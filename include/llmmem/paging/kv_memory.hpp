@@ -19,8 +19,8 @@ inline namespace v0 {
 /// The memory is one allocation or, as in vLLM and SGLang, one per layer, or one per layer for each of K and
 /// V. With several allocations, a table says where each layer's plane begins; the layout's order gives the
 /// distances inside a plane. Each entry points to the plane's part of block 0: with `layer_first_paired` and
-/// `block_first`, an entry of V is `unit_bytes(0)` behind that of K, and with `layer_first_joined`
-/// `vector_bytes(0)` behind it.
+/// `block_first`, an entry of V is `unit_bytes(0)` after that of K, and with `layer_first_joined`
+/// `vector_bytes(0)` after it.
 struct kv_memory {
   std::byte* data = nullptr;  ///< of all planes; ignored if there is a table
   std::uint64_t blocks = 0;   ///< physical blocks, including the null block
@@ -56,8 +56,8 @@ struct kv_plane {
 }
 
 /// Returns where a layer of a plane begins; its block b, token t, head h are
-/// `plane.strides.offset(0, b, t, h)` bytes behind. Reads the table if there is one: call it once per row or
-/// part, not per access.
+/// `plane.strides.offset(0, b, t, h)` bytes further on. Reads the table if there is one: call it once per row
+/// or part, not per access.
 [[nodiscard]] LLMMEM_HD inline std::byte* plane_base(const kv_plane& plane, std::uint64_t layer) noexcept {
   if (plane.layer_table != nullptr) return plane.layer_table[layer];
   return plane.data + layer * plane.strides.layer;

@@ -214,7 +214,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   for (std::uint64_t i = first_block; i < table.size(); ++i) {
     const std::uint64_t rest = tokens.size() - i * cache.block_tokens();
     const std::uint64_t part = rest < cache.block_tokens() ? rest : cache.block_tokens();
-    std::memset(buffer.data(), 0, buffer.size());  // bytes behind the last token are unspecified: do not leak
+    std::memset(buffer.data(), 0, buffer.size());  // bytes after the last token are unspecified: do not leak
                                                    // them
     copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]),
                   memory.layout.part.local_tokens(part));
@@ -233,7 +233,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 /// After a refusal, the source is positioned somewhere inside the stream. If more data follows the stream,
 /// frame streams or close the source.
 ///
-/// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
+/// @param memory  of at least `max_physical_blocks()` blocks, else `errc::no_such_block`.
 /// @return `errc::not_a_kv_stream` for another magic or version, `errc::layout_mismatch` when the contents'
 ///   fingerprints differ (another model, shape, element type, block size, form or part), with the name of the
 ///   field if the stream contains it, `errc::block_tokens_differ` for a memory whose blocks differ from the
@@ -274,8 +274,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
                    who};
   if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
     return failure{errc::damaged_stream, 0, 0, 0, who};
-  if (memory.blocks < cache.most_physical_blocks())
-    return failure{errc::no_such_block, 0, cache.most_physical_blocks() - 1, memory.blocks, who};
+  if (memory.blocks < cache.max_physical_blocks())
+    return failure{errc::no_such_block, 0, cache.max_physical_blocks() - 1, memory.blocks, who};
   if (header.tokens > cache.max_sequence_tokens())
     return failure{errc::sequence_full, 0, header.tokens, cache.max_sequence_tokens(), who};
 

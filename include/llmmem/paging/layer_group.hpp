@@ -109,18 +109,18 @@ struct layer_group {
     return {dead_blocks(n), blocks_for(n)};
   }
 
-  /// Returns the number of new table entries for `more` tokens behind `n`.
+  /// Returns the number of new table entries for `more` tokens after `n`.
   [[nodiscard]] constexpr std::uint64_t places_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     return blocks_for(n + more) - blocks_for(n);
   }
 
-  /// Returns the number of new blocks for `more` tokens behind `n`, appended in one step.
+  /// Returns the number of new blocks for `more` tokens after `n`, appended in one step.
   [[nodiscard]] constexpr std::uint64_t blocks_to_append(std::uint64_t n, std::uint64_t more) const noexcept {
     const std::uint64_t places = places_to_append(n, more);
     return skips_blocks() && places > 1 ? 1 : places;
   }
 
-  /// Whether a hit may end behind `length` tokens: only at the end of a block, because the next block will be
+  /// Whether a hit may end after `length` tokens: only at the end of a block, because the next block will be
   /// written.
   [[nodiscard]] constexpr bool may_end_hit(std::uint64_t length) const noexcept {
     return length % block_tokens == 0;
@@ -224,23 +224,26 @@ namespace paging {
 /// blocks, of states the last snapshot. Those are consecutive, so for each group the number of cached blocks
 /// up to here without a gap is sufficient. Sinks must be cached from the start.
 ///
-/// @par Complexity   `see` O(1); `serves` O(groups).
+/// @par Complexity   `add` O(1); `has_hit` O(groups).
 class hit_scan {
  public:
   /// @param groups  at most `max_layer_groups`; must outlive the scan.
   constexpr explicit hit_scan(std::span<const layer_group> groups) noexcept : groups_(groups) {}
 
   /// Records whether the next block of `group` is cached.
-  constexpr void see(std::size_t group, bool cached) noexcept {
+  constexpr void add(std::size_t group, bool cached) noexcept {
     run_[group] = cached ? run_[group] + 1 : 0;
     const bool is_sink = seen_[group]++ < groups_[group].sink_blocks();
     if (!cached && (is_sink || groups_[group].kind == layer_kind::full_attention)) is_exhausted_ = true;
   }
+  [[deprecated("call add()")]] constexpr void see(std::size_t group, bool cached) noexcept {
+    add(group, cached);
+  }
 
   /// Whether every group has a hit of `length` tokens. A length that needs no block of any group (all of them
   /// begin a new chunk) is not a hit: nothing would be found. @pre all full blocks up to there were seen, and
-  /// none behind.
-  [[nodiscard]] constexpr bool serves(std::uint64_t length) const noexcept {
+  /// none after.
+  [[nodiscard]] constexpr bool has_hit(std::uint64_t length) const noexcept {
     if (is_exhausted_) return false;
     std::uint64_t needed = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -250,6 +253,9 @@ class hit_scan {
       needed += blocks + groups_[g].sink_blocks();
     }
     return needed != 0;
+  }
+  [[nodiscard, deprecated("call has_hit()")]] constexpr bool serves(std::uint64_t length) const noexcept {
+    return has_hit(length);
   }
 
   /// Whether no longer prefix can be a hit, regardless of what follows.

@@ -197,12 +197,12 @@ class paged_allocator {
   [[nodiscard]] prompt_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// Keeps the first `tokens` tokens and releases the blocks behind them at once: no kernel may still use
+  /// Keeps the first `tokens` tokens and releases the blocks after them at once: no kernel may still use
   /// those. After a cut into committed blocks, the next `commit` examines all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// Truncates while kernels may still use the blocks behind the cut: those return once `after` has passed.
-  /// The sequence may write its last remaining block at once; order such writes behind those kernels.
+  /// Truncates while kernels may still use the blocks after the cut: those return once `after` has passed.
+  /// The sequence may write its last remaining block at once; order such writes after those kernels.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become cached, so that `match` finds them. Returns
@@ -261,7 +261,6 @@ class paged_allocator {
   /// belong to the new epoch. Keys of the new epoch differ from all earlier keys (`paging::root_key`), so
   /// tiers and routers that identify blocks by key cannot mix the epochs. Observers receive `on_cleared`, or
   /// `on_dropped` for each block.
-  /// `on_dropped` of each block.
   ///
   ///     load_weights(version);
   ///     cache.reset(version).value();
@@ -304,15 +303,15 @@ class paged_allocator {
   /// up to the first invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, the tokens behind
+  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, later tokens
   /// move to lower positions, and the sequence may grow to its former limit. The tokens in front remain as
   /// the context that an engine keeps (attention sinks, a system prompt).
   ///
-  /// Blocks behind the gap are no longer a prefix. Those that only this sequence holds lose their place in
+  /// Blocks after the gap are no longer a prefix. Those that only this sequence holds lose their place in
   /// the cache, and none of them is cached again; those that other sequences hold too stay cached for them.
   /// An engine that rewrites keys for their new positions must not do so in blocks with more than one
   /// reference (`pool().record`).
-  /// @param range  first and end are multiples of `block_tokens()`; an end at or behind the last token means
+  /// @param range  first and end are multiples of `block_tokens()`; an end at or after the last token means
   ///   `truncate`.
   /// @return blocks released. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and the
   ///   errors of `check` for a handle.
@@ -332,7 +331,7 @@ class paged_allocator {
   result<void> pin(block_id block) noexcept;
   /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Prevents `commit` from caching anything behind the first `tokens` tokens of a sequence, because that is
+  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because that is
   /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
   /// to `tokens` or less.
   /// @return the errors of `check` for a handle.
@@ -345,7 +344,7 @@ class paged_allocator {
 
   /// Returns the key by which `match` finds the block's contents, if they are cached.
   [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
-    if (to_index(block) > pool_.most_blocks() || !index_.contains(block)) return std::nullopt;
+    if (to_index(block) > pool_.block_capacity() || !index_.contains(block)) return std::nullopt;
     return index_.key(block);
   }
 
@@ -370,7 +369,7 @@ class paged_allocator {
 
   // The whole cache
 
-  /// Sets the number of usable blocks to `blocks`, 1 to `most_blocks`; see `block_pool::resize`.
+  /// Sets the number of usable blocks to `blocks`, 1 to `block_capacity`; see `block_pool::resize`.
   /// @return how many blocks above the new end are still in use: their memory may be reclaimed once
   ///   `stats().retiring_blocks` is 0.
   result<std::uint64_t> resize(std::uint64_t blocks) noexcept;
@@ -402,11 +401,15 @@ class paged_allocator {
   /// The most tokens that a sequence may have.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks are
-  /// above and are not counted: memory that may be resized has `most_physical_blocks()`, or keeps the memory
+  /// above and are not counted: memory that may be resized has `max_physical_blocks()`, or keeps the memory
   /// above until no block is retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The value of `physical_blocks()` at the largest size that `resize` may set.
-  [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
+  [[nodiscard]] std::uint64_t max_physical_blocks() const noexcept { return pool_.block_capacity() + 1; }
+  [[nodiscard, deprecated("call max_physical_blocks()")]] std::uint64_t most_physical_blocks()
+      const noexcept {
+    return max_physical_blocks();
+  }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
@@ -438,7 +441,7 @@ class paged_allocator {
   }
   // Every modifying call on a sequence begins here.
   [[nodiscard]] result<void> begin(sequence_id sequence) noexcept {
-    pool_.act_for(sequence.slot);
+    pool_.set_actor(sequence.slot);
     return check(sequence);
   }
   [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
@@ -465,7 +468,7 @@ class paged_allocator {
       cache->index_.erase(blocks);
       cache->drop_orphans();
     }
-    [[nodiscard]] bool told_alone(block_id block) const noexcept {
+    [[nodiscard]] bool reported_alone(block_id block) const noexcept {
       return cache->followers_.first(block) != null_block;
     }
   };
@@ -539,7 +542,7 @@ class paged_allocator {
   LLMMEM_COLD void drop_orphan() noexcept;
   std::uint64_t drop_tree(block_id block) noexcept;
   std::uint64_t spread_invalid() noexcept;
-  void begin_again(record& sequence) noexcept;
+  void reset(record& sequence) noexcept;
   [[nodiscard]] block_key root_of(const record& sequence) const noexcept {
     return paging::root_key(hash_, sequence.context, sequence.epoch);
   }

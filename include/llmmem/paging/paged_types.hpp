@@ -50,7 +50,7 @@ struct pressure_callback {
 /// The construction parameters of a `paged_allocator`.
 struct paged_options {
   std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
-  std::uint64_t most_blocks = 0;      ///< the most blocks that `resize` may set; 0: at most `blocks`
+  std::uint64_t block_capacity = 0;   ///< the most blocks that `resize` may set; 0: at most `blocks`
   std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
   /// The most tokens a sequence may have; the pool bounds it anyway.
@@ -109,7 +109,7 @@ struct prompt_cost {
   std::uint64_t cached_tokens = 0;   ///< tokens that `match` would find, in full blocks
   std::uint64_t cached_blocks = 0;   ///< blocks that hold them
   std::uint64_t revived_blocks = 0;  ///< of those, blocks without users: they stop being evictable
-  std::uint64_t new_blocks = 0;      ///< for the tokens behind them
+  std::uint64_t new_blocks = 0;      ///< for the tokens after them
 
   /// Blocks that must be available for it.
   [[nodiscard]] constexpr std::uint64_t needed() const noexcept { return revived_blocks + new_blocks; }
@@ -122,7 +122,7 @@ namespace paging {
 struct growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
-  std::uint64_t untold = 0;  ///< tokens without given values, as in `extend`, behind `tokens`
+  std::uint64_t unknown_tokens = 0;  ///< tokens without given values, as in `extend`, after `tokens`
 };
 
 }  // namespace paging
@@ -157,7 +157,7 @@ struct paged_stats {
   std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of a further block
   std::uint64_t stolen_blocks = 0;         ///< of those, blocks taken over instead of copied
   std::uint64_t allocations = 0;           ///< blocks allocated
-  std::uint64_t evictions = 0;             ///< blocks whose cached contents were dropped to make room
+  std::uint64_t evictions = 0;             ///< blocks whose cached contents were dropped to make space
   std::uint64_t evicting_allocations = 0;  ///< allocated blocks that had to be evicted first
   std::uint64_t registrations = 0;         ///< blocks that became cached
   std::uint64_t duplicates = 0;            ///< commits that found equal contents already cached

@@ -22,13 +22,13 @@ enum class partial_source : std::uint8_t {
 template <class P>
 concept partial_reuse_policy = requires {
   { P::source } -> std::convertible_to<partial_source>;
-  { P::most_compared } -> std::convertible_to<std::uint32_t>;
+  { P::max_compared } -> std::convertible_to<std::uint32_t>;
 };
 
 /// The default: full blocks only.
 struct full_blocks_only {
   static constexpr partial_source source = partial_source::none;
-  static constexpr std::uint32_t most_compared = 0;
+  static constexpr std::uint32_t max_compared = 0;
 };
 
 static_assert(partial_reuse_policy<full_blocks_only>);
@@ -41,7 +41,7 @@ static_assert(partial_reuse_policy<full_blocks_only>);
 template <partial_source Source>
 struct partial_blocks {
   static constexpr partial_source source = Source;
-  static constexpr std::uint32_t most_compared = 64;
+  static constexpr std::uint32_t max_compared = 64;
 };
 
 /// Copies the shared beginning.

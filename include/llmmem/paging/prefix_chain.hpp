@@ -39,7 +39,7 @@ inline namespace v0 {
 template <block_hash Hash, block_verification Verification>
 class prefix_chain {
  public:
-  /// A position in a chain: behind the chunks that `node` represents.
+  /// A position in a chain: after the chunks that `node` represents.
   struct place {
     block_id node = null_block;
     block_key key{};
@@ -207,7 +207,7 @@ class prefix_chain {
   detail::fixed_array<entry> nodes_;
   detail::fixed_array<block_id> held_;  // `groups_` per node
   block_id free_ = null_block;
-  std::uint64_t touched_ = 0;  // nodes behind this one were never used
+  std::uint64_t touched_ = 0;  // nodes after this one were never used
   std::uint32_t marks_ = 0;
   std::size_t groups_;
   std::uint32_t chunk_tokens_;

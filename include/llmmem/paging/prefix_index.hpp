@@ -97,7 +97,7 @@ class prefix_index {
   [[nodiscard]] const block_key& key(block_id block) const noexcept { return entries_[to_index(block)].key; }
 
   /// Returns how many tokens the key of a block in the index covers: fewer than a block holds if a trace
-  /// names partial blocks. Tokens behind them may be overwritten.
+  /// names partial blocks. Tokens after them may be overwritten.
   [[nodiscard]] std::uint32_t tokens(block_id block) const noexcept {
     return entries_[to_index(block)].tokens;
   }

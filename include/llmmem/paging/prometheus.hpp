@@ -163,7 +163,7 @@ void write_stats(const paged_stats& stats, std::uint32_t block_tokens, prometheu
               stats.allocations - stats.evicting_allocations);
   out.counter("llmmem_kv_allocations_from_evict_total", "Allocated blocks that had to be evicted first.",
               stats.evicting_allocations);
-  out.counter("llmmem_kv_evictions_total", "Blocks whose contents were dropped to make room.",
+  out.counter("llmmem_kv_evictions_total", "Blocks whose contents were dropped to make space.",
               stats.evictions);
   out.counter("llmmem_kv_registrations_total", "Blocks that became cached.", stats.registrations);
   out.counter("llmmem_kv_duplicates_total", "Commits that found equal contents already cached.",

@@ -75,14 +75,14 @@ struct chain_end {
 struct shared_match {
   std::uint64_t tokens = 0;  ///< cached tokens
   std::uint64_t blocks = 0;  ///< blocks that hold them, each with a reference that the caller now owns
-  chain_end end{};           ///< behind them
+  chain_end end{};           ///< after them
 };
 
 /// The result of `commit`.
 struct shared_commit {
   std::uint64_t registered = 0;  ///< blocks that became cached
   std::uint64_t duplicates = 0;  ///< blocks whose contents are cached in another block; they stay private
-  chain_end end{};               ///< behind all of them: for the sequence's next commit
+  chain_end end{};               ///< after all of them: for the sequence's next commit
 };
 
 /// The approximate state of a `shared_prefix_cache`, and its counts since construction.
@@ -207,7 +207,7 @@ class shared_prefix_cache {
   /// cached; private ones become free. Two threads that release the same last reference at the same moment
   /// cannot be distinguished.
   /// @return `errc::double_free` for a block without references, `errc::null_handle`, `errc::foreign_handle`
-  ///   for a block that is not of this cache, for a handle also `errc::stale_handle`: the blocks behind it in
+  ///   for a block that is not of this cache, for a handle also `errc::stale_handle`: the blocks after it in
   ///   the span are released, it and those before it are not.
   result<void> release(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     return release_all(blocks, shard);
@@ -231,11 +231,11 @@ class shared_prefix_cache {
 
   // The writer
 
-  /// Caches blocks behind `after`: block i holds the i-th `block_tokens()` of `tokens`. They must be written,
-  /// and never written again. Tokens behind the last full block are ignored.
+  /// Caches blocks after `after`: block i holds the i-th `block_tokens()` of `tokens`. They must be written,
+  /// and never written again. Tokens after the last full block are ignored.
   ///
   /// If equal contents are already cached, the caller keeps its own block, private, and the chain continues
-  /// behind the cached one, to which the caller has no reference.
+  /// after the cached one, to which the caller has no reference.
   /// @pre the caller holds all blocks, and no thread releases them during the call.
   /// @return `errc::stale_handle` if the block that `after` names has been evicted, which happens only to a
   ///   block that the caller does not hold: commit from `root` on. `errc::size_mismatch` if there are fewer
@@ -256,7 +256,7 @@ class shared_prefix_cache {
   [[nodiscard]] shared_stats stats() const noexcept;
 
   /// Proves that each block is free, private or cached and nothing else, and that exactly the cached ones are
-  /// found, each by its key and behind a cached block to which it keeps a reference. Returns one sentence for
+  /// found, each by its key and after a cached block to which it keeps a reference. Returns one sentence for
   /// each violation. O(blocks); allocates. @pre nothing else runs.
   [[nodiscard]] std::vector<std::string> audit() const;
 

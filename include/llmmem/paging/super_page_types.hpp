@@ -65,8 +65,11 @@ struct group_shortage {
   std::uint64_t available = 0;  ///< blocks available to it, after the groups before it got theirs
   std::uint64_t pages = 0;      ///< pages it needs in addition to those it cannot lose
 
-  [[nodiscard]] constexpr std::uint64_t lacking() const noexcept {
+  [[nodiscard]] constexpr std::uint64_t missing() const noexcept {
     return wanted > available ? wanted - available : 0;
+  }
+  [[nodiscard, deprecated("call missing()")]] constexpr std::uint64_t lacking() const noexcept {
+    return missing();
   }
 };
 
@@ -75,7 +78,7 @@ struct group_shortage {
 struct super_page_group_stats {
   std::uint64_t block_bytes = 0;
   std::uint64_t page_blocks = 0;      ///< blocks per page
-  std::uint64_t page_tail_bytes = 0;  ///< of a page, behind its last block
+  std::uint64_t page_tail_bytes = 0;  ///< of a page, after its last block
   std::uint64_t pages = 0;            ///< assigned to the group
   std::uint64_t active_blocks = 0;
   std::uint64_t idle_blocks = 0;
@@ -113,7 +116,7 @@ struct page_choice {
   friend constexpr bool operator==(const page_choice&, const page_choice&) noexcept = default;
 };
 
-/// Returns the multiple of `step` from `least` to `most` with the least waste: the share of a page behind its
+/// Returns the multiple of `step` from `least` to `most` with the least waste: the share of a page after its
 /// last block, in the group that loses most; the smallest such multiple. O(most / step x groups).
 ///
 /// @throws length_error  when there is no such multiple, or a block is larger than `most`.

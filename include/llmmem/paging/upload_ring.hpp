@@ -33,7 +33,7 @@ struct upload_ring_options {
 };
 
 /// A ring of slots. Each slot is a piece of host memory, into which a step's tables are written, and the
-/// piece of device memory that the step's kernels read. A slot is handed out again only once the fence behind
+/// piece of device memory that the step's kernels read. A slot is handed out again only once the fence after
 /// which it was released has passed.
 ///
 /// Writing the next step's table into a buffer that the last step's copy still reads would silently give a
@@ -43,7 +43,7 @@ struct upload_ring_options {
 ///     auto slot = ring.acquire().value();                     // refused if all are in flight
 ///     ...                                                     // write tables into slot.staging.span()
 ///     auto there = ring.upload(queue, slot, bytes).value();   // one copy
-///     ...                                                     // launch behind `there`, on slot.target
+///     ...                                                     // launch after `there`, on slot.target
 ///     ring.release_after(slot, kernels_done).value();
 ///
 /// A slot whose upload was refused is still held: return it with `release_after(slot, {})`.
@@ -99,7 +99,7 @@ class upload_ring {
   }
 
   /// Copies the first `bytes` of the slot's staging memory to its target, once all of `after` have passed.
-  /// @return the fence behind which kernels may read it.
+  /// @return the fence after which kernels may read it.
   template <copy_queue<Target> Queue>
   result<typename Queue::fence_type> upload(Queue& queue, const slot& from, std::uint64_t bytes,
                                             std::span<const typename Queue::fence_type> after = {}) {

@@ -127,7 +127,7 @@ class kv_pool {
       all->on_message(from, frame, bytes);
     }
     void on_death(seat_id seat, comm::death) noexcept { all->on_death(seat); }
-    void on_joined(seat_id seat) noexcept { all->tell_hello(seat); }
+    void on_joined(seat_id seat) noexcept { all->post_hello(seat); }
     [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
   };
 
@@ -164,12 +164,12 @@ class kv_pool {
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
   // Sending words
-  void tell(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
-  void tell_hello(seat_id to) noexcept;
-  void tell_published(std::uint32_t entry) noexcept;
-  void tell_missing(const detail::pool_serving& what) noexcept;
-  [[nodiscard]] bool may_tell(seat_id to) const noexcept;
-  void tell_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
+  void post(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
+  void post_hello(seat_id to) noexcept;
+  void post_published(std::uint32_t entry) noexcept;
+  void post_missing(const detail::pool_serving& what) noexcept;
+  [[nodiscard]] bool may_post(seat_id to) const noexcept;
+  void post_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
 
   // The directory
   [[nodiscard]] seat_id directory_of(const block_key& span) const noexcept;
@@ -190,16 +190,16 @@ class kv_pool {
 
   // Requests
   [[nodiscard]] std::span<std::uint64_t> masks_of(record& of, std::size_t span, std::uint32_t holder) const {
-    return std::span(of.masks).subspan((span * pool::most_holders + holder) * groups_, groups_);
+    return std::span(of.masks).subspan((span * pool::max_holders + holder) * groups_, groups_);
   }
   [[nodiscard]] std::uint64_t mask(const record& of, std::size_t span, std::uint32_t holder,
                                    std::size_t group) const noexcept {
-    return of.masks[(span * pool::most_holders + holder) * groups_ + group];
+    return of.masks[(span * pool::max_holders + holder) * groups_ + group];
   }
-  [[nodiscard]] offload::kv_where where(const record& of, std::uint64_t upto,
-                                        bool& is_pending) const noexcept;
+  [[nodiscard]] offload::kv_lookup_result where(const record& of, std::uint64_t upto,
+                                                bool& is_pending) const noexcept;
   void begin_fetch(std::uint32_t slot, std::uint64_t upto);
-  void go_on(std::uint32_t slot) noexcept;
+  void proceed(std::uint32_t slot) noexcept;
   [[nodiscard]] bool take_slot(record& of, part& each) noexcept;
   void wait_once(const record& of);
   void settle_nearby(record& of, part& each) noexcept;
@@ -251,7 +251,7 @@ class kv_pool<Tiers, Endpoint>::request {
 
   /// How much of the chain this node's tiers and others' have: `next` is `pending` until the directory has
   /// answered for what comes next, and `unknown` where it has not within the patience. Moves nothing.
-  [[nodiscard]] offload::kv_where where() const noexcept;
+  [[nodiscard]] offload::kv_lookup_result where() const noexcept;
   /// Begins to bring the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Once.
   void fetch(std::uint64_t upto = unlimited) {
     if (pool_ != nullptr) pool_->begin_fetch(slot_, upto);

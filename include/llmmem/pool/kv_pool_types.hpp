@@ -42,7 +42,8 @@ namespace pool {
 /// The chunks of a chain that one node looks after in the directory, and that travel together.
 inline constexpr std::uint32_t span_chunks = 64;
 /// The nodes that a directory names for a span.
-inline constexpr std::uint32_t most_holders = 4;
+inline constexpr std::uint32_t max_holders = 4;
+[[deprecated("its name is max_holders")]] inline constexpr std::uint32_t most_holders = max_holders;
 
 /// Whether blocks pass between this node and another.
 enum class peer_state : std::uint8_t {
@@ -51,14 +52,14 @@ enum class peer_state : std::uint8_t {
   different  ///< its cache has other blocks, keys, weights or another epoch: nothing passes
 };
 
-/// What came of a request.
+/// The result of a request.
 struct fetch_result {
   std::uint64_t first = 0;          ///< tokens that the caller had
   std::uint64_t tokens = 0;         ///< tokens that this node's tiers have, or load, `first` included
   std::uint64_t blocks = 0;         ///< that came from other nodes
   std::uint64_t failed_blocks = 0;  ///< damaged on their way, or their node died, or had them no more
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the request was ended
-  std::uint64_t without_slot = 0;   ///< for which the first tier had no room
+  std::uint64_t without_slot = 0;   ///< for which the first tier had no space
   failure why{};                    ///< of a block that failed; `errc::ok` where its node had it no more
 };
 
@@ -69,12 +70,12 @@ struct stats {
   std::uint64_t fetched_bytes = 0;
   std::uint64_t served_blocks = 0;  ///< to other nodes
   std::uint64_t served_bytes = 0;
-  std::uint64_t missing_blocks = 0;    ///< that others asked for and this node had no more
+  std::uint64_t missing_blocks = 0;    ///< that others asked for and this node no longer had
   std::uint64_t damaged_blocks = 0;    ///< arrived with a wrong checksum
   std::uint64_t refused_frames = 0;    ///< that are malformed, or for blocks that no request awaits
   std::uint64_t directory_spans = 0;   ///< that this node remembers now
-  std::uint64_t told_messages = 0;     ///< small messages sent: questions, answers, announcements
   std::uint64_t dropped_messages = 0;  ///< not sent, because the receiver had not read those before
+  std::uint64_t posted_messages = 0;   ///< small messages sent: questions, answers, announcements
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -45,7 +45,7 @@ using byte_range [[deprecated("its name is redundancy::byte_range")]] = redundan
 ///
 /// Every member's state is divided into k stripes. There are k + m *codewords*, each of k stripes of
 /// different members and of m parities on the m others: codeword c has its parities on members c, c + 1, ...
-/// c + m - 1 (modulo k + m) and its data on the k behind them. So a member contributes data to k codewords
+/// c + m - 1 (modulo k + m) and its data on the k after them. So a member contributes data to k codewords
 /// and keeps parity of the m others: m/k of a state, the same for all. Each member has exactly one piece of
 /// each codeword: losing any m members loses m pieces of each, which the code restores. RAID-5 rotates its
 /// parity in the same way.

@@ -33,7 +33,8 @@ struct code_shape {
 };
 
 /// The most pieces of a code: a Cauchy matrix needs as many different bytes.
-inline constexpr std::uint32_t most_pieces = 256;
+inline constexpr std::uint32_t max_code_pieces = 256;
+[[deprecated("its name is max_code_pieces")]] inline constexpr std::uint32_t most_pieces = max_code_pieces;
 
 /// Returns "2+2".
 [[nodiscard]] inline std::string to_text(const code_shape& shape) {
@@ -47,7 +48,7 @@ inline code_shape checked_shape(const code_shape& shape) {
     throw argument_error("reed_solomon: a code of " + to_text(shape) +
                          "; use at least one piece of data and one of parity");
   }
-  if (shape.data > most_pieces || shape.parity > most_pieces || shape.pieces() > most_pieces) {
+  if (shape.data > max_code_pieces || shape.parity > max_code_pieces || shape.pieces() > max_code_pieces) {
     throw argument_error("reed_solomon: a code of " + to_text(shape) +
                          "; use at most 256 pieces of data and parity together");
   }

@@ -72,7 +72,7 @@ struct recovery_plan {
   std::vector<recovery_step> steps;
   rank_set unrecoverable;        ///< ranks whose state is lost and cannot be restored: no step is for these
   std::uint64_t bytes_sent = 0;  ///< by all sources
-  std::uint64_t most_sent = 0;   ///< by the busiest
+  std::uint64_t max_sent = 0;    ///< by the busiest
   friend bool operator==(const recovery_plan&, const recovery_plan&) = default;
 };
 
@@ -81,7 +81,7 @@ struct recovery_plan {
 ///
 /// A load is the bytes that a rank sends in this plan so far; ranks with the fewest live holders are served
 /// first and, among equally loaded ones, the first in the map's order. That is greedy: near the least
-/// possible `most_sent`, without a guarantee. The plan is only about states: copies and parity that failed
+/// possible `max_sent`, without a guarantee. The plan is only about states: copies and parity that failed
 /// ranks kept for others return with the next step that is kept.
 ///
 /// @param state_bytes  of each rank, in order; for failed ranks as they were.
@@ -120,7 +120,7 @@ class recovery_planner {
     }
     for (const std::uint64_t load : load_) {
       plan_.bytes_sent += load;
-      plan_.most_sent = std::max(plan_.most_sent, load);
+      plan_.max_sent = std::max(plan_.max_sent, load);
     }
     return std::move(plan_);
   }

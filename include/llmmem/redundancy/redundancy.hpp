@@ -38,7 +38,8 @@ enum class redundancy_kind : std::uint8_t {
 /// @par Thread safety   a plain value.
 class redundancy_scheme {
  public:
-  static constexpr std::uint32_t most_copies = 1024;
+  static constexpr std::uint32_t max_copies = 1024;
+  [[deprecated("its name is max_copies")]] static constexpr std::uint32_t most_copies = max_copies;
 
   /// @throws argument_error  for less than 2 or more than 1024 copies, including one's own.
   [[nodiscard]] static redundancy_scheme mirror(std::uint32_t copies);
@@ -106,7 +107,7 @@ class redundancy_scheme {
 }
 
 inline redundancy_scheme redundancy_scheme::mirror(std::uint32_t copies) {
-  if (copies < 2 || copies > most_copies) {
+  if (copies < 2 || copies > max_copies) {
     throw argument_error("redundancy: a mirror of " + std::to_string(copies) +
                          (copies == 1 ? " copy" : " copies") + "; use 2 to 1024, including the rank's own");
   }
@@ -114,7 +115,7 @@ inline redundancy_scheme redundancy_scheme::mirror(std::uint32_t copies) {
 }
 
 inline redundancy_scheme redundancy_scheme::parity(std::uint32_t data) {
-  if (data == 0 || data >= most_pieces) {
+  if (data == 0 || data >= max_code_pieces) {
     throw argument_error("redundancy: parity over " + std::to_string(data) + " pieces of data; use 1 to 255");
   }
   return {redundancy_kind::parity, data, 1};
@@ -191,16 +192,16 @@ inline redundancy_scheme redundancy_scheme::parse(std::string_view text) {
   std::optional<redundancy_scheme> scheme;
   if (name == "mirror") {
     reader.sign(':', "the number of copies including the rank's own");
-    scheme = mirror(reader.number("the number of copies including the rank's own", 2, most_copies));
+    scheme = mirror(reader.number("the number of copies including the rank's own", 2, max_copies));
   } else if (name == "parity") {
     reader.sign(':', "how many ranks' data share a parity");
-    scheme = parity(reader.number("how many ranks' data share a parity", 1, most_pieces - 1));
+    scheme = parity(reader.number("how many ranks' data share a parity", 1, max_code_pieces - 1));
   } else if (name == "rs") {
     reader.sign(':', "the number of data pieces");
-    const std::uint32_t data = reader.number("the number of data pieces", 1, most_pieces - 1);
+    const std::uint32_t data = reader.number("the number of data pieces", 1, max_code_pieces - 1);
     reader.sign('+', "the number of parity pieces");
     scheme =
-        rs({.data = data, .parity = reader.number("the number of parity pieces", 1, most_pieces - data)});
+        rs({.data = data, .parity = reader.number("the number of parity pieces", 1, max_code_pieces - data)});
   } else if (name == "compute") {
     scheme = compute();
   } else {

@@ -47,8 +47,8 @@ inline namespace v0 {
 /// - **Two phases, as with files.** A version is valid once all ranks commit it, or none: the caller makes
 ///   the agreement in between, with `communicator::agree`, since it decides more than that. Whenever a rank
 ///   dies, either the previous version is complete, or the new one: a step is repeated at most once.
-/// - **Before the first commit there is nothing to restore**: `recovered_state::is_there` is false, in every
-///   epoch, and `why_not` says what to load.
+/// - **Before the first commit there is nothing to restore**: `recovered_state::is_recovered` is false,
+///   in every epoch, and `reason` says what to load.
 /// - **Memory**: the own parts once, and the scheme's needs (`redundancy_scheme::extra_bytes`), for each
 ///   version held: the committed one, and between `keep` and `commit` the new one. From a `recover` without
 ///   destinations to the next `commit` also the parts that came from others, or were rebuilt. A part that
@@ -91,7 +91,7 @@ class redundant_replica {
   /// and before anything else; if it failed, again in the next. Afterwards `recovered(part)` has the bytes of
   /// each part that this rank owns, until the next `commit`.
   /// @return `errc::state_lost` on all ranks when more was lost or damaged than the scheme tolerates:
-  ///   `lost()`. Then call `forget`, and return to a checkpoint: `mine()` are the parts to load, and the
+  ///   `lost()`. Then call `forget`, and return to a checkpoint: `own_parts()` are the parts to load, and the
   ///   epoch continues. Without `forget` the next `recover` has the same result: nothing is given up unless
   ///   all ranks ask for it. `errc::setup_differs` on all ranks when they were given different schemes,
   ///   sizes, homes or placements: nothing was restored.
@@ -124,7 +124,8 @@ class redundant_replica {
     return owners_.all();
   }
   /// The parts that this rank owns.
-  [[nodiscard]] std::vector<part_id> mine() const { return owners_.mine(); }
+  [[nodiscard]] std::vector<part_id> own_parts() const { return owners_.own_parts(); }
+  [[nodiscard, deprecated("call own_parts()")]] std::vector<part_id> mine() const { return own_parts(); }
   /// The parts that this rank keeps for others by copies, and under `compute` computes as well.
   [[nodiscard]] std::vector<part_id> wards() const { return owners_.wards(); }
   /// How many of this epoch's members may be lost at once, any of them, without losing any state.

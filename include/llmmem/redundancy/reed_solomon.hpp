@@ -106,7 +106,7 @@ class reed_solomon {
     constexpr const char* where = "reed_solomon::rebuild";
     if (plan.sources.size() != shape_.data) return mismatch(shape_.data, plan.sources.size(), where);
     if (sources.size() != plan.sources.size()) return mismatch(plan.sources.size(), sources.size(), where);
-    if (targets.size() != plan.targets.size() || targets.size() > most_pieces)
+    if (targets.size() != plan.targets.size() || targets.size() > max_code_pieces)
       return mismatch(plan.targets.size(), targets.size(), where);
     if (plan.coefficients.size() != plan.sources.size() * plan.targets.size())
       return mismatch(plan.sources.size() * plan.targets.size(), plan.coefficients.size(), where);

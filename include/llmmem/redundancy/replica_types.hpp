@@ -52,8 +52,9 @@ enum class absence : std::uint8_t {
   none,        ///< there is something
   never_kept,  ///< no rank has committed anything so far: load the initial state of the run
   forgotten,   ///< all ranks called `forget`: load the checkpoint that they returned to
-  gone,  ///< no remaining rank knows what was kept: load the newest checkpoint; without one, the training so
+  lost,  ///< no remaining rank knows what was kept: load the newest checkpoint; without one, the training so
          ///< far is lost
+  gone [[deprecated("its name is lost")]] = lost
 };
 
 }  // namespace redundancy
@@ -62,10 +63,10 @@ using absence [[deprecated("its name is redundancy::absence")]] = redundancy::ab
 
 /// The result of `recover`: the same on all ranks, except for the bytes.
 struct recovered_state {
-  bool is_there = false;                                    ///< else `why_not` says what to load
-  redundancy::absence why_not = redundancy::absence::none;  ///< why there is nothing
-  std::uint64_t version = 0;                                ///< of all parts
-  std::uint64_t moved_bytes = 0;                            ///< between ranks
+  bool is_recovered = false;                               ///< else `reason` says what to load
+  redundancy::absence reason = redundancy::absence::none;  ///< why there is nothing
+  std::uint64_t version = 0;                               ///< of all parts
+  std::uint64_t moved_bytes = 0;                           ///< between ranks
   std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged
 };
 

@@ -17,17 +17,21 @@ inline namespace v0 {
 namespace redundancy {
 
 /// The outcome for this rank.
-enum class went : std::uint8_t {
-  well,
-  badly,  ///< a rank may have died: the next epoch begins without it. An error that another epoch would not
-          ///< resolve, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
-  stop,   ///< the run ends here, for example because state is lost: no agreement is made. Other ranks with
-          ///< another outcome continue once this rank's endpoint is destroyed
+enum class job_outcome : std::uint8_t {
+  succeeded,
+  failed,  ///< a rank may have died: the next epoch begins without it. An error that another epoch would not
+           ///< resolve, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
+  stop,    ///< the run ends here, for example because state is lost: no agreement is made. Other ranks with
+           ///< another outcome continue once this rank's endpoint is destroyed
+  well [[deprecated("its name is succeeded")]] = succeeded,
+  badly [[deprecated("its name is failed")]] = failed
 };
+
+using went [[deprecated("its name is redundancy::job_outcome")]] = job_outcome;
 
 }  // namespace redundancy
 
-using went [[deprecated("its name is redundancy::went")]] = redundancy::went;
+using went [[deprecated("its name is redundancy::job_outcome")]] = redundancy::job_outcome;
 
 /// Ranks that agree, and begin epochs. `communicator` is one.
 template <class T>
@@ -51,9 +55,9 @@ concept epoch_ranks =
 ///   `drop`.
 template <class J>
 concept epoch_job = requires(J& job) {
-  { job.begin() } -> std::same_as<redundancy::went>;
+  { job.begin() } -> std::same_as<redundancy::job_outcome>;
   { job.is_over() } -> std::convertible_to<bool>;
-  { job.step() } -> std::same_as<redundancy::went>;
+  { job.step() } -> std::same_as<redundancy::job_outcome>;
   job.commit();
   job.drop();
 };
@@ -72,7 +76,7 @@ enum class epochs_end : std::uint8_t {
 namespace detail {
 
 template <class J>
-void tell_agreed(J& job, const comm::agreed& outcome) {
+void report_agreed(J& job, const comm::agreed& outcome) {
   if constexpr (requires { job.agreed_on(outcome); }) job.agreed_on(outcome);
 }
 
@@ -83,11 +87,11 @@ void tell_agreed(J& job, const comm::agreed& outcome) {
 ///
 ///     while (true) {
 ///       begin the epoch, if one has begun; take a step, unless the job is over
-///       if this did not go well: revoke the epoch, so that no rank waits
-///       agree on whether it went well for all, which ranks left, and which join
+///       if this failed: revoke the epoch, so that no rank waits
+///       agree on whether it succeeded for all, which ranks left, and which join
 ///       commit, or drop
-///       end, if all are well and the job is over
-///       begin the next epoch, if one is out, one comes, or it did not go well
+///       end, if all succeeded and the job is over
+///       begin the next epoch, if a rank left or joins, or it failed
 ///     }
 ///
 /// So a step counts for all ranks or for none; a death costs at most one step. No rank leaves before all have
@@ -107,15 +111,15 @@ template <epoch_ranks T, epoch_job J>
 [[nodiscard]] result<epochs_end> run_epochs(T& ranks, J& job, const epoch_options& options = {}) {
   try {
     for (bool is_settled = false;;) {
-      redundancy::went how = is_settled ? redundancy::went::well : job.begin();
-      const bool is_step = how == redundancy::went::well && !job.is_over();
+      redundancy::job_outcome how = is_settled ? redundancy::job_outcome::succeeded : job.begin();
+      const bool is_step = how == redundancy::job_outcome::succeeded && !job.is_over();
       if (is_step) how = job.step();
-      if (how != redundancy::went::well) ranks.revoke();
-      if (how == redundancy::went::stop) return epochs_end::stopped;
+      if (how != redundancy::job_outcome::succeeded) ranks.revoke();
+      if (how == redundancy::job_outcome::stop) return epochs_end::stopped;
       const result<comm::agreed> outcome =
-          ranks.agree(how == redundancy::went::well ? 1 : 0, ranks.after(options.patience_ns));
+          ranks.agree(how == redundancy::job_outcome::succeeded ? 1 : 0, ranks.after(options.patience_ns));
       if (!outcome) return outcome.error();
-      detail::tell_agreed(job, *outcome);
+      detail::report_agreed(job, *outcome);
       const bool is_well = outcome->bits == 1;
       if (!is_well) job.drop();
       if (is_well && is_step) job.commit();

@@ -14,18 +14,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What came up to tier 0 in a window of accesses, and what had to.
+/// The bytes that came up to tier 0 in a window of accesses, and the fewest that had to.
 struct access_regret {
   std::uint64_t accesses = 0;     ///< leases that began in the window
   std::uint64_t moved_bytes = 0;  ///< brought up for them, or in advance
-  std::uint64_t least_bytes = 0;  ///< the fewest, for any choice of what leaves
+  std::uint64_t min_bytes = 0;    ///< the fewest, for any choice of what leaves
 
   /// Returns the bytes that a choice with foresight would not have moved.
-  [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return moved_bytes - least_bytes; }
+  [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return moved_bytes - min_bytes; }
   /// Returns the bytes moved for each necessary one; 1 if no choice moves fewer.
   [[nodiscard]] constexpr double ratio() const noexcept {
-    if (moved_bytes == least_bytes) return 1.0;
-    return static_cast<double>(moved_bytes) / static_cast<double>(least_bytes);
+    if (moved_bytes == min_bytes) return 1.0;
+    return static_cast<double>(moved_bytes) / static_cast<double>(min_bytes);
   }
 
   friend constexpr bool operator==(const access_regret&, const access_regret&) noexcept = default;

@@ -41,11 +41,11 @@ enum class bounded_iteration : std::uint8_t {
 /// moves the same.
 ///
 /// **What has moved down by a given moment.** Cut the gaps between writes at that moment: a gap that was
-/// given up before it has moved down, regardless of its next write, because until then the room above was
+/// given up before it has moved down, regardless of its next write, because until then the space above was
 /// taken. Of gaps that end together any may be given up, and the order of their true ends is one of the ways.
 ///
 /// **Stall.** Let a window begin after some event and end with an acquire. The contents of tier 0 at its
-/// beginning, including transfers in flight, take room; assume that they are free. All that the byte bound
+/// beginning, including transfers in flight, take space; assume that they are free. All that the byte bound
 /// gives for the window comes over the link after the window began and before it ends; and what is written in
 /// the window and given up in it moves down in it, if all bytes that were dirty before are ignored. The
 /// window lasts at least as long as the longer of both takes, over a half-duplex link as long as both

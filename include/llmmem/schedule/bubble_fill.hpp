@@ -79,7 +79,7 @@ struct bubble_piece {
   friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
 };
 
-/// What is placed where, and what found no room.
+/// What is placed where, and what found no space.
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending
@@ -117,7 +117,7 @@ struct bubble_plan {
 ///
 /// **Greedy, cut freely.** At each moment of a bubble the released item with the earliest deadline runs
 /// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and the
-/// search starts again; at the end it tries those left out once more. So no left-out item could be added to
+/// search starts again; at the end it tries those left out again. So no left-out item could be added to
 /// the rest. All items are placed whenever that is possible at all, and as many as possible when no item has
 /// a release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
 /// met:* take a schedule that meets all, and the first moment when it does not run what EDF runs, item a, but

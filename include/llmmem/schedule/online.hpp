@@ -34,9 +34,9 @@ template <eviction_policy Policy>
   machine.check();
   const auto refuse = [](const std::string& why) { throw argument_error("simulate_online: " + why); };
   if (machine.tiers() != 2) refuse(std::to_string(machine.tiers()) + " tiers; it runs over 2");
-  if (trace.most_leased_bytes() > machine.budgets[0]) {
+  if (trace.max_leased_bytes() > machine.budgets[0]) {
     refuse("tier 0 has " + std::to_string(machine.budgets[0]) + " bytes; the trace leases " +
-           std::to_string(trace.most_leased_bytes()) + " at once");
+           std::to_string(trace.max_leased_bytes()) + " at once");
   }
   if (to_number(policy.capacity()) < trace.sizes().size()) {
     refuse("the policy has " + std::to_string(to_number(policy.capacity())) + " slots; there are " +

@@ -13,10 +13,12 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Where attention over KV away from the device is computed.
-enum class away_attention : std::uint8_t {
+enum class offloaded_attention : std::uint8_t {
   on_device,  ///< the KV is sent there, every step
   on_host,    ///< on the host, which takes `host_attention_ns` for all KV; only results travel, not counted
 };
+
+using away_attention [[deprecated("its name is offloaded_attention")]] = offloaded_attention;
 
 /// The input of placement. A *step* makes one token for each sequence of the block, the batches that pass
 /// through a layer while its weights are there (FlexGen's zig-zag block schedule).
@@ -36,14 +38,14 @@ struct placement_facts {
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
 
-  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no room
+  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no space
   std::uint64_t host_to_device = 0;
   std::uint64_t device_to_host = 0;
   std::uint64_t nvme_to_host = 0;
   std::uint64_t host_to_nvme = 0;
 
   std::uint64_t compute_ns = 0;  ///< of a step, on the device
-  away_attention attention = away_attention::on_device;
+  offloaded_attention attention = offloaded_attention::on_device;
   std::uint64_t host_attention_ns = 0;  ///< of a step, if all KV were away
 };
 
@@ -128,9 +130,9 @@ struct chunked_placement {
 ///     host to NVMe                     k_n N         + a_n M
 ///     compute          compute_ns    + (k_h + k_n) host_attention_ns
 ///
-/// bytes over bandwidth each. With `away_attention::on_host` the last term applies, and R from host to device
-/// does not. FlexGen prices a layer; because layers are alike, a step is a multiple of that. Its prefill, and
-/// its choice of block size by trying several, are left to the caller.
+/// bytes over bandwidth each. With `offloaded_attention::on_host` the last term applies, and R from host to
+/// device does not. FlexGen prices a layer; because layers are alike, a step is a multiple of that. Its
+/// prefill, and its choice of block size by trying several, are left to the caller.
 ///
 /// That is a linear program of nine fractions, solved by the simplex method in double precision: times are
 /// within a millionth of the slowest that a placement could have, and budgets within a millionth of a

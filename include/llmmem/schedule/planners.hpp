@@ -17,7 +17,8 @@ inline namespace v0 {
 /// Whether the iteration is repeated for ever, or runs once.
 enum class plan_span : std::uint8_t {
   cyclic,  ///< a chunk used first in the next iteration is soon used again when this one ends
-  once,    ///< no iteration follows: the plan has a first iteration only
+  single,  ///< no iteration follows: the plan has a first iteration only
+  once [[deprecated("its name is single")]] = single
 };
 
 /// What to minimise; the other breaks ties.
@@ -43,7 +44,7 @@ struct on_demand {
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-/// At every event fetches what the next `accesses` acquires lack, if room can be made of chunks that are not
+/// At every event fetches what the next `accesses` acquires lack, if space can be made of chunks that are not
 /// among them, the least recently used first: prefetch by count, not by time, like DeepSpeed's bucket of
 /// elements and Gemini's of chunks.
 struct lookahead {
@@ -57,7 +58,7 @@ struct lookahead {
 /// twice as soon. The working planner: it tries how much to hold ahead, and keeps the best plan
 /// (docs/schedules.md).
 ///
-/// By bytes it prefetches nothing: a single iteration (`plan_span::once`) of equal clean chunks then moves
+/// By bytes it prefetches nothing: a single iteration (`plan_span::single`) of equal clean chunks then moves
 /// exactly MIN's bytes. By time it may move some chunks in addition.
 struct next_use {
   plan_objective objective = plan_objective::time;

@@ -43,7 +43,7 @@ inline namespace v0 {
 ///
 ///     trace_recorder known = schedule.recorder();
 ///     known.acquire(schedule.add(layer_weights), access_mode::read);      // and so on, with guessed times
-///     schedule.foresee(known.freeze());
+///     schedule.plan_known_trace(known.freeze());
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
 /// time (`simulate`), replace it by your own (`replay(plan)`). The schedule executes a step when the program
@@ -149,9 +149,12 @@ class prefetch_schedule {
   /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses, if
   /// `prefetch_options::replans` has them measured.
   /// @throws argument_error  when its chunks are not those of `recorder()`, or while recording.
-  const schedule_plan& foresee(schedule_trace trace) {
-    desk_.foresee(std::move(trace));
+  const schedule_plan& plan_known_trace(schedule_trace trace) {
+    desk_.plan_known_trace(std::move(trace));
     return make_plan();
+  }
+  [[deprecated("call plan_known_trace()")]] const schedule_plan& foresee(schedule_trace trace) {
+    return plan_known_trace(std::move(trace));
   }
 
   void record() { desk_.record(); }
@@ -205,7 +208,7 @@ class prefetch_schedule {
   }
   /// @}
 
-  /// Begins the steps that can begin now. It uses room that is freed while the program computes, which
+  /// Begins the steps that can begin now. It uses space that is freed while the program computes, which
   /// otherwise the next call uses. Never waits.
   void progress() { desk_.progress(); }
 

@@ -47,7 +47,7 @@ struct prefetch_stats {
   std::uint64_t diverged = 0;    ///< how often the plan was given up
   std::uint64_t between = 0;     ///< calls between two iterations, which no plan covers
   std::uint64_t steps = 0;       ///< executed steps of plans, without the two counts below
-  std::uint64_t useless = 0;     ///< steps whose effect was there already (a drop of discarded contents), or
+  std::uint64_t unneeded = 0;    ///< steps whose effect was there already (a drop of discarded contents), or
                                  ///< was no longer possible
   std::uint64_t late = 0;        ///< steps whose event came before they could begin: left to the lease
   std::uint64_t recordings = 0;  ///< iterations recorded and planned

@@ -57,7 +57,10 @@ class schedule_trace {
   /// Returns the computing in all: the time of the iteration if nothing ever stalls.
   [[nodiscard]] std::uint64_t compute_ns() const noexcept { return compute_ns_; }
   /// Returns the most bytes leased at once: the least budget of tier 0 that can work.
-  [[nodiscard]] std::uint64_t most_leased_bytes() const noexcept { return most_leased_; }
+  [[nodiscard]] std::uint64_t max_leased_bytes() const noexcept { return most_leased_; }
+  [[nodiscard, deprecated("call max_leased_bytes()")]] std::uint64_t most_leased_bytes() const noexcept {
+    return max_leased_bytes();
+  }
   /// Identifies the program: a hash of sizes and events, without times, so that a plan outlives a recording.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 

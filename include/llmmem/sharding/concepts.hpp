@@ -61,10 +61,10 @@ concept partition = requires(const P& p, tensor_id t, rank_id r, std::uint64_t e
 namespace detail {
 
 /// @throws argument_error  when there are no ranks; length_error when there are more tensors than ids.
-constexpr void check_world(rank_count world, std::uint64_t tensors, const char* who) {
-  if (to_number(world) == 0) throw argument_error(std::string(who) + ": 0 ranks; a world has at least one");
+constexpr void check_world(rank_count world, std::uint64_t tensors, const char* name) {
+  if (to_number(world) == 0) throw argument_error(std::string(name) + ": 0 ranks; a world has at least one");
   if (tensors > 0xFFFF'FFFFU) {
-    throw length_error(std::string(who) + ": " + std::to_string(tensors) + " tensors; ids are 32 bits wide");
+    throw length_error(std::string(name) + ": " + std::to_string(tensors) + " tensors; ids are 32 bits wide");
   }
 }
 

@@ -89,8 +89,12 @@ struct element_runs {
     return begin + position / run * stride + position % run;
   }
   /// Returns the first run that ends after `element`; `count` or more if none does. @pre not `empty()`
-  [[nodiscard]] constexpr std::uint64_t first_run_behind(std::uint64_t element) const noexcept {
+  [[nodiscard]] constexpr std::uint64_t first_run_after(std::uint64_t element) const noexcept {
     return element < begin + run ? 0 : (element - begin - run) / stride + 1;
+  }
+  [[nodiscard, deprecated("call first_run_after()")]] constexpr std::uint64_t first_run_behind(
+      std::uint64_t element) const noexcept {
+    return first_run_after(element);
   }
 
   /// Returns whether this is a set of elements of a tensor of `tensor_elements`, in canonical form.
@@ -160,9 +164,9 @@ constexpr void intersect(const element_runs& a, const element_runs& b, Visit&& v
     const std::uint64_t a_end = a_begin + a.run;
     const std::uint64_t b_end = b_begin + b.run;
     if (a_end <= b_begin) {
-      i = a.first_run_behind(b_begin);
+      i = a.first_run_after(b_begin);
     } else if (b_end <= a_begin) {
-      j = b.first_run_behind(a_begin);
+      j = b.first_run_after(a_begin);
     } else {
       const std::uint64_t first = a_begin < b_begin ? b_begin : a_begin;
       const std::uint64_t last = a_end < b_end ? a_end : b_end;

@@ -24,7 +24,7 @@ inline namespace v0 {
 ///
 /// Use it for optimizer state, gradients and weights that are gathered before they are used (ZeRO;
 /// Rajbhandari et al. 2020, arXiv 1910.02054). Ranges need not be even: a rank may receive the range that it
-/// has room for, and one may receive none.
+/// has space for, and one may receive none.
 ///
 /// @par Complexity      `local` and `owned` O(1), `owner` O(log world).
 /// @par Thread safety   as a plain value.

@@ -33,8 +33,8 @@ struct gather_use {
 };
 
 /// Plans the gathers of one iteration: whole tensors are the first tier, with a budget, and the ranks' pieces
-/// the last. With `schedule::next_use` each scope is gathered as early as room and link allow, and the scopes
-/// used again soonest stay: the last layer of a forward pass, for the backward pass. With
+/// the last. With `schedule::next_use` each scope is gathered as early as space and link allow, and the
+/// scopes used again soonest stay: the last layer of a forward pass, for the backward pass. With
 /// `schedule::lookahead{n}`, n uses ahead.
 ///
 /// **All ranks follow the same plan**: make it from the same numbers everywhere, measured by one rank and
@@ -49,7 +49,7 @@ template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
                                          const link_model& link, Planner planner = {}) {
-  planner.span = plan_span::once;  // what was gathered is stale once the weights have changed
+  planner.span = plan_span::single;  // what was gathered is stale once the weights have changed
   trace_recorder recorder;
   for (const std::uint64_t bytes : scope_bytes)
     static_cast<void>(recorder.add_chunk(bytes));
@@ -89,8 +89,8 @@ struct gather_schedule_stats {
 ///
 /// It follows the steps of a plan, not the clock: when a gather begins depends only on what the program has
 /// used, so that all ranks gather in one order. (Therefore this is no `prefetch_schedule`: there each process
-/// leaves a late step to the lease independently. The planners are the same.) A gather without room waits for
-/// the drop that frees it.
+/// leaves a late step to the lease independently. The planners are the same.) A gather without space waits
+/// for the drop that frees it.
 ///
 /// @tparam State  a `sharded_state`; meanwhile only the queue runs its operations.
 /// @par Complexity      a use O(steps of the plan at it).
@@ -207,7 +207,7 @@ class gather_schedule {
   std::vector<std::unique_ptr<slot>> slots_;  // that stay where they are
   std::vector<std::uint32_t> uses_;
   schedule_plan plan_;
-  std::vector<std::uint32_t> pending_{};  // in the plan's order, without room as yet
+  std::vector<std::uint32_t> pending_{};  // in the plan's order, without space as yet
   std::size_t cursor_ = 0;                // the next step
   std::size_t use_ = 0;                   // the next use
   bool is_in_use_ = false;                // a lease lives

@@ -112,7 +112,8 @@ class key_servers {
   /// Returns the number of keys.
   [[nodiscard]] std::uint64_t keys() const noexcept { return keys_; }
   /// Returns the number of living servers.
-  [[nodiscard]] std::uint32_t living() const noexcept { return living_; }
+  [[nodiscard]] std::uint32_t live_servers() const noexcept { return living_; }
+  [[nodiscard, deprecated("call live_servers()")]] std::uint32_t living() const noexcept { return living_; }
   /// Returns whether a server lives.
   [[nodiscard]] bool is_alive(rank_id server) const noexcept { return alive_[to_index(server)] != 0; }
   /// Returns the keys of a range.
@@ -156,7 +157,7 @@ class key_servers {
     return rank_id{static_cast<std::uint32_t>((own + behind) % servers)};
   }
   [[nodiscard]] bool holds(tensor_id range, rank_id server) const noexcept;
-  void check_server(rank_id server, const char* who) const;
+  void check_server(rank_id server, const char* name) const;
   [[nodiscard]] server_change change_from(const key_servers& before) const;
 
   std::uint64_t keys_ = 0;

@@ -149,9 +149,9 @@ class piece_lease {
 /// then of no use, because they hold old contents or a part of the new. Call `agree()`, `shrink()`, and build
 /// the state again.
 ///
-/// Sums are in the order of ranks, regardless of owners (`reduce_way::direct`): the bits of a sum depend on
-/// the number of ranks alone. **Nothing is scaled**: the caller computes a mean from `owned()` after a
-/// `reduce_scatter`, so that each element is scaled once.
+/// Sums are in the order of ranks, regardless of owners (`reduce_algorithm::direct`): the bits of a sum
+/// depend on the number of ranks alone. **Nothing is scaled**: the caller computes a mean from `owned()`
+/// after a `reduce_scatter`, so that each element is scaled once.
 ///
 /// Ranks of the transport beyond the partition's world hold nothing, and may only `reshard_to`.
 ///
@@ -178,7 +178,7 @@ class piece_lease {
 ///                      `whole_bytes` at any time.
 /// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that does not
 ///                      match the partition, `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space
-///                      lacks room for the pieces. Operations return the transport's failure, the space's
+///                      lacks space for the pieces. Operations return the transport's failure, the space's
 ///                      shortage, `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for
 ///                      elements that do not match the operation: for the last two, nothing was sent.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,
@@ -196,26 +196,27 @@ class sharded_state {
   using hold_type = held_pieces_of<Pieces>;
 
   /// Fills pieces with zeros. Transport and space outlive the state.
-  sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
-                sharded_options options = {})
+  sharded_state(const Partition& layout, std::span<const tensor_facts> tensors, Transport& ranks,
+                Space& space, sharded_options options = {})
     requires(Pieces::is_resident);
   /// Pieces are chunks of `store`, which also outlives the state.
   template <class Store>
     requires std::same_as<Pieces, leased_pieces<Store>>
-  sharded_state(const Partition& who, std::span<const tensor_facts> tensors, Transport& ranks, Space& space,
-                Store& store, sharded_options options = {});
+  sharded_state(const Partition& layout, std::span<const tensor_facts> tensors, Transport& ranks,
+                Space& space, Store& store, sharded_options options = {});
   sharded_state(const sharded_state&) = delete;
   sharded_state& operator=(const sharded_state&) = delete;
 
-  [[nodiscard]] const Partition& who() const noexcept { return who_; }
+  [[nodiscard]] const Partition& layout() const noexcept { return layout_; }
+  [[nodiscard, deprecated("call layout()")]] const Partition& who() const noexcept { return layout_; }
   [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
   /// Returns the transport of its operations.
   [[nodiscard]] Transport& ranks() const noexcept { return *ranks_; }
   /// Returns this rank's number, and whether it is one of the partition's.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
-  [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(who_.world()); }
+  [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(layout_.world()); }
 
-  /// Returns this rank's piece: the elements of `who().local`, in their order. @pre that tensor exists
+  /// Returns this rank's piece: the elements of `layout().local`, in their order. @pre that tensor exists
   [[nodiscard]] std::span<std::byte> local(tensor_id tensor) noexcept
     requires(Pieces::is_resident)
   {
@@ -226,7 +227,7 @@ class sharded_state {
   {
     return local_of(tensor, pieces_.data(to_index(tensor)));
   }
-  /// Returns the part of it that this rank owns: `who().owned`. An optimizer updates it.
+  /// Returns the part of it that this rank owns: `layout().owned`. An optimizer updates it.
   [[nodiscard]] std::span<std::byte> owned(tensor_id tensor) noexcept
     requires(Pieces::is_resident)
   {
@@ -372,7 +373,7 @@ class sharded_state {
   [[nodiscard]] result<std::byte*> stage(detail::held_range<Space>& room, std::uint64_t bytes);
   void end_stage() noexcept;
 
-  Partition who_;
+  Partition layout_;
   std::vector<tensor_facts> facts_;
   Transport* ranks_;
   Space* space_;

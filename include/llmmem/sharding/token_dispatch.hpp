@@ -19,7 +19,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which assignments come first if an expert lacks room for all.
+/// Which assignments come first if an expert lacks space for all.
 enum class dispatch_order : std::uint8_t {
   choice_first,  ///< the first choices of all tokens in their order, then all second choices, ... (GShard)
   token_first,   ///< token by token, each with all its choices: a stable sort by expert (FastMoE)
@@ -93,12 +93,12 @@ class token_dispatch {
   /// @throws argument_error  when there are no experts or choices.
   /// @throws length_error    when `max_tokens` x choices pass 2^32 - 3, or the experts 2^32 - 2.
   explicit token_dispatch(const dispatch_options& options) : options_(options) {
-    const std::string who = std::string(options.name) + ": ";
-    if (options.experts == 0) throw argument_error(who + "0 experts; a layer has at least one");
-    if (options.choices == 0) throw argument_error(who + "0 choices; a token makes at least one");
+    const std::string name = std::string(options.name) + ": ";
+    if (options.experts == 0) throw argument_error(name + "0 experts; a layer has at least one");
+    if (options.choices == 0) throw argument_error(name + "0 choices; a token makes at least one");
     const std::uint64_t assignments = std::uint64_t{options.max_tokens} * options.choices;
     if (assignments >= unrouted_slot || options.experts >= to_index(no_expert)) {
-      throw length_error(who + std::to_string(options.max_tokens) + " tokens x " +
+      throw length_error(name + std::to_string(options.max_tokens) + " tokens x " +
                          std::to_string(options.choices) + " choices for " + std::to_string(options.experts) +
                          " experts; slots and experts are 32 bits wide");
     }

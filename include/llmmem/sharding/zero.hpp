@@ -94,7 +94,7 @@ static_assert(partition<zero_partition>);
 /// With `mixed_precision_adam`, P parameters and N ranks, a rank keeps 4P + 12P/N bytes at stage 1, 2P +
 /// 14P/N at stage 2 and 16P/N at stage 3 (Table 1 of the paper): exactly if N divides P, and otherwise by
 /// that rank's own share. `training_state` of model/ has the same for the largest rank, without a catalogue.
-/// Use it if all ranks see different data; if no rank has room for one gathered layer, split the layers
+/// Use it if all ranks see different data; if no rank has space for one gathered layer, split the layers
 /// themselves (`split_2d`, `grid2d`).
 ///
 /// @par Complexity      construction O(tensors + world), `bytes` O(1).

@@ -64,7 +64,7 @@ struct memory_range {
 ///   `errc::zero_bytes`, `errc::bad_alignment`. A refusal changes nothing.
 /// - `deallocate(range)` takes back a whole range from `try_allocate`. It does not throw; each space
 ///   documents what it does with a foreign range. An empty range has no effect. All operations on the range
-///   must be behind their last fence.
+///   must be after their last fence.
 /// - `used() <= capacity()` at all times; both are bytes, without metadata.
 /// - `name()` is the name in error texts.
 template <class S>

@@ -42,7 +42,7 @@ class grid_executor {
   explicit grid_executor(const launch_limits& limits = {}, const block_share& share = {}) noexcept
       : limits_(limits), share_(share) {}
 
-  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+  template <cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());

@@ -40,10 +40,10 @@ class sim_stuck : public std::logic_error {
 struct sim_options {
   std::uint32_t seats = 4;
   std::uint64_t seed = 1;
-  std::uint64_t least_delay_ns = 2'000;  ///< of a frame
-  std::uint64_t most_delay_ns = 100'000;
-  std::uint64_t least_notice_ns = 10'000;  ///< until a death is noticed, by each process on its own
-  std::uint64_t most_notice_ns = 10'000'000;
+  std::uint64_t min_delay_ns = 2'000;  ///< of a frame
+  std::uint64_t max_delay_ns = 100'000;
+  std::uint64_t min_notice_ns = 10'000;  ///< until a death is noticed, by each process on its own
+  std::uint64_t max_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until an unreachable process is suspected
   std::uint32_t frame_bytes = 4096;
   std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: further data waits
@@ -51,7 +51,7 @@ struct sim_options {
   std::uint64_t bytes_per_second = 0;
   std::uint32_t corrupts_one_in = 0;  ///< frames of data in which one bit is flipped; 0: none
   std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none after that time
-  std::uint64_t most_calls = 10'000'000;                ///< of all together; more counts as a hang
+  std::uint64_t max_calls = 10'000'000;                 ///< of all together; more counts as a hang
 };
 
 /// Enumerates all orders in which a process can receive what has arrived, with one run of a network for each.
@@ -121,7 +121,11 @@ class sim_endpoint {
   template <frame_handler Handler>
   result<void> send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes, deadline by,
                     Handler& handler);
-  void tell(seat_id to, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void post(seat_id to, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  [[deprecated("call post()")]] void tell(seat_id to, const frame_header& frame,
+                                          std::span<const std::byte> bytes) noexcept {
+    post(to, frame, bytes);
+  }
   template <frame_handler Handler>
   [[nodiscard]] bool poll(deadline by, Handler& handler);
   void withdraw(seat_id from) noexcept;

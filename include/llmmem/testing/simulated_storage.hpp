@@ -92,7 +92,7 @@ struct crash_choice {
 /// even for running code.
 ///
 /// @par Not modelled   sectors of one write in any order (only prefixes), several torn writes at once,
-///      spontaneous decay of bytes (see `flip`), torn names, permissions, time, and room that removed files
+///      spontaneous decay of bytes (see `flip`), torn names, permissions, time, and space that removed files
 ///      still take while they are open. Names stay in their folder: `rename` and `replace` to another fail
 ///      with EXDEV. `replace` without an existing `to` renames, as in POSIX.
 ///

@@ -39,7 +39,8 @@ enum class simulated_writes : std::uint8_t {
 
 /// A fault, and the calls that it hits.
 struct storage_fault {
-  static constexpr std::uint64_t for_ever = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::uint64_t forever = std::numeric_limits<std::uint64_t>::max();
+  [[deprecated("its name is forever")]] static constexpr std::uint64_t for_ever = forever;
   enum class kind : std::uint8_t {
     refused,   ///< nothing is done
     reported,  ///< it is done, but reported as a failure

@@ -24,12 +24,16 @@ struct virtual_time {
 
 /// Returns `time` plus `ns` nanoseconds.
 /// @throws length_error  past 2^64 - 1 ns, which is 584 years.
-[[nodiscard]] constexpr virtual_time later(virtual_time time, std::uint64_t ns) {
+[[nodiscard]] constexpr virtual_time time_after(virtual_time time, std::uint64_t ns) {
   if (ns > ~std::uint64_t{0} - time.ns) {
     throw length_error("virtual clock: " + std::to_string(time.ns) + " + " + std::to_string(ns) +
                        " ns passes the end of time; check the bandwidth and the byte count");
   }
   return {time.ns + ns};
+}
+[[nodiscard, deprecated("call time_after()")]] constexpr virtual_time later(virtual_time time,
+                                                                            std::uint64_t ns) {
+  return time_after(time, ns);
 }
 
 /// Time as a value: same calls, same times, on any machine. Simulated spaces schedule the ends of their
@@ -37,7 +41,7 @@ struct virtual_time {
 ///
 /// @par Complexity      `advance_to` O(e) for each event it passes, `e` events pending.
 /// @par Thread safety   none: one thread drives the clock and all that depends on it, so that a run repeats.
-/// @par Errors          `later` and `at` throw; the clock is then unchanged.
+/// @par Errors          `time_after` and `at` throw; the clock is then unchanged.
 class virtual_clock {
  public:
   /// An action at a time. It may schedule, but not advance the clock.
@@ -50,7 +54,7 @@ class virtual_clock {
   [[nodiscard]] virtual_time now() const noexcept { return now_; }
 
   /// Advances by `ns`, through every event on the way. @throws length_error  past the end of time.
-  void advance(std::uint64_t ns) { advance_to(later(now_, ns)); }
+  void advance(std::uint64_t ns) { advance_to(time_after(now_, ns)); }
 
   /// Advances to `time`; does nothing for a time that has passed. Events run in order of their time, those of
   /// one time in the order they were scheduled; the clock shows each event's time while it runs.
@@ -69,7 +73,7 @@ class virtual_clock {
     events_.push_back({time, run, context, tag});
   }
 
-  /// Makes room for another `more` events, so that as many calls of `at` cannot fail.
+  /// Makes space for another `more` events, so that as many calls of `at` cannot fail.
   void reserve(std::size_t more) { events_.reserve(events_.size() + more); }
 
   /// Drops what `context` has scheduled, before its owner ends.

@@ -39,7 +39,7 @@ class virtual_link {
   /// Queues `bytes` that may not start before `ready`.
   [[nodiscard]] span schedule(virtual_time ready, std::uint64_t bytes) {
     const virtual_time start = ready > free_ ? ready : free_;
-    const virtual_time finish = later(later(start, model_.latency_ns), transfer_ns(model_, bytes));
+    const virtual_time finish = time_after(time_after(start, model_.latency_ns), transfer_ns(model_, bytes));
     free_ = finish;
     busy_ns_ += finish.ns - start.ns;
     return {start, finish};

@@ -106,8 +106,8 @@ class chunk_mapping {
 /// - A tensor of more than `split_bytes` becomes the fewest chunks that can hold it, all of one size except
 ///   the last, which may be smaller.
 /// - A tensor of at most `group_bytes` follows the previous one of its set in the same chunk if that has
-///   room, and otherwise opens the set's next chunk. Larger tensors in between do not matter: the biases of a
-///   layer are together although a matrix follows each.
+///   space, and otherwise opens the set's next chunk. Larger tensors in between do not matter: the biases of
+///   a layer are together although a matrix follows each.
 /// - Any other tensor is alone in a chunk.
 ///
 /// **Waste.** In addition to the tensors' own bytes, chunks have less than `unit` bytes each, and less than

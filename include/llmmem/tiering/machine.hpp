@@ -25,7 +25,7 @@ inline namespace v0 {
 ///                          .links = {{.bytes_per_second = 25'000'000'000},
 ///                                    {.bytes_per_second = 6'000'000'000, .duplex = link_duplex::half}}};
 struct schedule_machine {
-  static constexpr std::size_t most_tiers = 8;
+  static constexpr std::size_t max_tiers = 8;
 
   /// Bytes of every tier except the last, which is unbounded.
   std::vector<std::uint64_t> budgets;
@@ -49,8 +49,8 @@ struct schedule_machine {
   void check() const {
     const auto refuse = [](const std::string& why) { throw argument_error("schedule_machine: " + why); };
     if (budgets.empty()) refuse("no tier has a budget; there must be one above the unbounded tier");
-    if (tiers() > most_tiers) {
-      refuse(std::to_string(tiers()) + " tiers; the most is " + std::to_string(most_tiers));
+    if (tiers() > max_tiers) {
+      refuse(std::to_string(tiers()) + " tiers; the most is " + std::to_string(max_tiers));
     }
     for (std::size_t i = 0; i < budgets.size(); ++i) {
       if (budgets[i] == 0 || budgets[i] > max_bytes) {

@@ -17,12 +17,12 @@ inline namespace v0 {
 
 /// What a step does. A tier's *copy* of a chunk takes the chunk's bytes of its budget.
 enum class plan_operation : std::uint8_t {
-  fetch,       ///< copies `from` = `to` + 1 to `to`: takes its room when it starts; the source keeps its copy
-  write_back,  ///< copies `from` to `to` = `from` + 1, and takes room there if there is no copy yet; for
+  fetch,  ///< copies `from` = `to` + 1 to `to`: takes its space when it starts; the source keeps its copy
+  write_back,  ///< copies `from` to `to` = `from` + 1, and takes space there if there is no copy yet; for
                ///< clean contents it is a waste, not an error
   drop,        ///< frees the copy in `from` when no transfer reads it; another copy is as new, or the
                ///< contents are no longer needed
-  allocate,    ///< takes room in tier 0 for contents that the program is about to write
+  allocate,    ///< takes space in tier 0 for contents that the program is about to write
 };
 
 /// When the runner issues a step, relative to event `at_event`.
@@ -37,8 +37,8 @@ enum class plan_moment : std::uint8_t {
 ///
 /// Transfers of one link and direction (of one link, when it is half duplex) run one after another in the
 /// order of their issue; each starts when the link is free, its source is complete and its destination has
-/// room. Times are predictions, in nanoseconds from the iteration's beginning; a runner needs none of them. A
-/// step of `at_event` = number of events belongs after the last event.
+/// space. Times are predictions, in nanoseconds from the iteration's beginning; a runner needs none of them.
+/// A step of `at_event` = number of events belongs after the last event.
 struct plan_step {
   std::uint32_t at_event = 0;
   chunk_id chunk{};

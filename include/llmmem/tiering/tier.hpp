@@ -40,12 +40,12 @@ struct write_through_selective {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept { return uses >= N; }
 };
 
-/// As `Write`, and clean copies are *demoted* when another chunk needs their room here, or they are evicted:
+/// As `Write`, and clean copies are *demoted* when another chunk needs their space here, or they are evicted:
 /// if the next tier has lost its copy and would admit it, the chunk is stored there in full before it leaves.
 /// The next tier is then a victim cache: it has the chunks last used in this tier, so that no lease looks for
 /// them further down. For links that are much faster than those below them.
 ///
-/// A demotion never waits for room: the next tier gives it free room, or the room of clean copies. If that
+/// A demotion never waits for space: the next tier gives it free space, or the space of clean copies. If that
 /// does not suffice, or the store fails, the copy is dropped, as it always can be. Above the last tier, which
 /// has all clean contents, it changes nothing; nor does it change the `drop` of a plan.
 ///
@@ -72,7 +72,7 @@ static_assert(write_policy<write_back> && write_policy<write_through> &&
 ///                   thread, in staging memory that the constructor takes from that tier's budget.
 /// @tparam Admission which passing chunks stay here. Asked of middle tiers only, once for each passage: when
 /// a chunk comes up through the tier, or down without having come up since it was last asked, and the tier
-/// has no copy of it. A refused chunk has its room while it passes: the copy leaves as soon as the next tier
+/// has no copy of it. A refused chunk has its space while it passes: the copy leaves as soon as the next tier
 /// has all of it. On its way down it continues without a further call, as if written through.
 template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
           codec Codec = identity_codec, admission_policy Admission = admit_all>

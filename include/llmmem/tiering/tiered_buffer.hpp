@@ -41,7 +41,7 @@ inline namespace v0 {
 /// - **Dirty bytes.** A lease that writes marks its range. When the copy moves down, only those bytes move,
 ///   rounded to the granularity of the tier below. A clean copy that must leave is dropped.
 /// - **Budgets are hard**: each tier is one range of its space, allocated by best fit; a transfer takes its
-///   room before it begins. A request that does not fit returns `errc::out_of_bytes` with the shortage, and
+///   space before it begins. A request that does not fit returns `errc::out_of_bytes` with the shortage, and
 ///   changes nothing.
 /// - **Bytes that leave memory** (a space with `leaves_memory`) are verified with CRC-32C when they return:
 ///   `errc::checksum_differs`, never wrong bytes.
@@ -49,9 +49,9 @@ inline namespace v0 {
 /// - **Rings** between tiers that the host cannot access: `tiered_options`. **Codecs**: `tier`.
 /// - **A failure loses nothing.** The buffer drops a copy only after the tier below has all of it. A write
 ///   that fails leaves the copy above dirty and in its place; the buffer tries again when it next needs the
-///   room.
+///   space.
 /// - **Transfers in flight advance on their own.** What follows them (the next hop of a prefetch, the use of
-///   freed room) happens inside calls; `progress` is the call that does only that.
+///   freed space) happens inside calls; `progress` is the call that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`
@@ -111,7 +111,7 @@ class basic_tiered_buffer {
   /// no place, or if any tier could not hold the chunk alone (the text names that tier and the most it can
   /// hold); `errc::table_full` beyond `max_chunks`; `errc::not_opened` if the last tier is read-only.
   result<chunk_handle> create(std::uint64_t bytes) { return parts_.desk.create(bytes); }
-  /// Creates another chunk with the same contents, in O(1). It takes no room and moves nothing: both share
+  /// Creates another chunk with the same contents, in O(1). It takes no space and moves nothing: both share
   /// every copy, their place and the transfer in flight, until one is written, updated, resized or discarded.
   /// That one *parts*: it first takes its own place in the last tier (`errc::out_of_bytes` if there is none).
   /// `write` and `discard` part without copying a byte; `update` and `resize` bring the shared contents up to
@@ -122,7 +122,7 @@ class basic_tiered_buffer {
   /// the chunk is being written.
   result<chunk_handle> clone(chunk_handle chunk) { return parts_.desk.clone(chunk); }
   /// Makes a chunk of contents that the last tier already has, `offset` bytes into its range: a tensor in a
-  /// model's file (`model_file_space`). Other chunks use the room there that adopted chunks leave. With
+  /// model's file (`model_file_space`). Other chunks use the space there that adopted chunks leave. With
   /// `checksum`, CRC-32C, each transfer from there verifies them. `errc::place_taken` if another chunk is
   /// there, with the bytes; `errc::past_the_bytes`; `errc::bad_granularity` for an offset that is no multiple
   /// of the tier's.
@@ -163,7 +163,7 @@ class basic_tiered_buffer {
 
   /// @name Leases
   /// `errc::no_contents` for a chunk that was never written, `errc::chunk_leased` if another lease is in the
-  /// way, `errc::out_of_bytes` if leased chunks leave no room in tier 0, `errc::timed_out` if patience ends
+  /// way, `errc::out_of_bytes` if leased chunks leave no space in tier 0, `errc::timed_out` if patience ends
   /// (the chunk then comes up in the background), and the error of a failed transfer.
   /// @{
   result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
@@ -188,8 +188,8 @@ class basic_tiered_buffer {
   /// @{
   /// Begins to bring a chunk up. `background_failure()` reports what fails then; the next lease tries again.
   result<void> prefetch(chunk_handle chunk) { return parts_.desk.prefetch(chunk); }
-  /// Makes the chunk leave tier 0; writes it back first if it is dirty. Waits for room in the tier below, not
-  /// for the write. `errc::chunk_leased`.
+  /// Makes the chunk leave tier 0; writes it back first if it is dirty. Waits for space in the tier below,
+  /// not for the write. `errc::chunk_leased`.
   result<void> evict(chunk_handle chunk) { return parts_.desk.evict(chunk); }
   /// Returns when the last tier has all of the chunk's contents. A chunk without contents is unchanged.
   result<void> flush(chunk_handle chunk) { return parts_.desk.flush(chunk); }
@@ -199,7 +199,7 @@ class basic_tiered_buffer {
   void progress() { parts_.mover.progress(); }
   /// Executes one step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from the tier below,
   /// `write_back` from `tier`, `drop` of its copy, which it writes back first if dirty. Never waits. Evicts
-  /// only if free room and the room of copies that are leaving do not suffice.
+  /// only if free space and the space of copies that are leaving do not suffice.
   tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
     return parts_.desk.execute(chunk, operation, tier);
   }

@@ -69,7 +69,7 @@ struct tier_stats {
   std::uint64_t chunks = 0;  ///< copies it holds
   std::uint64_t hits = 0;    ///< leases whose topmost copy was here; a copy on its way
                              ///< up counts for the tier below until a call has noted its arrival (`progress`)
-  std::uint64_t drops = 0;   ///< clean copies that left because room was needed
+  std::uint64_t drops = 0;   ///< clean copies that left because space was needed
   std::uint64_t write_backs = 0;  ///< copies that were first written to the tier below
   std::uint64_t demotions = 0;    ///< clean copies that were first stored in the tier below (`demoting`)
   std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
@@ -93,9 +93,11 @@ namespace tiering {
 
 /// The outcome of one step of a plan.
 enum class step_outcome : std::uint8_t {
-  done,     ///< begun, or finished if it takes no time
-  later,    ///< something in flight comes first: ask again after it has ended
-  useless,  ///< already done, or no longer possible
+  done,      ///< begun, or finished if it takes no time
+  deferred,  ///< something in flight comes first: ask again after it has ended
+  unneeded,  ///< already done, or no longer possible
+  later [[deprecated("its name is deferred")]] = deferred,
+  useless [[deprecated("its name is unneeded")]] = unneeded
 };
 
 }  // namespace tiering
@@ -111,7 +113,7 @@ struct tiered_traits {
   /// Memory of the rings between two tiers that the host cannot access: memory that it can, pinned for
   /// devices.
   using bounce_space = host_space;
-  /// Makes such a space, with room for `bytes`. It outlives the buffer, permanently if a device may still
+  /// Makes such a space, with space for `bytes`. It outlives the buffer, permanently if a device may still
   /// write to it.
   [[nodiscard]] static host_space make_bounce_space(std::uint64_t bytes) {
     host_options options;

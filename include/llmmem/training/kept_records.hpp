@@ -31,9 +31,10 @@ struct record_form {
   std::uint64_t bytes = 0;
   std::vector<record_run> kept{};  ///< in increasing order, without overlap; none: all of it
 
-  [[nodiscard]] bool is_whole() const noexcept { return kept.empty(); }
+  [[nodiscard]] bool is_complete() const noexcept { return kept.empty(); }
+  [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
-    if (is_whole()) return bytes;
+    if (is_complete()) return bytes;
     std::uint64_t sum = 0;
     for (const record_run& each : kept)
       sum += each.bytes;
@@ -52,7 +53,7 @@ struct kept_records_stats {
 /// `prefetch_schedule` over one.
 ///
 ///     kept_records records(buffer, forms);
-///     auto room = records.save(i).value();         // filled by the forward pass
+///     auto space = records.save(i).value();         // filled by the forward pass
 ///     records.keep(i).value();                     // from now on the store's: kept in its form
 ///     ...
 ///     auto found = records.fetch(i, rebuild).value();   // as it was, its other part from rebuild(i, bytes)
@@ -81,7 +82,7 @@ class kept_records {
     try {
       for (entry& each : entries_) {
         each.record = store_->create(each.form.bytes).value();
-        if (!each.form.is_whole()) each.kept = store_->create(each.form.kept_bytes()).value();
+        if (!each.form.is_complete()) each.kept = store_->create(each.form.kept_bytes()).value();
       }
     } catch (...) {
       remove_all();
@@ -103,7 +104,7 @@ class kept_records {
   /// Record `i` is filled. @pre it was saved
   result<void> keep(std::uint32_t i) {
     entry& it = entries_[i];
-    if (it.form.is_whole()) {
+    if (it.form.is_complete()) {
       it.lease = std::monostate{};
       return {};
     }
@@ -128,7 +129,7 @@ class kept_records {
   template <class Rebuild>
   [[nodiscard]] result<std::span<const std::byte>> fetch(std::uint32_t i, Rebuild&& rebuild) {
     entry& it = entries_[i];
-    if (it.form.is_whole()) {
+    if (it.form.is_complete()) {
       auto had = store_->read(it.record);
       if (!had) return had.error();
       const std::span<const std::byte> found = had->span();
@@ -160,7 +161,7 @@ class kept_records {
   /// Record `i` has no more use, wherever it is in its life.
   void drop(std::uint32_t i) noexcept {
     entry& it = entries_[i];
-    if (it.form.is_whole() || !std::holds_alternative<std::monostate>(it.lease)) end_use(it);
+    if (it.form.is_complete() || !std::holds_alternative<std::monostate>(it.lease)) end_use(it);
     end_kept(it);
   }
 

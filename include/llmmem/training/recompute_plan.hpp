@@ -62,7 +62,7 @@ inline void check_choices(std::span<const record_choices> records) {
 }
 
 /// Whether some choice stays within `budget`: of the ways that fit, the one that keeps least leaves the most
-/// room for all behind it.
+/// space for all after it.
 [[nodiscard]] inline bool fits_budget(std::span<const record_choices> records, std::uint64_t budget) {
   std::uint64_t kept = 0;
   for (const record_choices& record : records) {
@@ -98,7 +98,7 @@ inline void check_choices(std::span<const record_choices> records) {
 
 /// The least budget that `plan_recompute` can keep. O(ways x log bytes).
 /// @throws as `plan_recompute`.
-[[nodiscard]] inline std::uint64_t least_recompute_budget(std::span<const record_choices> records) {
+[[nodiscard]] inline std::uint64_t min_recompute_budget(std::span<const record_choices> records) {
   detail::check_choices(records);
   std::uint64_t high = 0;
   for (const record_choices& each : records)
@@ -113,9 +113,14 @@ inline void check_choices(std::span<const record_choices> records) {
   return high;
 }
 
+[[nodiscard, deprecated("call min_recompute_budget()")]] inline std::uint64_t least_recompute_budget(
+    std::span<const record_choices> records) {
+  return min_recompute_budget(records);
+}
+
 /// The way for each record that costs least together, with at most `budget` bytes alive at any moment of
 /// the forward and the backward pass. Layers are a chain: forward from the first to the last, backward the
-/// other way, and each record is dropped behind its backward pass.
+/// other way, and each record is dropped after its backward pass.
 ///
 /// The bound is on the peak and not on what is saved: while a record is computed again, it lives with its
 /// kept part and those of all layers before it. A larger budget never costs more.
@@ -153,7 +158,7 @@ inline void check_choices(std::span<const record_choices> records) {
     if (next.empty()) {
       throw argument_error("plan_recompute: a budget of " + std::to_string(budget) +
                            " bytes of activations at once; the least that will do is " +
-                           std::to_string(least_recompute_budget(records)));
+                           std::to_string(min_recompute_budget(records)));
     }
     std::ranges::sort(next, [](const partial& a, const partial& b) {
       return std::tie(a.kept, a.cost, a.before, a.way) < std::tie(b.kept, b.cost, b.before, b.way);

@@ -41,8 +41,8 @@ struct training_shape {
 
 /// When the optimizer changes a layer's weights.
 enum class optimizer_time : std::uint8_t {
-  in_backward,    ///< behind the layer's backward pass
-  after_backward  ///< behind all of them
+  in_backward,    ///< after the layer's backward pass
+  after_backward  ///< after all of them
 };
 
 /// What a `host_space` takes for a range: whole pages from a size on (`page_options`).
@@ -106,9 +106,9 @@ struct training_prediction {
   std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
   std::uint64_t sent_once = 0;    ///< by setting weights up, and by each use of all weights in turn (zero 3)
   std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank
-  std::vector<std::uint64_t> fewest_moved{};  ///< over each edge between tiers a step, both ways; a bound
-  std::uint64_t stall_ns = 0;                 ///< no schedule waits less, for tiers and for ranks; a bound
-  std::uint64_t step_ns = 0;                  ///< computing and that
+  std::vector<std::uint64_t> min_moved_bytes{};  ///< over each edge between tiers a step, both ways; a bound
+  std::uint64_t stall_ns = 0;                    ///< no schedule waits less, for tiers and for ranks; a bound
+  std::uint64_t step_ns = 0;                     ///< computing and that
 };
 
 /// Refuses what cannot be trained.

@@ -1,6 +1,6 @@
 /// @file
 /// How each piece of a state comes back: kept, fetched whole or compressed, projected from hidden states, or
-/// computed again; planned for a link and what computes behind it.
+/// computed again; planned for a link and what computes after it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -39,7 +39,7 @@ struct way_back {
   std::uint64_t kept_bytes = 0;  ///< of fast memory, between
 };
 
-/// What brings pieces back: a link, and behind it something that computes; one piece at a time each.
+/// What brings pieces back: a link, and after it something that computes; one piece at a time each.
 struct way_back_machine {
   link_model link{};
   std::uint64_t kept_budget = 0;  ///< fast memory for what stays
@@ -87,7 +87,7 @@ namespace detail {
 }
 
 /// The ways with which all pieces are back first. Pieces come in their order over the link, and are computed
-/// in their order behind it; a piece is computed again only where all before it are, from the first on.
+/// in their order after it; a piece is computed again only where all before it are, from the first on.
 /// Exact: of all choices none is faster. So it is never slower than to fetch everything or to compute
 /// everything again, where these are among the ways.
 ///

@@ -48,15 +48,17 @@ enum class urgency : std::uint8_t {
 };
 
 /// Which thread makes progress with a queue's operations.
-enum class drive_by : std::uint8_t {
+enum class driven_by : std::uint8_t {
   own_thread,  ///< the queue's own thread
   waiters,     ///< the threads that start, poll or wait: without them there is no progress
 };
 
+using drive_by [[deprecated("its name is transfer::driven_by")]] = driven_by;
+
 }  // namespace transfer
 
 using urgency [[deprecated("its name is transfer::urgency")]] = transfer::urgency;
-using drive_by [[deprecated("its name is transfer::drive_by")]] = transfer::drive_by;
+using drive_by [[deprecated("its name is transfer::driven_by")]] = transfer::driven_by;
 
 /// Whether a queue searches for its best depth and block size while it works.
 enum class io_tuning : std::uint8_t {
@@ -66,7 +68,7 @@ enum class io_tuning : std::uint8_t {
 
 /// The construction parameters of a file queue.
 struct file_queue_options {
-  transfer::drive_by driver = transfer::drive_by::own_thread;
+  transfer::driven_by driver = transfer::driven_by::own_thread;
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< most bytes of one request, at least a page
   std::uint32_t depth = 0;              ///< most requests in flight; 0: as many as the engine accepts
   std::uint32_t max_operations = 1024;  ///< in flight or waiting

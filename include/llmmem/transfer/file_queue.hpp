@@ -65,7 +65,8 @@ inline namespace v0 {
 ///
 /// @par Complexity      O(1) for each request of `block_bytes`; no allocation after construction. `cancel`,
 ///   `promote` and a failure walk the queue of that urgency.
-/// @par Thread safety   any number of threads; one mutex, held only for bookkeeping. With `drive_by::waiters`
+/// @par Thread safety   any number of threads; one mutex, held only for bookkeeping. With
+/// `driven_by::waiters`
 ///   one of the waiting threads drives, and the others sleep.
 /// @par Errors          the constructor throws `argument_error`, `out_of_memory`, `system_error` and what the
 ///   engine's throws; everything else is a value, or reported by the fence.
@@ -112,7 +113,7 @@ class file_queue {
   /// Returns the bytes moved so far; for completion ask the fence.
   [[nodiscard]] std::uint64_t bytes_done(const transfer_fence& of) const noexcept;
 
-  /// Makes progress without waiting. Needed now and then with `drive_by::waiters`, otherwise without effect.
+  /// Makes progress without waiting. Needed now and then with `driven_by::waiters`, otherwise without effect.
   void poll() noexcept;
 
   /// Returns when no operation is in flight.
@@ -147,8 +148,8 @@ class file_queue {
   void register_file(const io_file& file) noexcept;
   /// Unregisters a file. A registered file must be unregistered before it is closed, unless the queue is
   /// destroyed first: otherwise the system keeps it open, and a file opened later would be confused with it.
-  /// No copy of it may be in flight or waiting. With `drive_by::waiters` the system releases it when a thread
-  /// drives again.
+  /// No copy of it may be in flight or waiting. With `driven_by::waiters` the system releases it when a
+  /// thread drives again.
   void forget_file(const io_file& file) noexcept;
 
  private:
@@ -238,8 +239,8 @@ file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
       core_(options_, depth_of(options_, engine_.caps())),
       tuner_(tuner_options(options_, depth_of(options_, engine_.caps()))) {
   if (options_.tuning == io_tuning::on) core_.use(tuner_.setting());
-  if (options_.driver == transfer::drive_by::waiters) {
-    core_.board().drive_by(
+  if (options_.driver == transfer::driven_by::waiters) {
+    core_.board().driven_by(
         [](void* self, const transfer_fence& awaited) noexcept {
           auto& me = *static_cast<file_queue*>(self);
           std::unique_lock lock(me.mutex_);
@@ -297,7 +298,7 @@ void file_queue<Engine>::forget_file(const io_file& file) noexcept {
     std::unique_lock lock(mutex_);
     files_.drop(file.opened_direct());
     files_.drop(file.buffered());
-    if (files_.has_changes() && options_.driver == transfer::drive_by::own_thread) kick(lock);
+    if (files_.has_changes() && options_.driver == transfer::driven_by::own_thread) kick(lock);
   }
 }
 
@@ -307,7 +308,7 @@ void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
   if (driven_) {
     kicked_ = true;
     engine_.wake();
-  } else if (options_.driver == transfer::drive_by::waiters) {
+  } else if (options_.driver == transfer::driven_by::waiters) {
     drive(lock, 0);
   } else {
     ring();
@@ -343,7 +344,7 @@ std::uint64_t file_queue<Engine>::bytes_done(const transfer_fence& of) const noe
 
 template <io_engine Engine>
 void file_queue<Engine>::poll() noexcept {
-  if (options_.driver != transfer::drive_by::waiters) return;
+  if (options_.driver != transfer::driven_by::waiters) return;
   std::unique_lock lock(mutex_);
   if (!driven_) drive(lock, 0);
 }
@@ -352,7 +353,7 @@ template <io_engine Engine>
 void file_queue<Engine>::wait_idle() noexcept {
   std::unique_lock lock(mutex_);
   while (core_.board().running() != 0) {
-    if (options_.driver == transfer::drive_by::waiters) {
+    if (options_.driver == transfer::driven_by::waiters) {
       turn(lock);
     } else {
       const transfer_fence some = core_.some_running();
@@ -424,7 +425,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   driven_ = true;
   // A waiting caller's thread writes here; the queue's own thread blocks the signals permanently.
   std::optional<detail::write_signals_held> held;
-  if (options_.driver == transfer::drive_by::waiters) held.emplace().raised();
+  if (options_.driver == transfer::driven_by::waiters) held.emplace().raised();
   tell_files();
   core_.admit();
   const std::uint64_t now = now_ns();

@@ -32,18 +32,18 @@ struct io_tuner_options {
   std::uint32_t windows = 3;             ///< measured at a setting before it is judged; their median counts
   std::uint32_t rest_windows = 8;        ///< of rest before the neighbours are measured again
   std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least this long: short ones are noise
-  std::uint32_t most_rest = 1024;        ///< each search without a change doubles the rest, up to this
+  std::uint32_t max_rest = 1024;         ///< each search without a change doubles the rest, up to this
 };
 
 /// Hill climbing: measures the present setting and the neighbours at twice and half the depth, and twice and
 /// half the block, in turn, so that a change in the device's speed affects all of them; moves to the best of
 /// them if that is faster by `gain`, and continues from there. If none is, it rests there, and measures again
 /// after `rest_windows`, because noise may have hidden one, then after twice as long, and so on: on a device
-/// that does not change, the share of time spent elsewhere approaches `4 * windows / most_rest`. While it
+/// that does not change, the share of time spent elsewhere approaches `4 * windows / max_rest`. While it
 /// rests, a window slower or faster than expected by a half, `windows` consecutive times, makes it measure at
 /// once.
 ///
-/// Settings are powers of two, so a climb from anywhere to a single peak takes at most `most_windows()`. On a
+/// Settings are powers of two, so a climb from anywhere to a single peak takes at most `max_windows()`. On a
 /// landscape with several peaks it finds one that no neighbour beats by `gain`.
 ///
 /// @par Complexity      O(1) for each window; less than a kilobyte, no allocation.
@@ -70,7 +70,7 @@ class io_tuner {
 
   /// The number of windows within which a device with a single peak, and noise below half of `gain`, is
   /// climbed from `first`.
-  [[nodiscard]] std::uint32_t most_windows() const noexcept {
+  [[nodiscard]] std::uint32_t max_windows() const noexcept {
     const auto span = [](std::uint64_t least, std::uint64_t most) {
       return static_cast<std::uint32_t>(std::bit_width(most) - std::bit_width(least));
     };
@@ -78,11 +78,14 @@ class io_tuner {
                                 span(options_.least.block_bytes, options_.most.block_bytes);
     return (steps + 1) * neighbours * options_.windows;
   }
+  [[nodiscard, deprecated("call max_windows()")]] std::uint32_t most_windows() const noexcept {
+    return max_windows();
+  }
 
  private:
   static constexpr std::uint32_t home = 0;
   static constexpr std::uint32_t neighbours = 5;  // including itself
-  static constexpr std::uint32_t max_windows = 15;
+  static constexpr std::uint32_t max_samples = 15;
 
   [[nodiscard]] io_setting neighbour(std::uint32_t which) const noexcept;
   [[nodiscard]] bool is_allowed(const io_setting& s) const noexcept {
@@ -99,7 +102,7 @@ class io_tuner {
   io_setting at_;
   std::uint32_t trying_ = home;
   std::array<double, neighbours> speeds_{};
-  std::array<std::array<double, max_windows>, neighbours> samples_{};
+  std::array<std::array<double, max_samples>, neighbours> samples_{};
   std::uint32_t round_ = 0;      // in a search: windows measured at each setting
   std::uint32_t differing_ = 0;  // consecutive, at rest
   std::uint32_t rest_left_ = 0;
@@ -116,9 +119,9 @@ inline io_tuner::io_tuner(const io_tuner_options& options)
     }
   }
   if (!is_allowed(options.first)) refuse("the first setting must be between the least and the most");
-  if (options.windows == 0 || options.windows > max_windows) refuse("windows must be 1 to 15");
-  if (options.rest_windows == 0 || options.most_rest < options.rest_windows) {
-    refuse("rest_windows must be at least 1, and at most most_rest");
+  if (options.windows == 0 || options.windows > max_samples) refuse("windows must be 1 to 15");
+  if (options.rest_windows == 0 || options.max_rest < options.rest_windows) {
+    refuse("rest_windows must be at least 1, and at most max_rest");
   }
   if (!(options.gain > 0 && options.gain < 1)) refuse("gain must be between 0 and 1");
 }
@@ -188,7 +191,7 @@ inline void io_tuner::judge() noexcept {
     return look();
   }
   rest_left_ = rest_length_;
-  rest_length_ = rest_length_ < options_.most_rest / 2 ? rest_length_ * 2 : options_.most_rest;
+  rest_length_ = rest_length_ < options_.max_rest / 2 ? rest_length_ * 2 : options_.max_rest;
 }
 
 inline void io_tuner::rest(double speed) noexcept {

@@ -88,7 +88,7 @@ class transfer_board {
   transfer_board& operator=(const transfer_board&) = delete;
 
   /// Makes waiting threads call `drive(context, fence)` instead of sleeping.
-  void drive_by(drive_function drive, void* context) noexcept {
+  void driven_by(drive_function drive, void* context) noexcept {
     drive_ = drive;
     context_ = context;
   }

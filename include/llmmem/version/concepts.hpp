@@ -34,7 +34,7 @@ struct version_stats {
   std::uint64_t pinned = 0;        ///< held now
   std::uint64_t dropped = 0;       ///< versions no longer kept
   std::uint64_t live = 0;          ///< versions that can be pinned now
-  std::uint64_t most_live = 0;     ///< the most there were at once
+  std::uint64_t max_live = 0;      ///< the most there were at once
 
   friend constexpr bool operator==(const version_stats&, const version_stats&) noexcept = default;
 };
@@ -88,7 +88,7 @@ class pinned_version {
 /// Decides which versions of a `T` stay, and how: `R::state<T>` keeps them, and `versioned<T, R>` is its
 /// name. All of them have the same reading calls:
 ///
-/// - `pin(version)`   a view of that version, which stays while the view lives; `errc::version_gone`, or
+/// - `pin(version)`   a view of that version, which stays while the view lives; `errc::version_expired`, or
 ///                    `errc::no_such_version` if it was never published.
 /// - `snapshot()`     a view of the newest.
 /// - `newest()`, `oldest()`   numbers, or `no_version`; the numbers between them may have gaps.

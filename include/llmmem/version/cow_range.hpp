@@ -31,7 +31,7 @@ class cow_range;
 /// Keeps snapshots of bytes: the first write to a page after a snapshot copies what the snapshot saw of it.
 /// `versioned<std::byte, copy_on_write>` is `cow_range`.
 struct copy_on_write {
-  static constexpr const char* usual_name = "copy_on_write";
+  static constexpr const char* default_name = "copy_on_write";
 
   /// Bytes a page, a power of two of at least 64. From 16 KiB on, the bookkeeping of a first write, about 0.3
   /// us with its release, is small compared with the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB
@@ -54,7 +54,7 @@ struct cow_stats {
   std::uint64_t reader_waits = 0;    ///< first writes that waited for a reader to leave the page
   std::uint64_t pool_pages = 0;      ///< pages in the pool
   std::uint64_t used_pages = 0;      ///< pages of the pool in use now
-  std::uint64_t most_used_pages = 0;
+  std::uint64_t max_used_pages = 0;
 
   friend constexpr bool operator==(const cow_stats&, const cow_stats&) noexcept = default;
 };
@@ -156,7 +156,7 @@ class cow_range {
   /// @throws argument_error  for a range and a pool that overlap, or 0 snapshots.
   /// @throws out_of_memory   if the source has no memory for the metadata.
   cow_range(std::span<std::byte> range, std::span<std::byte> pool, const copy_on_write& options = {},
-            const char* name = copy_on_write::usual_name)
+            const char* name = copy_on_write::default_name)
       : name_(name),
         range_(range),
         pool_(pool),
@@ -181,7 +181,7 @@ class cow_range {
     return write(offset, bytes, [](std::uint64_t) noexcept { return false; });
   }
 
-  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is room or it returns false.
+  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is space or it returns false.
   /// `reclaim` may release snapshots, and must make no other call on this range.
   template <class Reclaim>
     requires std::is_invocable_r_v<bool, Reclaim&, std::uint64_t>
@@ -217,7 +217,7 @@ class cow_range {
     return cow_snapshot(this, version);
   }
 
-  /// Returns another view of a live snapshot; `errc::version_gone`, `errc::no_such_version`.
+  /// Returns another view of a live snapshot; `errc::version_expired`, `errc::no_such_version`.
   [[nodiscard]] result<cow_snapshot> pin(version_id version) noexcept {
     const std::lock_guard lock(mutex_);
     const std::uint64_t wanted = to_number(version);
@@ -231,7 +231,7 @@ class cow_range {
       return failure{
           .code = errc::no_such_version, .wanted = wanted, .found = newest, .where = name_.c_str()};
     }
-    return failure{.code = errc::version_gone,
+    return failure{.code = errc::version_expired,
                    .wanted = wanted,
                    .found = live_ == 0 ? 0 : snapshots_[0].version,
                    .where = name_.c_str()};
@@ -356,7 +356,7 @@ class cow_range {
       const std::lock_guard lock(mutex_);
       copy = copies_.take();
       const std::uint64_t used = copies_.capacity() - copies_.free();
-      if (used > stats_.most_used_pages) stats_.most_used_pages = used;
+      if (used > stats_.max_used_pages) stats_.max_used_pages = used;
     }
     const std::span<const std::byte> old = page_of(page);
     std::memcpy(copy_of(copy), old.data(), old.size());
@@ -471,7 +471,7 @@ inline std::uint64_t cow_snapshot::page_bytes() const noexcept {
 
 template <class See>
 result<void> cow_snapshot::visit(std::uint64_t page, See&& see) const {
-  if (range_ == nullptr) return failure{.code = errc::null_handle, .where = copy_on_write::usual_name};
+  if (range_ == nullptr) return failure{.code = errc::null_handle, .where = copy_on_write::default_name};
   if (page >= range_->pages_) {
     return failure{.code = errc::out_of_range,
                    .wanted = page,
@@ -483,7 +483,7 @@ result<void> cow_snapshot::visit(std::uint64_t page, See&& see) const {
 }
 
 inline result<void> cow_snapshot::read(std::uint64_t offset, std::span<std::byte> into) const noexcept {
-  if (range_ == nullptr) return failure{.code = errc::null_handle, .where = copy_on_write::usual_name};
+  if (range_ == nullptr) return failure{.code = errc::null_handle, .where = copy_on_write::default_name};
   if (const failure why = range_->check_range(offset, into.size()); why.code != errc::ok) return why;
   while (!into.empty()) {
     const std::uint64_t skip = offset & (range_->page_bytes_ - 1);

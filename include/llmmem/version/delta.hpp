@@ -57,12 +57,12 @@ class delta_state;
 /// For state of which little changes at a time: embeddings, experts, tables. Dense Adam changes every byte of
 /// its state every step: take `stash` or `copy_on_write` there. `versions` and `bytes` both bound the chain:
 /// each publish makes the newest version the new base, and drops the oldest differences until the new one has
-/// room. A difference of more than `bytes` drops all older versions.
+/// space. A difference of more than `bytes` drops all older versions.
 ///
 /// A pin of an older version rebuilds it in one of `views` values, which all its pins share; it then stays
 /// even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
 struct delta {
-  static constexpr const char* usual_name = "delta";
+  static constexpr const char* default_name = "delta";
 
   std::uint32_t versions = 8;     ///< kept unpinned, the newest among them; at least 1
   std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes a run of changed bytes, and the bytes
@@ -96,8 +96,8 @@ class delta_state : public version_slots<T, delta> {
 
   /// @param prototype  has the length of every version.
   /// @throws argument_error  for 0 versions.
-  /// @throws out_of_memory   when the source has no room for the differences.
-  explicit delta_state(delta retain = {}, const T& prototype = T{}, const char* name = delta::usual_name,
+  /// @throws out_of_memory   when the source has no space for the differences.
+  explicit delta_state(delta retain = {}, const T& prototype = T{}, const char* name = delta::default_name,
                        const metadata_source& source = {})
       : base(retain, prototype, name),
         length_(version_bytes(prototype).size()),
@@ -143,7 +143,7 @@ class delta_state : public version_slots<T, delta> {
     const std::uint64_t wanted = to_number(version);
     if (wanted < first_kept() || wanted >= this->last_ || this->slot_of(wanted) != base::none) {
       auto given = this->pin_locked(wanted);
-      if (!given && given.code() == errc::version_gone) {
+      if (!given && given.code() == errc::version_expired) {
         failure why = given.error();
         why.found = oldest_locked();
         return why;

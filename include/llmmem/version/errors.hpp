@@ -21,7 +21,7 @@ inline constexpr std::array version_errors{
         .sentence = "version {wanted} was never published, the newest is {found} (0: none); publish first"},
     error_info{
         .number = 74,
-        .name = "version_gone",
+        .name = "version_expired",
         .wanted = "version asked for",
         .found = "the oldest there is",
         .sentence =
@@ -47,7 +47,8 @@ namespace errc {
 /// none.
 inline constexpr error_code no_such_version = detail::code_of<73>(detail::version_errors);
 /// A version that is no longer kept: wanted = the version requested, found = the oldest kept.
-inline constexpr error_code version_gone = detail::code_of<74>(detail::version_errors);
+inline constexpr error_code version_expired = detail::code_of<74>(detail::version_errors);
+[[deprecated("its name is version_expired")]] inline constexpr error_code version_gone = version_expired;
 /// Readers hold the version whose slot is needed: index = its pins, wanted = that version, found = the number
 /// of slots.
 inline constexpr error_code version_pinned = detail::code_of<75>(detail::version_errors);

@@ -30,16 +30,16 @@ inline namespace v0 {
 /// there are `Depth` newer ones.
 ///
 /// A forward pass takes the newest version and remembers its number. The backward pass of the same
-/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes room for the
-/// next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a backward
-/// pass is late. With one version, as in the last stage, the update happens in place.
+/// micro-batch pins that number, releases it, and publishes the update. The oldest version makes space for
+/// the next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a
+/// backward pass is late. With one version, as in the last stage, the update happens in place.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 ///
 /// @tparam Depth  versions; 0 for a depth known at run time: `stash{stash_depth(stages, stage)}`.
 template <std::uint32_t Depth = 0>
 struct stash {
-  static constexpr const char* usual_name = "stash";
+  static constexpr const char* default_name = "stash";
 
   [[nodiscard]] static constexpr std::uint32_t slots() noexcept { return Depth; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return Depth; }
@@ -51,7 +51,7 @@ struct stash {
 /// The same with its depth as a value of at least 1: the state's constructor refuses 0.
 template <>
 struct stash<0> {
-  static constexpr const char* usual_name = "stash";
+  static constexpr const char* default_name = "stash";
 
   std::uint32_t depth = 0;
 

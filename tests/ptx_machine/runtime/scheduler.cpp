@@ -155,7 +155,7 @@ operation* scheduler::preferred() {
   return nullptr;
 }
 
-void scheduler::go_on() {
+void scheduler::proceed() {
   if (when_ != timing::seeded || ready_.empty()) return;
   constexpr u64 choices[] = {0, 1, 4, 7};
   if (random_.below(16) == 0) wants_.clear();

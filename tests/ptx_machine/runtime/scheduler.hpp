@@ -109,7 +109,7 @@ class scheduler {
   /// Adds an operation of a stream. @return it, or the last part of it.
   operation_pointer add(task what, u32 stream, const std::vector<operation_pointer>& behind);
   /// Performs some operations now, if the timing allows.
-  void go_on();
+  void proceed();
   /// Performs `wanted` and everything that they are ordered behind.
   void settle(const std::vector<operation_pointer>& wanted);
   void settle_all();

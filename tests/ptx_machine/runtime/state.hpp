@@ -134,9 +134,9 @@ cudaError_t call(const Act& act, effect on_captures = effect::safe) {
   const std::lock_guard alone(now().operations.lock);
   if (on_captures == effect::unsafe && !captures_allow_unsafe())
     return told(cudaErrorStreamCaptureUnsupported);
-  now().operations.go_on();
+  now().operations.proceed();
   const cudaError_t status = act();
-  now().operations.go_on();
+  now().operations.proceed();
   return told(status);
 }
 

@@ -13,7 +13,7 @@ constexpr u64 unit = u64{1} << 21;
 template <class Act>
 CUresult alone(const Act& act) {
   const std::lock_guard held(now().operations.lock);
-  now().operations.go_on();
+  now().operations.proceed();
   return act();
 }
 CUresult driver(bool is_well) {

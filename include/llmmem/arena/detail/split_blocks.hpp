@@ -72,7 +72,7 @@ class split_blocks {
     return slot;
   }
 
-  /// Removes a free block that is a whole segment. @pre `is_whole(slot)`.
+  /// Removes a free block that is a whole segment. @pre `is_complete(slot)`.
   void remove_segment(std::uint32_t slot) noexcept {
     unfile(slot);
     blocks_.release(slot);
@@ -80,7 +80,7 @@ class split_blocks {
 
   /// Makes the free block `slot` live with its first `bytes`. The rest becomes a free block if it is more
   /// than `least_rest`, or stays with it. The handle is new. Returns false, and changes nothing, if the table
-  /// has no room for the rest.
+  /// has no space for the rest.
   [[nodiscard]] bool use(std::uint32_t slot, std::uint64_t bytes, std::uint64_t requested,
                          std::uint64_t least_rest) noexcept {
     const std::uint64_t rest = blocks_[slot].bytes - bytes;
@@ -130,7 +130,7 @@ class split_blocks {
     return slot;
   }
 
-  [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept {
+  [[nodiscard]] bool is_complete(std::uint32_t slot) const noexcept {
     const block& b = blocks_[slot];
     return b.is_free && b.before == none && b.behind == none;
   }

@@ -97,7 +97,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
       break;
     case kind::little: {
       const std::uint32_t block = small_.give_back(gone.where);
-      if (!small_.is_whole(block)) break;
+      if (!small_.is_complete(block)) break;
       const std::uint32_t chunk = small_[block].segment;
       small_.remove_segment(block);
       runs_.give_back(run_of_chunks{chunk, 1});

@@ -8,7 +8,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Joins several runs into one range; idle ranges make room for it if tables, or the system's, are full.
+/// Joins several runs into one range; idle ranges make space for it if tables, or the system's, are full.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place> {
   const auto full = [](std::uint64_t wanted, std::uint64_t found) {

@@ -76,15 +76,15 @@ checkpointer_core::checked(checkpointer_options options, const checkpointer_poli
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
           std::to_string(options.chunk_bytes) + "; it needs space for two of them");
   }
-  if (options.whole_every == 0) wrong("whole_every is 0; 1 writes each checkpoint whole");
-  if (options.whole_every > max_whole_every) {
-    wrong("whole_every is " + std::to_string(options.whole_every) + ", at most " +
-          std::to_string(max_whole_every) +
+  if (options.full_every == 0) wrong("full_every is 0; 1 writes each checkpoint whole");
+  if (options.full_every > max_full_every) {
+    wrong("full_every is " + std::to_string(options.full_every) + ", at most " +
+          std::to_string(max_full_every) +
           " is allowed, because a reader of a file opens one of each checkpoint since the last whole one");
   }
   const bool can_tell = policies.has_digest || policies.tracks_changes;
-  if (options.whole_every > 1 && !can_tell) {
-    throw argument_error(options.name + ": whole_every is " + std::to_string(options.whole_every) +
+  if (options.full_every > 1 && !can_tell) {
+    throw argument_error(options.name + ": full_every is " + std::to_string(options.full_every) +
                          ", but nothing detects changes: give the traits a digest_type "
                          "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
   }
@@ -160,7 +160,7 @@ LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
   if (policies_.tracks_changes) made->version = made->view->version();
-  made->may_stage = options_.whole_every == 1;
+  made->may_stage = options_.full_every == 1;
   if (!policies_.is_concurrent) {
     made->record->stage = [](void* self, std::uint64_t until) {
       static_cast<checkpointer_core*>(self)->hold_up(until);
@@ -226,9 +226,9 @@ LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::wait_for_turn(std::unique_
   return jobs_.size() < options_.max_pending ? std::string() : still + ", for longer than max_stall_ns";
 }
 
-LLMMEM_CHECKPOINT_BODY bool checkpointer_core::flush(std::uint64_t most_ns) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::flush(std::uint64_t max_ns) {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t until = most_ns > commit_ticket::forever - now ? commit_ticket::forever : now + most_ns;
+  const std::uint64_t until = max_ns > commit_ticket::forever - now ? commit_ticket::forever : now + max_ns;
   std::unique_lock lock(mutex_);
   while (!jobs_.empty() && monotonic_ns() < until)
     pump(lock, until);
@@ -390,12 +390,12 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_
   changed_.notify_all();
 }
 
-LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t most_ns) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t max_ns) {
   std::unique_lock lock(mutex_);
   if (!policies_.is_concurrent) {
     const std::uint64_t began = monotonic_ns();
     job* next = stageable();
-    while (next != nullptr && monotonic_ns() - began < most_ns && stage_some(*next, lock))
+    while (next != nullptr && monotonic_ns() - began < max_ns && stage_some(*next, lock))
       next = stageable();
   }
   return unstaged() == nullptr;

@@ -27,8 +27,8 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
       changed_.wait(lock);
     if (jobs_.empty()) return;
     job& next = *jobs_.front();
-    const bool is_whole = committed_ == nullptr || committed_->since_whole >= options_.whole_every;
-    if (!is_whole) next.base = committed_;
+    const bool is_complete = committed_ == nullptr || committed_->since_whole >= options_.full_every;
+    if (!is_complete) next.base = committed_;
     if (next.is_staged && !next.may_stage) filled_.push_back({0, 0, true, 0});
     next.may_stage = true;
     changed_.notify_all();
@@ -57,7 +57,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
     checkpoint_manifest part = write_files(of, *draft);
     coordinator_.commit(*draft, part);
     how = commit_status::committed;
-    if (options_.whole_every > 1) remember(of, std::move(part));
+    if (options_.full_every > 1) remember(of, std::move(part));
   } catch (const durability_uncertain& error) {
     how = commit_status::durability_uncertain;
     why = reason_of(error);
@@ -74,7 +74,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
   }
   conclude(of, how, std::move(why));
   if (how == commit_status::not_committed) drain(of);
-  // After a failure too: on a full disk, superfluous checkpoints prevent the next one.
+  // After a failure too: on a full disk, checkpoints that are due for removal prevent the next one.
   const std::string trouble = tidy();
   if (trouble.empty() || how == commit_status::not_committed) return;
   const std::scoped_lock lock(mutex_);
@@ -83,7 +83,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
 
 /// @pre the lock is held.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::note_trouble(std::string_view what) noexcept {
-  stats_.last_trouble = reason(what);
+  stats_.last_error = reason(what);
 }
 
 /// Stops the staging of a snapshot.
@@ -162,7 +162,7 @@ class checkpointer_core::file_writer {
         depth_(std::clamp<std::size_t>(
             static_cast<std::size_t>(self.stats_.ring_bytes / self.options_.chunk_bytes / 2), 1, 8)) {
     const bool is_of_state = number < self.plan_.files.size();
-    keeps_digests_ = self.policies_.has_digest && is_of_state && self.options_.whole_every > 1;
+    keeps_digests_ = self.policies_.has_digest && is_of_state && self.options_.full_every > 1;
     if (is_of_state && of.base != nullptr) {
       base_ = &of.base->part.files[number];
       if (self.policies_.has_digest) base_digests_ = of.base->digests[number];

@@ -91,7 +91,7 @@ class copy_buffer {
 };
 
 inline void ask_watch(const copy_watch_ref& watch, const copy_progress& progress, const std::string& folder) {
-  if (watch(progress) == copy_verdict::go_on) return;
+  if (watch(progress) == copy_verdict::proceed) return;
   throw copy_stopped(folder + ": its copy was stopped after " + std::to_string(progress.copied) + " of " +
                      std::to_string(progress.bytes) + " bytes");
 }

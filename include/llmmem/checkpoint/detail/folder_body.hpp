@@ -166,7 +166,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::make_draft(const
   // With a random number as well, so that a process left over from another run writes to its own draft.
   if (method_ == commit_method::rename)
     draft.folder =
-        std::string(checkpoint_names::in_the_making) + draft.folder + "-" + std::to_string(storage_.nonce());
+        std::string(checkpoint_names::draft) + draft.folder + "-" + std::to_string(storage_.nonce());
   storage_.make_folder(draft.folder);
   return draft;
 }
@@ -320,8 +320,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::abandon(const checkpoint_dra
   }
 }
 
-LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::superfluous(
-    retention_ref retention) {
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::removable(retention_ref retention) {
   std::vector<checkpoint_id> all;
   for (const leaving_checkpoint& each : leaving(retention).all)
     all.push_back(each.id);
@@ -329,7 +328,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::superf
 }
 
 /// Checks only sizes.
-LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_whole(const found_checkpoint& found) {
+LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_complete(const found_checkpoint& found) {
   try {
     for (const checkpoint_file& each : found.manifest.files)
       detail::verify_file(storage_, found.folder, found.manifest, each, verification::sizes);
@@ -359,7 +358,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
     } catch (const error&) {  // damaged: it must not count, and stays for a person to examine
       continue;
     }
-    if (!is_whole(found)) {  // damaged, too; the files that it refers to may still be useful
+    if (!is_complete(found)) {  // damaged, too; the files that it refers to may still be useful
       for (const stored_chunks& each : found.manifest.stored)
         needed.push_back(each.generation);
       continue;

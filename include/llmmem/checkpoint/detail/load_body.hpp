@@ -163,7 +163,7 @@ class checkpoint_reader {
 
   void read(const load_file& file, const file_chunks& input) {
     next_.store(0);
-    const std::size_t parts = options_->how == verification::checksums
+    const std::size_t parts = options_->verify == verification::checksums
                                   ? from_->manifest.files[file.file].chunks.size()
                                   : file.copies.size();
     const std::size_t useful = std::min<std::size_t>(options_->readers, parts);
@@ -172,7 +172,7 @@ class checkpoint_reader {
     handover to_caller;
     const auto work = [&](handover* through) {
       try {
-        if (options_->how == verification::checksums) {
+        if (options_->verify == verification::checksums) {
           read_chunks(file, input, through);
         } else {
           read_runs(file, input, through);
@@ -207,7 +207,7 @@ class checkpoint_reader {
   }
 
   [[nodiscard]] std::uint64_t read_bytes() const noexcept { return read_bytes_.load(); }
-  [[nodiscard]] std::uint64_t looks() const noexcept { return looks_.load(); }
+  [[nodiscard]] std::uint64_t lookups() const noexcept { return looks_.load(); }
 
  private:
   static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
@@ -370,7 +370,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_loader::know(std::uint32_t file, const de
                                                     std::uint64_t& read_bytes) -> const known_file& {
   known_file& known = files_[file];
   if (known.is_read) return known;
-  known.header = detail::read_header(input, *from_, from_->manifest.files[file], options_.how, read_bytes);
+  known.header = detail::read_header(input, *from_, from_->manifest.files[file], options_.verify, read_bytes);
   known.by_name = detail::sorted_places(
       known.header.entries.size(),
       [&](std::uint32_t i) -> std::string_view { return known.header.entries[i].name; });
@@ -412,7 +412,7 @@ LLMMEM_CHECKPOINT_BODY load_report checkpoint_loader::load_into(std::span<const 
   for (std::uint32_t file = 0; file < by_file.size(); ++file) {
     if (by_file[file].empty()) continue;
     const checkpoint_file& described = from_->manifest.files[file];
-    if (options_.how == verification::checksums && described.chunks.empty() && described.bytes != 0) {
+    if (options_.verify == verification::checksums && described.chunks.empty() && described.bytes != 0) {
       throw argument_error(storage_.path(described.name) +
                            ": it has no checksums; load it with verification::sizes");
     }
@@ -438,7 +438,7 @@ LLMMEM_CHECKPOINT_BODY load_report checkpoint_loader::load_into(std::span<const 
     ++report.files;
   }
   report.read_bytes += reader.read_bytes();
-  report.looks = reader.looks();
+  report.lookups = reader.lookups();
   return report;
 }
 

@@ -160,23 +160,23 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::enqueue(found_checkpoint what, std::uin
   changed_.notify_all();
 }
 
-LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_copied(std::uint64_t generation, std::uint64_t most_ns) {
+LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_copied(std::uint64_t generation, std::uint64_t max_ns) {
   const std::uint64_t began = monotonic_ns();
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!folder_ || generation == 0) return false;
     if (stats_.last_copied.generation >= generation) return true;
     if (given_up_ >= generation && is_idle()) return false;
-    if (!wait_until(lock, began, most_ns)) return false;
+    if (!wait_until(lock, began, max_ns)) return false;
   }
 }
 
 LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began,
-                                                    std::uint64_t most_ns) {
+                                                    std::uint64_t max_ns) {
   constexpr std::uint64_t day_ns = 86'400'000'000'000;  // a clock cannot wait for an arbitrary time
   const std::uint64_t waited = monotonic_ns() - began;
-  if (waited >= most_ns) return false;
-  const auto left = static_cast<std::int64_t>(std::min(most_ns - waited, day_ns));
+  if (waited >= max_ns) return false;
+  const auto left = static_cast<std::int64_t>(std::min(max_ns - waited, day_ns));
   changed_.wait_for(lock, std::chrono::nanoseconds(left));
   return true;
 }
@@ -244,7 +244,7 @@ LLMMEM_CHECKPOINT_BODY auto mirror_core::try_copy(const copy_job& job) noexcept 
 LLMMEM_CHECKPOINT_BODY copy_verdict mirror_core::watch(const copy_progress& progress) {
   const std::scoped_lock lock(mutex_);
   stats_.copying = progress;
-  return stops_ ? copy_verdict::stop : copy_verdict::go_on;
+  return stops_ ? copy_verdict::stop : copy_verdict::proceed;
 }
 
 /// Whether to make another attempt: not when a newer one waits, or everything is ending.
@@ -288,7 +288,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::note_failed(const checkpoint_id& id,
 LLMMEM_CHECKPOINT_BODY void mirror_core::note_trouble(std::string what) noexcept {
   const std::scoped_lock lock(mutex_);
   untold_ = reason(what);
-  stats_.last_trouble = std::move(what);
+  stats_.last_error = std::move(what);
 }
 
 /// A problem here undoes no copy.

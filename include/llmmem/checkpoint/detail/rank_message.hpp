@@ -82,7 +82,7 @@ inline constexpr std::string_view rank_message_format = "llmmem-rank-1 ";
   return std::string(checkpoint_names::rendezvous) + rank_text(session) + "-";
 }
 
-/// Returns the round in the text behind a session's prefix: `draft-7`, `vote-7-3`.
+/// Returns the round in the text after a session's prefix: `draft-7`, `vote-7-3`.
 [[nodiscard]] inline std::optional<std::uint64_t> round_in(std::string_view name) {
   const std::size_t dash = name.find('-');
   if (dash == std::string_view::npos) return std::nullopt;

@@ -41,7 +41,7 @@ struct source_list {
       for (const checkpoint_id& id : try_again(waits, [&] { return sources.list(i); }))
         all.entries.push_back({i, id});
     } catch (const std::exception& error) {
-      all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
+      all.skipped.push_back({i, sources.name(i), skip_reason::source, {}, error.what()});
     }
   }
   std::ranges::sort(all.entries, [](const source_entry& a, const source_entry& b) {
@@ -63,7 +63,7 @@ struct source_list {
 [[nodiscard]] inline skipped_in_source noted(const source_set& sources, const source_entry& entry,
                                              open_trouble trouble) {
   return {entry.source, sources.name(entry.source),
-          trouble.is_proof ? passed_over::damaged : passed_over::unread, folder_name(entry.id),
+          trouble.is_proof ? skip_reason::damaged : skip_reason::unread, folder_name(entry.id),
           std::move(trouble.why)};
 }
 
@@ -107,7 +107,7 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
       return told.source == each.source && told.folder == folder_name(each.id);
     };
     if (why.empty() || std::ranges::find_if(skipped, is_told) != skipped.end()) continue;
-    skipped.push_back({each.source, sources.name(each.source), passed_over::conflict, folder_name(each.id),
+    skipped.push_back({each.source, sources.name(each.source), skip_reason::conflict, folder_name(each.id),
                        why + " in " + sources.name(other.source) + ": these belong to different runs"});
   }
 }

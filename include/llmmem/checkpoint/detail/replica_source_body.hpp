@@ -104,7 +104,7 @@ void note_partial(const source_set& sources, const source_list& listed, const co
     if (recovered.found && each.id.generation <= recovered.found->id.generation) break;
     if (recovered.version && each.id.step <= *recovered.version) break;
     if (std::ranges::find(common.ids, each.id) != common.ids.end()) continue;
-    recovered.skipped.push_back({each.source, sources.name(each.source), passed_over::not_everywhere,
+    recovered.skipped.push_back({each.source, sources.name(each.source), skip_reason::not_everywhere,
                                  folder_name(each.id), "not all ranks have it"});
   }
 }
@@ -188,7 +188,7 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
   } else if (!kept) {
     memory.ranks->revoke();
     kept.error().raise();
-  } else if (kept->is_there) {
+  } else if (kept->is_recovered) {
     recovered.version = kept->version;
   }
 
@@ -219,7 +219,7 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
     recovered.found.reset();
     if (entry != nullptr) {
       recovered.skipped.push_back(
-          {entry->source, all.name(entry->source), passed_over::not_everywhere, folder_name(id), why});
+          {entry->source, all.name(entry->source), skip_reason::not_everywhere, folder_name(id), why});
     }
   }
   detail::note_partial(all, listed, common, recovered);

@@ -145,7 +145,7 @@ inline constexpr std::size_t decoding_entries = std::size_t{1} << longest_code;
 
 /// Fills `table`, so that each entry holds as many bytes, up to four, as its index has whole codes.
 ///
-/// @pre the codes are complete; `singles` has room for as many entries.
+/// @pre the codes are complete; `singles` has space for as many entries.
 inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::span<decoded_bytes> table,
                                 std::span<decoded_bytes> singles) noexcept {
   for (std::uint32_t value = 0; value < 256; ++value) {

@@ -17,7 +17,7 @@ namespace detail {
 
 /// Space for any control message: an agreement's has four sets of seats.
 using told_bytes = std::array<std::byte, 1024>;
-static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 + 4 * sizeof(seat_set));
+static_assert(sizeof(told_bytes) <= max_post_bytes && sizeof(told_bytes) >= 40 + 4 * sizeof(seat_set));
 
 [[nodiscard]] inline std::span<const std::byte> encode(const agree_message& message, std::uint32_t seats,
                                                        told_bytes& into) noexcept {

@@ -77,7 +77,7 @@ void agreement::on_death(seat_id seat, comm::death how, const Post& post) noexce
 }
 
 template <agree_post Post>
-void agreement::hear(seat_id from, const agree_message& message, const Post& post) noexcept {
+void agreement::on_message(seat_id from, const agree_message& message, const Post& post) noexcept {
   if (from == self_ || !members_.contains(from)) return;
   if (message.certain.contains(self_) || message.suspected.contains(self_)) {
     estranged_.insert(from);

@@ -246,7 +246,7 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
                         const collective_call& call) {
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
-  const bool is_ring = call.way == reduce_way::ring;
+  const bool is_ring = call.algorithm == reduce_algorithm::ring;
   const std::uint64_t piece = std::max(call.segment_bytes, 1U);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
     // Directly, each rank sends its own block to all; around the ring, the block that came last.
@@ -270,7 +270,8 @@ result<void> reduce_scatter(T& ranks, std::span<std::byte> data, std::span<const
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, data.size(), op.element_bytes); !fits) return fits;
   if (all.world() == 1) return {};
-  if (call.way == reduce_way::ring) return detail::ring_reduce_scatter(all, data, blocks, op, call);
+  if (call.algorithm == reduce_algorithm::ring)
+    return detail::ring_reduce_scatter(all, data, blocks, op, call);
   return detail::direct_reduce_scatter(all, data, blocks, op, call);
 }
 
@@ -279,11 +280,11 @@ result<void> all_reduce(T& ranks, std::span<std::byte> data, const reduce_op& op
   detail::collective all(ranks, call);
   if (data.size() % op.element_bytes != 0) return all.misfit(op.element_bytes, data.size());
   if (all.world() == 1 || data.empty()) return {};
-  if (call.way == reduce_way::tree) {
+  if (call.algorithm == reduce_algorithm::tree) {
     if (auto done = detail::tree_reduce(all, data, op, call); !done) return done;
     return broadcast(ranks, data, rank_id{0}, call);
   }
-  if (call.way == reduce_way::direct && data.size() * (all.world() - 1) <= call.small_bytes)
+  if (call.algorithm == reduce_algorithm::direct && data.size() * (all.world() - 1) <= call.small_bytes)
     return detail::reduce_everywhere(all, data, op, call);
   const std::vector<std::uint64_t> blocks = even_blocks(data.size(), ranks.world(), op.element_bytes);
   if (auto done = reduce_scatter(ranks, data, blocks, op, call); !done) return done;

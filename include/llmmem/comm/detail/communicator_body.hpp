@@ -107,7 +107,7 @@ void communicator<E>::tell_hello(seat_id seat) noexcept {
   std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   detail::wire_writer out(room);
   out.put(end_->nonce());
-  tell(seat, told_kind::hello, epoch_, out.written());
+  post(seat, post_kind::hello, epoch_, out.written());
 }
 
 template <endpoint E>
@@ -170,13 +170,13 @@ template <endpoint E>
 void communicator<E>::tell_welcome(const seat_set& to) noexcept {
   using welcome_bytes = std::array<std::byte, sizeof(seat_set) + sizeof(std::uint64_t) * max_seats>;
   welcome_bytes room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  static_assert(sizeof(room) <= max_told_bytes);
+  static_assert(sizeof(room) <= max_post_bytes);
   detail::wire_writer out(room);
   out.put_seats(part_.members(), end_->seats());
   for (const seat_id seat : part_.members())
     out.put(member_nonces_[to_index(seat)]);
   for (const seat_id seat : to) {
-    if (seat != end_->self()) tell(seat, told_kind::welcome, epoch_, out.written());
+    if (seat != end_->self()) post(seat, post_kind::welcome, epoch_, out.written());
   }
 }
 
@@ -204,7 +204,7 @@ seat_absence communicator<E>::why_missing(seat_id seat) const noexcept {
     return welcomed_ ? seat_absence::ended : seat_absence::in_epoch;
   }
   seat_absence known = seat_absence::no_contact;
-  if constexpr (detail::tells_absence<E>) known = end_->why_missing(seat);
+  if constexpr (detail::reports_absence<E>) known = end_->why_missing(seat);
   const bool is_nobody = known == seat_absence::no_contact || known == seat_absence::no_listener;
   return is_nobody && gone_.contains(seat) ? seat_absence::ended : known;
 }
@@ -297,7 +297,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
     if (is_member(seat) && has_other_founders(seat)) part_.on_death(seat, comm::death::suspected, post);
   }
   for (const early_word& each : early_words) {
-    if (each.epoch == epoch && was_member(each.from)) part_.hear(each.from, each.message, post);
+    if (each.epoch == epoch && was_member(each.from)) part_.on_message(each.from, each.message, post);
   }
   if (std::exchange(is_next_revoked_, false)) revoke();
 }
@@ -315,11 +315,11 @@ void communicator<E>::tell_begun(const seat_set& members) noexcept {
 // -------------------------------------------------------------------------------------------------
 
 template <endpoint E>
-void communicator<E>::tell(seat_id to, told_kind kind, std::uint64_t epoch,
+void communicator<E>::post(seat_id to, post_kind kind, std::uint64_t epoch,
                            std::span<const std::byte> bytes) noexcept {
   const auto size = static_cast<std::uint32_t>(bytes.size());
   // A control message has no offset in a message: that field carries the founders of its epoch.
-  end_->tell(to,
+  end_->post(to,
              {.epoch = epoch,
               .message = size,
               .offset = founding_,
@@ -331,25 +331,25 @@ void communicator<E>::tell(seat_id to, told_kind kind, std::uint64_t epoch,
 template <endpoint E>
 void communicator<E>::tell_agree(seat_id to, const agree_message& message, std::uint64_t epoch) noexcept {
   detail::told_bytes room;
-  tell(to, told_kind::agree, epoch, detail::encode(message, end_->seats(), room));
+  post(to, post_kind::agree, epoch, detail::encode(message, end_->seats(), room));
 }
 
 template <endpoint E>
 void communicator<E>::on_message(seat_id from, const frame_header& frame,
                                  std::span<const std::byte> bytes) noexcept {
   note_founding(from, frame.offset);
-  switch (static_cast<told_kind>(frame.kind)) {
-    case told_kind::hello:
+  switch (static_cast<post_kind>(frame.kind)) {
+    case post_kind::hello:
       return hear_hello(from, frame, bytes);
-    case told_kind::welcome:
+    case post_kind::welcome:
       return hear_welcome(from, frame, bytes);
-    case told_kind::revoke:
+    case post_kind::revoke:
       if (epoch_ == 0 ? welcomed_ && welcomed_->contains(from) : was_member(from)) hear_revoke(frame);
       return;
-    case told_kind::fenced:
+    case post_kind::fenced:
       if (epoch_ != 0 && frame.epoch > epoch_) is_fenced_ = true;
       return;
-    case told_kind::agree:
+    case post_kind::agree:
       return hear_agree(from, frame, bytes);
   }
   ++stats_.bad_frames;
@@ -376,7 +376,7 @@ void communicator<E>::revoke() noexcept {
   if (std::exchange(is_revoked_, true) || epoch_ == 0) return;
   // Every rank passes it on once, because the first one may die before it has told all.
   for (const seat_id seat : (part_.members() - part_.failed())) {
-    if (seat != end_->self()) tell(seat, told_kind::revoke, epoch_, {});
+    if (seat != end_->self()) post(seat, post_kind::revoke, epoch_, {});
   }
 }
 
@@ -390,7 +390,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   }
   if (frame.epoch == epoch_ && epoch_ != 0) {
     if (!was_member(from)) return fence(from, frame.epoch);
-    return part_.hear(from, *message, poster{this, epoch_});
+    return part_.on_message(from, *message, poster{this, epoch_});
   }
   if (frame.epoch > epoch_) {
     const bool is_next = frame.epoch == epoch_ + 1 || epoch_ == 0;
@@ -400,7 +400,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   }
   ++stats_.stale_frames;
   if (frame.epoch + 1 == epoch_ && was_member_before(from)) {
-    part_before_.hear(from, *message, poster{this, frame.epoch});
+    part_before_.on_message(from, *message, poster{this, frame.epoch});
   }
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
 }
@@ -408,7 +408,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
 /// Informs a process that this one's members have continued without it, or were never with it.
 template <endpoint E>
 void communicator<E>::fence(seat_id process, std::uint64_t its_epoch) noexcept {
-  tell(process, told_kind::fenced, std::max(epoch_, its_epoch + 1), {});
+  post(process, post_kind::fenced, std::max(epoch_, its_epoch + 1), {});
 }
 
 // Agreements

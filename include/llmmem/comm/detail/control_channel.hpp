@@ -104,8 +104,8 @@ class control_channel {
   /// @name Frames
   /// A seat without a lane receives none.
   /// @{
-  /// Whether the lane can take more: false after a message did not fit. @pre at most `max_told_bytes`
-  bool tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+  /// Whether the lane can take more: false after a message did not fit. @pre at most `max_post_bytes`
+  bool post(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(to)];
     put(out, frame_sort::frame, header, bytes);
@@ -145,8 +145,8 @@ class control_channel {
   void add_to(socket_stats& all) const noexcept {
     const std::lock_guard lock(mutex_);
     for (const writer& each : writers_) {
-      all.told_sent.frames += each.sent.frames;
-      all.told_sent.bytes += each.sent.bytes;
+      all.posts_sent.frames += each.sent.frames;
+      all.posts_sent.bytes += each.sent.bytes;
       all.beats_sent += each.beats;
     }
   }

@@ -182,7 +182,7 @@ class failure_detector {
   /// @}
 
   void add_to(socket_stats& all) const noexcept {
-    all.came += came_;
+    all.joined += came_;
     all.died += died_;
     all.suspected += suspected_;
     all.killed += killed_;

@@ -47,7 +47,7 @@ struct learned_absence {
 ///
 /// A connection is named by its slot, from `call` or an event of the poller, until `close` or `take`.
 ///
-/// @invariant  At most `most_half_open` incoming connections are open at once; no connection stays longer
+/// @invariant  At most `max_half_open` incoming connections are open at once; no connection stays longer
 /// than `handshake_ns`, if the caller closes those that `next_expired` names.
 /// @par Complexity      O(slots) to find a free slot; a handshake costs four messages and two HMACs.
 /// @par Thread safety   one thread at a time.
@@ -72,7 +72,7 @@ class half_open_set {
 
   /// @name Making connections
   /// @{
-  /// Accepts callers. Closes those of another user, and callers beyond `most_half_open`.
+  /// Accepts callers. Closes those of another user, and callers beyond `max_half_open`.
   /// @return  what a foreign process among them reveals about seats without a connection
   std::optional<learned_absence> accept_some() noexcept;
   /// Listens again, some time after descriptors ran out.

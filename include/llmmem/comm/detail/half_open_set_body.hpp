@@ -18,7 +18,7 @@ inline half_open_set::half_open_set(socket_poller& poller, const socket_options&
       mine_(mine),
       addresses_(std::move(addresses)),
       socket_bytes_(options.socket_bytes),
-      most_called_(options.most_half_open == 0 ? 2 * options.seats + 16 : options.most_half_open),
+      most_called_(options.max_half_open == 0 ? 2 * options.seats + 16 : options.max_half_open),
       handshake_ns_(options.handshake_ns),
       halves_(most_called_ + 2 * options.seats + most_knocks) {
   const socket_address& here = addresses_[to_index(mine_.from)];
@@ -251,8 +251,8 @@ inline std::optional<learned_absence> half_open_set::learn(std::uint32_t slot) n
 }
 
 inline void half_open_set::add_to(socket_stats& all) const noexcept {
-  all.called += times_called_;
-  all.strangers += strangers_;
+  all.accepted += times_called_;
+  all.unauthenticated += strangers_;
   all.other_version += other_version_;
   all.crowded_out += crowded_out_;
   all.too_slow += too_slow_;

@@ -22,7 +22,7 @@ inline constexpr std::uint64_t timer_ns = 50'000'000;
 class listening_clock {
  public:
   /// A loop that never needs to wait checks all descriptors this often.
-  static constexpr std::uint64_t look_ns = 1'000'000;
+  static constexpr std::uint64_t poll_ns = 1'000'000;
 
   /// Without timers `is_due()` is never true.
   explicit listening_clock(bool has_timers = true) noexcept : next_timer_(has_timers ? 0 : never) {}
@@ -55,7 +55,7 @@ class listening_clock {
   /// @}
 
   /// Whether it is time to check all descriptors, or to run timers.
-  [[nodiscard]] bool is_look_due() const noexcept { return now_ - looked_ > look_ns || is_due(); }
+  [[nodiscard]] bool is_look_due() const noexcept { return now_ - looked_ > poll_ns || is_due(); }
   /// Whether a wait until then may spin.
   [[nodiscard]] bool may_spin(std::uint64_t until) const noexcept { return now_ < until && !is_look_due(); }
 

@@ -184,7 +184,7 @@ void nccl_communicator<Api>::stop(const Clock& clock) {
     const std::uint64_t latest = clock.after(options_.stop_ns).ns;
     // While a group is being launched, NCCL 2.28.9 would free its job and continue to use it; and a failed
     // communicator cannot be shrunk. Work that has reached the stream since the last check has no event
-    // behind it.
+    // after it.
     const bool may_revoke = status_of(comm_) == ncclSuccess && marker_.mark_the_rest();
     ncclResult_t status = may_revoke ? api_.revoke(comm_) : ncclInvalidUsage;
     while (!is_error(status)) {
@@ -194,7 +194,7 @@ void nccl_communicator<Api>::stop(const Clock& clock) {
         return;
       }
       if (clock.after(0).ns >= latest) break;
-      api_.pause(options_.look_ns);
+      api_.pause(options_.poll_ns);
       status = status_of(comm_);
     }
   }

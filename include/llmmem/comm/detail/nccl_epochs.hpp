@@ -111,7 +111,7 @@ result<void> nccl_epochs<Side, Api>::leave(deadline by) {
   ncclResult_t status = comm_.begin_finalize();
   result<void> done;
   while (status == ncclInProgress && done) {
-    api_.pause(options_.look_ns);
+    api_.pause(options_.poll_ns);
     status = comm_.status();
     if (status == ncclInProgress) done = channel_.listen(std::nullopt, 0, by);
   }
@@ -206,7 +206,7 @@ result<void> nccl_epochs<Side, Api>::make_planned(way first, deadline by) {
 template <nccl_side Side, class Api>
 result<void> nccl_epochs<Side, Api>::wait_for_child(const char* name, ncclResult_t begun, deadline by) {
   if (is_error(begun)) return trouble(name, begun);
-  for (;; api_.pause(options_.look_ns)) {
+  for (;; api_.pause(options_.poll_ns)) {
     const ncclResult_t status = comm_.look_at_child();
     if (status == ncclSuccess) return {};
     if (is_error(status)) return trouble(name, status);

@@ -88,7 +88,7 @@ result<void> nccl_transport<Side, Api>::enqueue_and_wait(const char* name, std::
   status = api_.group_end();  // also if queueing failed, because groups must balance
   if (detail::is_error(put)) return trouble(name, put);
   if (detail::is_error(status)) return trouble(name, status);
-  for (bool is_marked = false;; api_.pause(options_.look_ns)) {
+  for (bool is_marked = false;; api_.pause(options_.poll_ns)) {
     status = comm_.status();
     if (detail::is_error(status)) return trouble(name, status);
     if (status == ncclSuccess && !is_marked) {

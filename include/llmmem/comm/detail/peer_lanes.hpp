@@ -36,7 +36,7 @@ struct outgoing_frame {
   std::size_t sent = 0;  ///< bytes of both
 
   [[nodiscard]] bool is_begun() const noexcept { return sent != 0; }
-  [[nodiscard]] bool is_whole() const noexcept { return sent == head.size() + bytes.size(); }
+  [[nodiscard]] bool is_complete() const noexcept { return sent == head.size() + bytes.size(); }
   /// Bytes of the payload that have been sent.
   [[nodiscard]] std::size_t payload_sent() const noexcept {
     return sent > head.size() ? sent - head.size() : 0;
@@ -194,7 +194,7 @@ class peer_lanes {
     bool has_buffers = false;
     lane_count data_sent{};
     lane_count data_received{};
-    lane_count told_received{};
+    lane_count posts_received{};
   };
 
   [[nodiscard]] lane_pair& at(seat_id seat) noexcept { return pairs_[to_index(seat)]; }

@@ -87,7 +87,7 @@ inline lane_read peer_lanes::read_told(seat_id seat, handler_call& call) noexcep
   if (got < 0 && would_block(errno)) return {};
   if (got <= 0) return {lane_event::ended, 0};
   const auto bytes = static_cast<std::size_t>(got);
-  const read_state state = from.told_in.took(bytes, seat, call.handler, from.told_received, call.has_come);
+  const read_state state = from.told_in.took(bytes, seat, call.handler, from.posts_received, call.has_come);
   if (state == read_state::malformed) return {lane_event::malformed, bytes};
   if (state == read_state::forged) return {lane_event::forged, bytes};
   return {bytes < place.iov_len ? lane_event::drained : lane_event::more, bytes};
@@ -144,7 +144,7 @@ inline ssize_t peer_lanes::write(seat_id to, outgoing_frame& frame) noexcept {
   if (went <= 0) return went;
   if (!frame.is_begun()) ++of.data_number;
   frame.sent += static_cast<std::size_t>(went);
-  if (frame.is_whole()) count_sent(of, frame.bytes.size());
+  if (frame.is_complete()) count_sent(of, frame.bytes.size());
   return went;
 }
 
@@ -212,7 +212,7 @@ inline void peer_lanes::add_to(socket_stats& all) const noexcept {
   for (const lane_pair& each : pairs_) {
     add(all.data_sent, each.data_sent);
     add(all.data_received, each.data_received);
-    add(all.told_received, each.told_received);
+    add(all.posts_received, each.posts_received);
   }
 }
 

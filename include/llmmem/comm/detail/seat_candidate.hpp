@@ -28,7 +28,7 @@ namespace detail {
 class seat_candidate {
  public:
   [[nodiscard]] bool is_any() const noexcept { return lanes_[0].is_open() || lanes_[1].is_open(); }
-  [[nodiscard]] bool is_whole() const noexcept { return lanes_[0].is_open() && lanes_[1].is_open(); }
+  [[nodiscard]] bool is_complete() const noexcept { return lanes_[0].is_open() && lanes_[1].is_open(); }
   [[nodiscard]] bool is_of(const incarnation_id& incarnation) const noexcept {
     return incarnation_ == incarnation;
   }

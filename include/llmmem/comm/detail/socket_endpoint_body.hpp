@@ -20,7 +20,7 @@ inline socket_endpoint::socket_endpoint(socket_options options)
       nonce_(detail::wire_reader(mine_.incarnation).take<std::uint64_t>() | 1U),
       owner_(::getpid()),
       poller_(setup_.peers() != 0),
-      control_(poller_, setup_.peers(), setup_.options.told_bytes),
+      control_(poller_, setup_.peers(), setup_.options.post_queue_bytes),
       calls_(poller_.clock(), setup_.peers(), setup_.options.first_call_ns, setup_.options.last_call_ns),
       peers_(poller_, control_, calls_, setup_.options, setup_.peers()) {
   if (setup_.peers() == 0) return;
@@ -78,7 +78,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
       const ssize_t written = peers_.write(to, *frame);
       if (written < 0) return ended(peers_.why_failed(to), sent());
       has_moved = has_moved || written != 0;
-      if (frame->is_whole()) {
+      if (frame->is_complete()) {
         if (is_waiting) send_spin_.end(clock.now());
         return {};
       }

@@ -42,7 +42,7 @@ inline void socket_joining::run_calls(handler_call& call_of) {
     const seat_id seat{i};
     seat_record& of = seats_[i];
     if (i > to_index(mine_.from)) {
-      if (of.next.is_any() && !of.next.is_whole()) {
+      if (of.next.is_any() && !of.next.is_complete()) {
         const std::uint64_t until = of.next.since() + handshake_ns_;
         if (now >= until) drop_candidate(seat);
         poller_.clock().due(until > now ? until : now + timer_ns);
@@ -53,12 +53,12 @@ inline void socket_joining::run_calls(handler_call& call_of) {
       }
     } else if (i < to_index(mine_.from)) {
       const bool is_calling = of.calls[0] != no_slot || of.calls[1] != no_slot;
-      if (!peers_.is_free(seat) || is_calling || of.next.is_whole()) continue;
+      if (!peers_.is_free(seat) || is_calling || of.next.is_complete()) continue;
       if (calls_.is_due(seat)) call(seat);
     }
   }
   for (std::uint32_t i = 0; i < seats_.size(); ++i)
-    if (seats_[i].next.is_whole() && !seats_[i].next.is_watched()) promote(seat_id{i}, call_of);
+    if (seats_[i].next.is_complete() && !seats_[i].next.is_watched()) promote(seat_id{i}, call_of);
 }
 
 /// Returns the slot of the call, or `no_slot`.
@@ -114,7 +114,7 @@ inline void socket_joining::judge(std::uint32_t slot) noexcept {
     return halves_.close(slot);
   take_lane(caller.from, slot);
   seat_candidate& next = at(caller.from).next;
-  if (!next.is_whole()) return;
+  if (!next.is_complete()) return;
   // The caller may have gone in the meantime: it takes the seat when it sends something.
   const std::uint64_t key =
       event_key(socket_event::candidate, peers_.generation(caller.from), to_index(caller.from));
@@ -144,7 +144,7 @@ inline hello_answer socket_joining::answer_to(const wire_hello& caller) noexcept
     ++busy_;
     return hello_answer::busy;
   }
-  if (of.next.is_any() && (!is_same || of.next.is_whole())) drop_candidate(caller.from);
+  if (of.next.is_any() && (!is_same || of.next.is_complete())) drop_candidate(caller.from);
   return hello_answer::welcome;
 }
 
@@ -167,7 +167,7 @@ inline void socket_joining::settled(std::uint32_t slot, handler_call& call) {
   if (answer != hello_answer::welcome || is_old || is_another) return call_failed(seat);
   of.calls[static_cast<std::size_t>(purpose)] = no_slot;
   take_lane(seat, slot);
-  if (of.next.is_whole()) promote(seat, call);
+  if (of.next.is_complete()) promote(seat, call);
 }
 
 /// Makes the connection a lane of the seat's candidate.

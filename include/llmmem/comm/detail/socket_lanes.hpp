@@ -76,8 +76,8 @@ struct lane_count {
 enum class read_state : std::uint8_t {
   more,       ///< everything is taken, more may be read
   later,      ///< a frame has no space yet: nothing more may be read
-  malformed,  ///< no header where one must be: everything behind it is meaningless
-  forged,     ///< a frame with a wrong seal: so is this one and all behind it
+  malformed,  ///< no header where one must be: everything after it is meaningless
+  forged,     ///< a frame with a wrong seal: so is this one and all after it
 };
 
 /// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read
@@ -148,13 +148,13 @@ class data_reader {
       default:
         end_ += count;
     }
-    return go_on(from, handler, counted, has_come);
+    return proceed(from, handler, counted, has_come);
   }
 
   /// Asks again for the held frame.
   read_state ask_again(seat_id from, const frame_handler_ref& handler, lane_count& counted,
                        bool& has_come) noexcept {
-    return go_on(from, handler, counted, has_come);
+    return proceed(from, handler, counted, has_come);
   }
 
  private:
@@ -173,8 +173,8 @@ class data_reader {
     counted.bytes += header_.bytes;
   }
 
-  read_state go_on(seat_id from, const frame_handler_ref& handler, lane_count& counted,
-                   bool& has_come) noexcept {
+  read_state proceed(seat_id from, const frame_handler_ref& handler, lane_count& counted,
+                     bool& has_come) noexcept {
     for (;;) {
       if (phase_ == phase::header) {
         if (end_ - begin_ < wire_header_bytes) break;
@@ -239,7 +239,7 @@ class data_reader {
 class told_reader {
  public:
   /// Before the first `restart`. Throws `std::bad_alloc`.
-  void reserve() { staging_.resize(2 * (wire_header_bytes + max_told_bytes)); }
+  void reserve() { staging_.resize(2 * (wire_header_bytes + max_post_bytes)); }
   void restart(const frame_seal& seal = {}) noexcept {
     is_draining_ = is_mute_ = is_leaving_ = is_given_up_ = false;
     end_ = 0;
@@ -267,7 +267,7 @@ class told_reader {
       const std::span<const std::byte, wire_header_bytes> bytes(staging_.data() + begin, wire_header_bytes);
       if (!seal_.opens(bytes, number_)) return read_state::forged;
       const std::optional<wire_header> header = read_header(
-          bytes, socket_lane::told, static_cast<std::uint32_t>(number_), max_told_bytes, seal_.is_closed());
+          bytes, socket_lane::told, static_cast<std::uint32_t>(number_), max_post_bytes, seal_.is_closed());
       if (!header) return read_state::malformed;
       const std::size_t whole = wire_header_bytes + header->frame.bytes;
       if (end_ - begin < whole) break;
@@ -291,7 +291,7 @@ class told_reader {
   }
 
  private:
-  std::vector<std::byte> staging_;  // has space for a whole frame behind the beginning of another
+  std::vector<std::byte> staging_;  // has space for a whole frame after the beginning of another
   std::size_t end_ = 0;
   frame_seal seal_{};
   std::uint64_t number_ = 0;  // of the next frame

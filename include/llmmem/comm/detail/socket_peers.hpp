@@ -94,12 +94,12 @@ class socket_peers {
   /// @name Sending
   /// @{
   /// Sends a control message; drops one that is too long or for an empty seat.
-  void tell(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
-    if (!is_up(to) || bytes.size() > max_told_bytes) {
+  void post(seat_id to, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+    if (!is_up(to) || bytes.size() > max_post_bytes) {
       ++dropped_;
       return;
     }
-    if (!control_.tell(to, header, bytes)) poller_.clock().due_at_once();
+    if (!control_.post(to, header, bytes)) poller_.clock().due_at_once();
   }
   /// See `peer_lanes`; a lane that breaks is evidence of death.
   /// @{

@@ -34,13 +34,13 @@ inline void check_numbers(const socket_options& o) {
     throw argument_error(who + "seat " + n(to_index(o.seat)) + " of " + n(o.seats) +
                          "; seats are numbered from 0");
   }
-  if (o.frame_bytes < max_told_bytes || o.frame_bytes > (1U << 30)) {
-    throw argument_error(who + "frame_bytes is " + n(o.frame_bytes) + "; use " + n(max_told_bytes) + " to " +
+  if (o.frame_bytes < max_post_bytes || o.frame_bytes > (1U << 30)) {
+    throw argument_error(who + "frame_bytes is " + n(o.frame_bytes) + "; use " + n(max_post_bytes) + " to " +
                          n(1U << 30));
   }
-  if (o.told_bytes < 2 * max_told_bytes || o.told_bytes > (1U << 30)) {
-    throw argument_error(who + "told_bytes is " + n(o.told_bytes) + "; use " +
-                         n(std::uint64_t{2} * max_told_bytes) + " to " + n(1U << 30));
+  if (o.post_queue_bytes < 2 * max_post_bytes || o.post_queue_bytes > (1U << 30)) {
+    throw argument_error(who + "post_queue_bytes is " + n(o.post_queue_bytes) + "; use " +
+                         n(std::uint64_t{2} * max_post_bytes) + " to " + n(1U << 30));
   }
   if (o.socket_bytes > (1U << 30))
     throw argument_error(who + "socket_bytes is " + n(o.socket_bytes) + "; use 0 to " + n(1U << 30));

@@ -1,6 +1,6 @@
 /// @file
 /// The bytes exchanged over a socket between two endpoints: numbers little-endian, every length fixed or
-/// bounded before anything behind it is read.
+/// bounded before anything after it is read.
 #pragma once
 
 #include <llmmem/comm/detail/wire.hpp>
@@ -33,7 +33,7 @@ enum class frame_sort : std::uint8_t {
 
 inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
 inline constexpr std::uint16_t wire_version = 3;
-/// A whole cache line: a system call that copies bytes behind it keeps their alignment, and copies faster.
+/// A whole cache line: a system call that copies bytes after it keeps their alignment, and copies faster.
 inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t wire_hello_bytes = 88;
 inline constexpr std::size_t wire_proof_bytes = 32;

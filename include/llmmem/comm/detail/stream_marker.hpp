@@ -49,7 +49,7 @@ class stream_marker {
 
   /// From here on work may reach the stream.
   void will_put() noexcept { is_unmarked_ = true; }
-  /// Puts the event behind the work that has reached the stream.
+  /// Puts the event after the work that has reached the stream.
   [[nodiscard]] cudaError_t mark() noexcept {
     const cudaError_t status = api_.record(event_, stream_);
     if (status != cudaSuccess) return status;

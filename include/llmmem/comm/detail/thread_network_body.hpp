@@ -20,9 +20,9 @@ inline thread_network::thread_network(std::uint32_t seats, const thread_network_
     throw argument_error("thread_network: " + std::to_string(seats) + " seats; 1 to " +
                          std::to_string(max_seats) + " are allowed");
   }
-  if (options.frame_bytes < max_told_bytes) {
+  if (options.frame_bytes < max_post_bytes) {
     throw argument_error("thread_network: frames of " + std::to_string(options.frame_bytes) +
-                         " bytes; at least " + std::to_string(max_told_bytes) + " are needed");
+                         " bytes; at least " + std::to_string(max_post_bytes) + " are needed");
   }
 }
 
@@ -132,10 +132,10 @@ inline void thread_endpoint::give_up(seat_id seat) noexcept {
   there.tell_change();
 }
 
-inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
+inline void thread_endpoint::post(seat_id to, const frame_header& frame,
                                   std::span<const std::byte> bytes) noexcept {
   const std::lock_guard held(net_->mutex_);
-  if (here().is_killed || !net_->reaches(self_, to) || bytes.size() > max_told_bytes) return;
+  if (here().is_killed || !net_->reaches(self_, to) || bytes.size() > max_post_bytes) return;
   try {
     net_->between(self_, to).told.push_back({.of = here().incarnation,
                                              .header = detail::with_bytes(frame, bytes),

@@ -55,7 +55,7 @@ class ghost_table {
   }
 
   /// Moves or appends `content` to the end of `queue`; if all ghosts are used, the oldest of that queue, or
-  /// of another, makes room. Does not remember unnamed contents, 0.
+  /// of another, makes space. Does not remember unnamed contents, 0.
   void push(std::size_t queue, std::uint64_t content) noexcept {
     if (content == 0) return;
     std::size_t place = place_of(content);

@@ -72,7 +72,7 @@ struct part_packs {
 
 /// The input and output of a merge. Distances in bytes.
 struct merge_request {
-  attention_part part[most_merged_parts];
+  attention_part part[max_merged_parts];
   std::uint32_t parts = 0;
   bool is_base_two = false;
   dtype element = dtype::f32;

@@ -191,7 +191,7 @@ template <class Tables>
   from = shape.deal.held_of(from);
   to = shape.deal.held_of(to);
   if (from >= to) return out;
-  // A length beyond the table's room would cost a loop over each token, practically without end.
+  // A length beyond the table's space would cost a loop over each token, practically without end.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
   const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
   const bool is_beyond = to > most;

@@ -95,7 +95,7 @@ class attention_tensor_work {
       LLMMEM_UNROLL
       for (std::uint32_t half = 0; half < 2; ++half) {
         const token_place first = whole_tile(shape_, tables_, at, tile + half * attention_tile);
-        if (first.what == token_place::kind::there) {
+        if (first.what == token_place::kind::in_cache) {
           group.each([&](std::uint32_t lane) { read_tile(at, first, half, lane, read[lane]); });
         } else {
           const std::uint32_t begins = tile + half * attention_tile;
@@ -202,7 +202,7 @@ class attention_tensor_work {
     for (std::uint32_t c = 0; c < Dim / 32; ++c)
       read.key[half][c] = {};
     const token_place key = counted_place(shape_, tables_, at, begins + lane / 4);
-    read.counts[half] = key.what == token_place::kind::there;
+    read.counts[half] = key.what == token_place::kind::in_cache;
     if (read.counts[half]) load_key(at, key, half, lane, read);
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
@@ -210,7 +210,7 @@ class attention_tensor_work {
       for (std::uint32_t s = 0; s < Dim / 64; ++s)
         read.value[half][i][s] = {};
       const token_place value = counted_place(shape_, tables_, at, begins + lane % 4 * 2 + i);
-      if (value.what == token_place::kind::there) load_value(at, value, half, i, lane, read);
+      if (value.what == token_place::kind::in_cache) load_value(at, value, half, i, lane, read);
     }
   }
 

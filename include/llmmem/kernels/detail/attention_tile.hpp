@@ -31,7 +31,7 @@ struct attention_raw {
   LLMMEM_HD void load(const std::byte* from) noexcept {
     LLMMEM_UNROLL
     for (unsigned i = 0; i < accesses; ++i)
-      part[i] = load_packet<access_bytes, cache_hint::passing>(from + std::size_t{i} * access_bytes);
+      part[i] = load_packet<access_bytes, cache_hint::streaming>(from + std::size_t{i} * access_bytes);
   }
   /// Sets elements that do not count to -0, which changes no bit of a sum.
   LLMMEM_HD void clear() noexcept {

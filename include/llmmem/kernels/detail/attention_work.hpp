@@ -49,7 +49,7 @@ class attention_work {
     for (std::uint32_t left = group.turns(own_tiles); left != 0; --left, tile += attention_tile) {
       typename Group::template held<attention_read<Element>> read;
       const token_place first = whole_tile(shape_, tables_, at, tile);
-      if (first.what == token_place::kind::there) {
+      if (first.what == token_place::kind::in_cache) {
         group.each([&](std::uint32_t lane) { read_tile(at, first, lane, read[lane]); });
       } else {
         group.each([&](std::uint32_t lane) { read_tokens(at, tile, lane, read[lane]); });
@@ -114,7 +114,7 @@ class attention_work {
       read.value[i].clear();
       const std::uint32_t position = tile + i;
       const token_place token = counted_place(shape_, tables_, at, position);
-      if (token.what != token_place::kind::there) continue;
+      if (token.what != token_place::kind::in_cache) continue;
       read.counts |= 1U << i;
       if (lane < shape_.key_packs)
         read.key[i].load(pack_at<Element>(at.keys, shape_.keys.strides, token, lane));

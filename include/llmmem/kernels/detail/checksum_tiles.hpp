@@ -111,7 +111,7 @@ struct crc32c_sum {
       if constexpr (Use == checksum_use::copied) {
         LLMMEM_UNROLL
         for (std::uint32_t i = 0; i < 8; ++i) {
-          if (at + i < packets) write_wide<N, cache_hint::passing>(to + std::uint64_t{at + i} * 16, in[i]);
+          if (at + i < packets) write_wide<N, cache_hint::streaming>(to + std::uint64_t{at + i} * 16, in[i]);
         }
       }
       crc32c_take(state, next);
@@ -142,7 +142,7 @@ struct digest_sum {
   [[nodiscard]] LLMMEM_HD value take(const block_tile& tile, const tile_shape& /*shape*/,
                                      group_lane lane) const noexcept {
     constexpr std::uint32_t at_once = 4;
-    constexpr cache_hint how = cache_hint::passing;
+    constexpr cache_hint how = cache_hint::streaming;
     const std::byte* const from = tile.block.from + tile.begin;
     std::byte* const to = Use == checksum_use::copied ? tile.block.to + tile.begin : nullptr;
     const auto bytes = static_cast<std::uint32_t>(tile.end - tile.begin);

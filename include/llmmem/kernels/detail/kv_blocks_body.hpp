@@ -180,7 +180,7 @@ result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& fr
   const std::size_t step = from.layout.planes() == from.layout.kv_planes() ? all.count : 1;
   for (std::size_t i = 0; i < all.count; i += step) {
     const block_pair_map<Pairs> map(to, from, pairs, layers, out_of_range, all.all().subspan(i, step));
-    if (auto moved = run.template move<cache_hint::passing, cache_hint::passing>(map, copy_op{}); !moved)
+    if (auto moved = run.template move<cache_hint::streaming, cache_hint::streaming>(map, copy_op{}); !moved)
       return moved;
   }
   return {};

@@ -160,7 +160,7 @@ struct kv_digest_work {
     return out;
   }
   [[nodiscard]] LLMMEM_HD static packet<step> read(const std::byte* from) noexcept {
-    constexpr cache_hint how = cache_hint::passing;
+    constexpr cache_hint how = cache_hint::streaming;
     if constexpr (N >= 8) {
       return load_packet<N, how>(from);
     } else {

@@ -191,7 +191,7 @@ class recode_work {
     constexpr unsigned bits = Code == dtype::int4 ? 4 : 8;
     constexpr unsigned per_word = 32 / bits;
     const auto in =
-        load_aligned<code_bytes_of_octet, cache_hint::passing, group_access::pieces>(from, of_.code_width);
+        load_aligned<code_bytes_of_octet, cache_hint::streaming, group_access::pieces>(from, of_.code_width);
     floats out{};
     LLMMEM_UNROLL
     for (unsigned i = 0; i < octet; ++i) {

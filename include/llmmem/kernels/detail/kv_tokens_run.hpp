@@ -67,7 +67,7 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
   return {};
 }
 
-/// Checks whether memory is missing at either end, and whether vectors that are written have room.
+/// Checks whether memory is missing at either end, and whether vectors that are written have space.
 /// @param segments  of the batch's planes, with lengths in elements.
 template <kv_direction Direction, token_front Front>
 result<void> check_ends(const Front& front, const token_request& of,
@@ -142,7 +142,7 @@ token_segment segment_of(const token_request& of, std::uint32_t p, const batch_p
 template <dtype From, dtype To, kv_direction Direction, class Run, row_map Map>
 result<void> move_as(const Run& run, const Map& map, const kv_scales& scales, std::uint32_t rows_a_token) {
   // Attention reads appended vectors next, and the caller reads gathered ones.
-  return run.template move<cache_hint::passing, cache_hint::kept>(
+  return run.template move<cache_hint::streaming, cache_hint::kept>(
       map, kv_scale_op<From, To, Direction>(scales, rows_a_token));
 }
 
@@ -200,7 +200,7 @@ result<void> move_segments(const Run& run, const Front& front, std::span<token_s
     if (auto fits = check_elements<Direction>(of, segments); !fits) return fits;
   }
   const kv_token_map<Front, Direction> map(front, segments, heads, is_by_head, of.options.out_of_range);
-  if (is_copy) return run.template move<cache_hint::passing, cache_hint::kept>(map, copy_op{});
+  if (is_copy) return run.template move<cache_hint::streaming, cache_hint::kept>(map, copy_op{});
   return move_converted<Direction>(run, map, of, is_by_head ? heads : 1);
 }
 

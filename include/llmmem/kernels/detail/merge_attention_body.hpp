@@ -71,8 +71,8 @@ template <log_base Base, class Float>
 /// Checks what is merged; the output has its own checks.
 [[nodiscard]] inline result<void> check_parts(const attention_part_shape& shape,
                                               std::span<const attention_part> parts) noexcept {
-  if (parts.size() > most_merged_parts)
-    return failure{errc::out_of_range, 0, parts.size(), most_merged_parts,
+  if (parts.size() > max_merged_parts)
+    return failure{errc::out_of_range, 0, parts.size(), max_merged_parts,
                    "merge_attention: parts of one call; merge some of them to a part before"};
   if (auto fits = check_shape(shape, {"merge_attention: query_heads", "merge_attention: value_dim"}); !fits)
     return fits;

@@ -104,12 +104,12 @@ result<near_traffic> attend_near(const Run& run, const near_query& query, std::s
   if (auto fits = detail::check_query(query); !fits) return fits.error();
   const attention_part_shape shape = query.shape();
   const std::uint64_t parts = (std::uint64_t{0} + ... + holders.parts());
-  if (parts > most_merged_parts)
-    return failure{errc::out_of_range, 0, parts, most_merged_parts, "attend_near: parts of all holders"};
+  if (parts > max_merged_parts)
+    return failure{errc::out_of_range, 0, parts, max_merged_parts, "attend_near: parts of all holders"};
   const std::uint64_t needed = near_workspace_bytes(shape, parts);
   if (workspace.size() < needed)
     return failure{errc::too_short, 0, needed, workspace.size(), "attend_near: workspace (bytes)"};
-  attention_part views[most_merged_parts];
+  attention_part views[max_merged_parts];
   const std::uint64_t stride = near_part_stride(shape);
   for (std::uint64_t i = 0; i < parts; ++i) {
     auto view = attention_part_of(workspace.subspan(static_cast<std::size_t>(i * stride)), shape);

@@ -16,13 +16,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Up to N elements from an array. @param is_whole  there are N, at an address that is a multiple of them.
+/// Up to N elements from an array. @param is_complete  there are N, at an address that is a multiple of them.
 template <unsigned N, class T>
 LLMMEM_HD inline void load_elements(T (&out)[N], const std::byte* from, std::uint64_t count,
-                                    [[maybe_unused]] bool is_whole) noexcept {
+                                    [[maybe_unused]] bool is_complete) noexcept {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(out) <= 16) {
-    if (is_whole) {
+    if (is_complete) {
       const auto in = load_packet<sizeof(out)>(from);
       memcpy(&out, &in, sizeof(out));
       return;
@@ -41,10 +41,10 @@ LLMMEM_HD inline void load_elements(T (&out)[N], const std::byte* from, std::uin
 }
 template <unsigned N, class T>
 LLMMEM_HD inline void store_elements(const T (&in)[N], std::byte* to, std::uint64_t count,
-                                     [[maybe_unused]] bool is_whole) noexcept {
+                                     [[maybe_unused]] bool is_complete) noexcept {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(in) <= 16) {
-    if (is_whole) {
+    if (is_complete) {
       packet<sizeof(in)> out;
       memcpy(&out, &in, sizeof(in));
       store_packet<sizeof(in)>(to, out);
@@ -73,23 +73,23 @@ class weight_access {
   weight_access(const optimizer_piece& piece, bool is_wide) noexcept : of_(piece), is_wide_(is_wide) {}
 
   LLMMEM_HD void load(float (&w)[N], std::uint64_t first, std::uint64_t count) const noexcept {
-    const bool is_whole = is_wide_ && count == N;
+    const bool is_complete = is_wide_ && count == N;
     if constexpr (widths_of(Form).weights == 4) {
-      load_elements(w, of_.weights + first * 4, count, is_whole);
+      load_elements(w, of_.weights + first * 4, count, is_complete);
     } else {
       std::uint16_t high[N];
-      load_elements(high, of_.weights + first * 2, count, is_whole);
+      load_elements(high, of_.weights + first * 2, count, is_complete);
       std::uint16_t low[N]{};
-      if constexpr (widths_of(Form).low != 0) load_elements(low, of_.low + first * 2, count, is_whole);
+      if constexpr (widths_of(Form).low != 0) load_elements(low, of_.low + first * 2, count, is_complete);
       LLMMEM_UNROLL
       for (unsigned i = 0; i < N; ++i)
         w[i] = float_of_bits(joined_bits(high[i], low[i]));
     }
   }
   LLMMEM_HD void store(const float (&w)[N], std::uint64_t first, std::uint64_t count) const noexcept {
-    const bool is_whole = is_wide_ && count == N;
+    const bool is_complete = is_wide_ && count == N;
     if constexpr (widths_of(Form).weights == 4) {
-      store_elements(w, of_.weights + first * 4, count, is_whole);
+      store_elements(w, of_.weights + first * 4, count, is_complete);
     } else {
       std::uint16_t high[N];
       std::uint16_t low[N];
@@ -99,8 +99,8 @@ class weight_access {
         high[i] = halves.high;
         low[i] = halves.low;
       }
-      store_elements(high, of_.weights + first * 2, count, is_whole);
-      if constexpr (widths_of(Form).low != 0) store_elements(low, of_.low + first * 2, count, is_whole);
+      store_elements(high, of_.weights + first * 2, count, is_complete);
+      if constexpr (widths_of(Form).low != 0) store_elements(low, of_.low + first * 2, count, is_complete);
     }
   }
   LLMMEM_HD void store_stochastic(const float (&w)[N], std::uint64_t first, std::uint64_t count,
@@ -151,22 +151,22 @@ class element_step {
     const std::uint64_t first = item * N;
     const std::uint64_t left = of_.piece.count - first;
     const std::uint64_t count = left < N ? left : N;
-    const bool is_whole = of_.is_wide && count == N;
+    const bool is_complete = of_.is_wide && count == N;
     float w[N];
     float m[N];
     float g[N];
     load_gradients<Gradient>(g, of_.gradients, first, count, of_.is_wide);
     weights_.load(w, first, count);
-    load_elements(m, of_.piece.mean + first * 4, count, is_whole);
+    load_elements(m, of_.piece.mean + first * 4, count, is_complete);
     if constexpr (Form == optimizer_form::sgd) {
       sgd_elements(w, m, g, of_.by);
     } else {
       float v[N];
-      load_elements(v, of_.piece.variance + first * 4, count, is_whole);
+      load_elements(v, of_.piece.variance + first * 4, count, is_complete);
       adamw_elements(w, m, v, g, of_.by);
-      store_elements(v, of_.piece.variance + first * 4, count, is_whole);
+      store_elements(v, of_.piece.variance + first * 4, count, is_complete);
     }
-    store_elements(m, of_.piece.mean + first * 4, count, is_whole);
+    store_elements(m, of_.piece.mean + first * 4, count, is_complete);
     if constexpr (Form == optimizer_form::adamw_stochastic) {
       weights_.store_stochastic(w, first, count, of_.by);
     } else {

@@ -140,7 +140,7 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD packet<16> load(std::uint64_t item, std::uint64_t p) const noexcept {
     const std::uint64_t row = by_.quotient(item);
-    return load_aligned<16, cache_hint::passing, Access>(
+    return load_aligned<16, cache_hint::streaming, Access>(
         ends_.values.at(row, item - row * by_.by(), p * std::uint64_t{16}), ends_.values.width);
   }
   LLMMEM_HD void store(std::uint64_t item, std::uint64_t p, const packet<bytes>& codes) const noexcept {
@@ -173,8 +173,8 @@ class dequantize_work {
     const std::uint64_t row = by_.quotient(number);
     const std::uint64_t group = number - row * by_.by();
     const float scale = float_of_bits(load_packet<4>(ends_.scales.at(row, group, 0)).words[0]);
-    const auto codes = load_aligned<bytes, cache_hint::passing, Access>(ends_.codes.at(row, group, p * bytes),
-                                                                        ends_.codes.width);
+    const auto codes = load_aligned<bytes, cache_hint::streaming, Access>(
+        ends_.codes.at(row, group, p * bytes), ends_.codes.width);
     store_aligned<Access>(ends_.values.at(row, group, p * std::uint64_t{16}),
                           values_of<Value, Code>(codes, scale), ends_.values.width);
   }

@@ -81,7 +81,7 @@ template <class T>
   return (rows * 8 + 15) / 16 * 16;
 }
 
-/// Writes the message after a header. @pre `to` has room for it
+/// Writes the message after a header. @pre `to` has space for it
 inline void write_query(std::byte* to, const near_query& of) noexcept {
   if (of.rows == 0) return;
   const auto half = static_cast<std::size_t>(of.rows * 4);

@@ -46,12 +46,12 @@ static_assert(1U << xor_unit::stretch_bits == xor_unit::stretch_bytes);
 
 template <unsigned N>
 [[nodiscard]] LLMMEM_HD inline packet<16> read_up_to(const std::byte* from, std::uint32_t bytes) noexcept {
-  return bytes == 16 ? read_wide<N, cache_hint::passing>(from) : read_start(from, bytes);
+  return bytes == 16 ? read_wide<N, cache_hint::streaming>(from) : read_start(from, bytes);
 }
 template <unsigned N>
 LLMMEM_HD inline void write_up_to(std::byte* to, const packet<16>& in, std::uint32_t bytes) noexcept {
   if (bytes == 16) {
-    write_wide<N, cache_hint::passing>(to, in);
+    write_wide<N, cache_hint::streaming>(to, in);
   } else {
     write_start(to, in, bytes);
   }
@@ -90,14 +90,14 @@ struct xor_parity_work {
       packet<16> in[xor_unit::packets];
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-        in[i] = read_wide<N, cache_hint::passing>(shard[s] + at + xor_unit::stretch(i));
+        in[i] = read_wide<N, cache_hint::streaming>(shard[s] + at + xor_unit::stretch(i));
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
         add_packet(sum[i], in[i]);
     }
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-      write_wide<N, cache_hint::passing>(parity + at + xor_unit::stretch(i), sum[i]);
+      write_wide<N, cache_hint::streaming>(parity + at + xor_unit::stretch(i), sum[i]);
   }
   LLMMEM_HD void part(std::uint64_t at) const noexcept {
     const std::uint32_t here = bytes_at(at, bytes);
@@ -163,15 +163,15 @@ struct xor_delta_work {
     packet<16> after[xor_unit::packets];
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
-      before[k] = read_wide<N, cache_hint::passing>(old_bytes + at + xor_unit::stretch(k));
-      after[k] = read_wide<N, cache_hint::passing>(new_bytes + at + xor_unit::stretch(k));
+      before[k] = read_wide<N, cache_hint::streaming>(old_bytes + at + xor_unit::stretch(k));
+      after[k] = read_wide<N, cache_hint::streaming>(new_bytes + at + xor_unit::stretch(k));
     }
     std::uint32_t differ = 0;
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       add_packet(after[k], before[k]);
       if constexpr (Use == delta_use::written)
-        write_wide<N, cache_hint::passing>(delta + at + xor_unit::stretch(k), after[k]);
+        write_wide<N, cache_hint::streaming>(delta + at + xor_unit::stretch(k), after[k]);
       differ |= (is_zero(after[k]) ? 0U : 1U) << k;
     }
     return differ;
@@ -215,8 +215,8 @@ struct apply_delta_work {
       const bool is_dirty = (bits >> ((first + k) >> stretch_shift & 31U) & 1U) != 0;
       here[k] = is_dirty ? bytes_at(from, bytes) : 0;
       if (here[k] == 16) {
-        before[k] = read_wide<N, cache_hint::passing>(target + from);
-        change[k] = read_wide<N, cache_hint::passing>(delta + from);
+        before[k] = read_wide<N, cache_hint::streaming>(target + from);
+        change[k] = read_wide<N, cache_hint::streaming>(delta + from);
       }
     }
     LLMMEM_UNROLL
@@ -224,7 +224,7 @@ struct apply_delta_work {
       const std::uint64_t from = at + xor_unit::stretch(k);
       if (here[k] == 16) {
         add_packet(before[k], change[k]);
-        write_wide<N, cache_hint::passing>(target + from, before[k]);
+        write_wide<N, cache_hint::streaming>(target + from, before[k]);
       } else if (here[k] != 0) {
         last(from, here[k]);
       }

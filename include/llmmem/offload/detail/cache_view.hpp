@@ -53,15 +53,15 @@ class cache_view {
       return cache_->blocks(sequence);
     }
   }
-  [[nodiscard]] std::uint64_t most_blocks() const noexcept {
+  [[nodiscard]] std::uint64_t block_capacity() const noexcept {
     if constexpr (is_hybrid) {
       return cache_->pool().block_ids();
     } else {
-      return cache_->most_physical_blocks();
+      return cache_->max_physical_blocks();
     }
   }
 
-  /// Gives a sequence the tokens of a chain up to `end`, and room for what they need.
+  /// Gives a sequence the tokens of a chain up to `end`, and space for what they need.
   result<void> grow(sequence_id sequence, const kv_chain& chain, std::uint64_t end) const noexcept {
     const std::uint64_t have = cache_->tokens(sequence);
     if constexpr (is_hybrid) {

@@ -43,7 +43,7 @@ std::vector<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::bytes_of_blocks(con
   return bytes;
 }
 
-/// By default each group gets room for equally many tokens.
+/// By default each group gets space for equally many tokens.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
   if (mover_.groups() != groups_) {
@@ -52,9 +52,9 @@ std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
                          "; make the mover from the same groups");
   }
   if constexpr (requires { mover_.blocks(); }) {
-    if (mover_.blocks() < view_.most_blocks()) {
+    if (mover_.blocks() < view_.block_capacity()) {
       throw argument_error(options_.name + ": the mover's memory has " + std::to_string(mover_.blocks()) +
-                           " blocks, the cache uses " + std::to_string(view_.most_blocks()) +
+                           " blocks, the cache uses " + std::to_string(view_.block_capacity()) +
                            ", the null block among them; give the mover all of the cache's memory");
     }
   }
@@ -119,28 +119,27 @@ std::pair<offload::answer, std::size_t> kv_tiers<Cache, Mover, Tiers...>::lookup
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(sequence_id sequence,
-                                                           const kv_chain& chain) const noexcept {
+offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup(sequence_id sequence,
+                                                                   const kv_chain& chain) const noexcept {
   return lookup(chain, view_.cache().tokens(sequence));
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain,
-                                                           std::uint64_t first) const noexcept {
+offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain,
+                                                                   std::uint64_t first) const noexcept {
   return lookup_with(chain, first, chain.keys().size(),
                      [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere>
-offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup_with(const kv_chain& chain, std::uint64_t first,
-                                                                std::uint64_t chunks,
-                                                                Elsewhere&& elsewhere) const noexcept {
+offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
+    const kv_chain& chain, std::uint64_t first, std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept {
   constexpr std::uint64_t ahead = 4;  // lookups whose cache lines are asked for before
   const std::span<const layer_group> groups = view_.groups();
   const std::uint64_t at = now();
   const std::uint64_t step = chain.chunk_tokens();
-  offload::kv_where out{.first = first, .tokens = first, .next = offload::answer::hit};
+  offload::kv_lookup_result out{.first = first, .tokens = first, .next = offload::answer::hit};
   paging::hit_scan scan(groups);
   std::array<std::uint64_t, max_kv_tiers> from{};
   std::uint64_t from_elsewhere = 0;
@@ -165,9 +164,9 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup_with(const kv_chain& 
           out.next = found.first;
         }
       }
-      scan.see(g, is_there);
+      scan.add(g, is_there);
     }
-    if (length > first && scan.serves(length)) {
+    if (length > first && scan.has_hit(length)) {
       out.tokens = chain.tokens_of(c);
       if constexpr (!detail::cache_view<Cache>::is_hybrid) {
         out.blocks = from;
@@ -208,7 +207,7 @@ void kv_tiers<Cache, Mover, Tiers...>::touch(const kv_chain& chain, std::uint64_
 // Going on
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-void kv_tiers<Cache, Mover, Tiers...>::go_on() noexcept {
+void kv_tiers<Cache, Mover, Tiers...>::proceed() noexcept {
   stack_.poll(now(), [this](const detail::load_cookie& waiting, slot_id upper, const failure& why) noexcept {
     arrive(waiting, upper, why);
   });
@@ -218,7 +217,7 @@ void kv_tiers<Cache, Mover, Tiers...>::go_on() noexcept {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::progress() noexcept {
-  go_on();
+  proceed();
   for (std::uint32_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].state == record::phase::running) begin_reads(i);
   }
@@ -234,7 +233,7 @@ void kv_tiers<Cache, Mover, Tiers...>::pause() noexcept {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::flush() noexcept {
   for (;;) {
-    go_on();
+    proceed();
     bool is_ending = false;
     for (const record& each : loads_)
       is_ending = is_ending || each.state == record::phase::ending;

@@ -18,10 +18,10 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   if (have % step != 0) return refusal(errc::not_whole_blocks, sequence.slot, have, step);
   if (chain.epoch() != cache.epoch()) return refusal(errc::epoch_differs, 0, chain.epoch(), cache.epoch());
   if (!continues(sequence, chain, have)) return refusal(errc::not_a_prefix, sequence.slot, have, 0);
-  go_on();
+  proceed();
   const std::uint64_t whole = chain.keys().size();
   const std::uint64_t limit = limits.upto >= chain.tokens() ? whole : limits.upto / step;
-  const offload::kv_where where =
+  const offload::kv_lookup_result where =
       lookup_with(chain, have, limit < whole ? limit : whole,
                   [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
   load empty;
@@ -207,8 +207,8 @@ void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting
 /// Begins to copy what is in the first tier into the cache, up to `layers` layers of a group.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, std::uint32_t layers) noexcept {
-  std::array<offload::slot_pair, offload::most_slot_pairs> pairs;
-  std::array<part*, offload::most_slot_pairs> which{};
+  std::array<offload::slot_pair, offload::max_slot_pairs> pairs;
+  std::array<part*, offload::max_slot_pairs> which{};
   std::size_t count = 0;
   const auto begin = [&] {
     if (count == 0) return;
@@ -301,7 +301,7 @@ result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::
                    group < groups_ ? mover_.layers(group) : 0);
   }
   for (;;) {
-    go_on();
+    proceed();
     begin_reads(slot);
     restore(of, group, layer + 1);
     if (!is_missing_any(of, group)) return of.layer_fences[group][layer];
@@ -335,7 +335,7 @@ std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) c
   if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
   if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    // A length in between is of use only where every group has what the next token looks at.
+    // A length in between is useful only where every group has what the next token looks at.
     if (sound < of.wanted.wanted) {
       const auto cuts = cache.nearest_cuts(of.sequence, sound);
       sound = cuts ? cuts->below : 0;
@@ -367,8 +367,8 @@ offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot
       ++of.wanted.failed_blocks;
     }
   }
-  const bool is_whole = of.wanted.tokens == of.wanted.wanted;
-  static_cast<void>(view_.cache().limit_commits(of.sequence, is_whole ? unlimited : of.wanted.tokens));
+  const bool is_complete = of.wanted.tokens == of.wanted.wanted;
+  static_cast<void>(view_.cache().limit_commits(of.sequence, is_complete ? unlimited : of.wanted.tokens));
   if (of.wanted.tokens > of.wanted.first && view_.cache().check(of.sequence)) {
     const auto published = view_.publish(of.sequence, *of.chain, of.wanted.tokens);
     if (!published && of.wanted.why.code == errc::ok) of.wanted.why = published.error();
@@ -417,7 +417,7 @@ void kv_tiers<Cache, Mover, Tiers...>::end(record& of) noexcept {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 bool kv_tiers<Cache, Mover, Tiers...>::load::has_arrived() noexcept {
   if (tiers_ == nullptr) return true;
-  tiers_->go_on();
+  tiers_->proceed();
   tiers_->begin_reads(slot_);
   record& of = tiers_->loads_[slot_];
   if (tiers_->now() >= of.deadline) {

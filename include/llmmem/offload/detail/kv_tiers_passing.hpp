@@ -12,11 +12,11 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 std::uint64_t kv_tiers<Cache, Mover, Tiers...>::prefetch(const kv_chain& chain, std::uint64_t first,
                                                          std::uint64_t upto) noexcept {
   using begun = typename detail::kv_tier_stack<Tiers...>::begun;
-  go_on();
+  proceed();
   const std::uint64_t step = chain.chunk_tokens();
   const std::uint64_t whole = chain.keys().size();
   const std::uint64_t limit = upto >= chain.tokens() ? whole : upto / step;
-  const offload::kv_where where = lookup_with(
+  const offload::kv_lookup_result where = lookup_with(
       chain, first, limit, [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
   const std::uint64_t at = now();
   std::uint64_t count = 0;

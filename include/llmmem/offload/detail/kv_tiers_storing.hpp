@@ -11,7 +11,7 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequence, const fence_type& after) {
   Cache& cache = view_.cache();
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
-  go_on();
+  proceed();
   if (cursors_.size() < (std::size_t{sequence.slot} + 1) * groups_)
     cursors_.resize((std::size_t{sequence.slot} + 1) * groups_);
   std::uint64_t stored = 0;
@@ -76,7 +76,7 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
   return considered::stored;
 }
 
-/// The cache gives up contents for room: they are saved now, or lost. Called from inside the cache.
+/// The cache gives up contents for space: they are saved now, or lost. Called from inside the cache.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& key,
                                                std::size_t group) noexcept {
@@ -104,8 +104,8 @@ void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& 
 /// Begins those from `first` on that may begin.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::begin_saves(std::size_t first) noexcept {
-  std::array<offload::slot_pair, offload::most_slot_pairs> pairs;
-  std::array<std::size_t, offload::most_slot_pairs> which{};
+  std::array<offload::slot_pair, offload::max_slot_pairs> pairs;
+  std::array<std::size_t, offload::max_slot_pairs> which{};
   std::size_t count = 0;
   const auto begin = [&] {
     if (count == 0) return;

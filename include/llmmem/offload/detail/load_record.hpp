@@ -45,7 +45,7 @@ struct load_part {
   Fence fence{};             ///< of the last of these
 };
 
-/// A load from `prepare_load` to its end, and behind it until its copies have ended.
+/// A load from `prepare_load` to its end, and after it until its copies have ended.
 template <class Fence>
 struct load_record {
   enum class phase : std::uint8_t { free, running, ending };

@@ -102,7 +102,7 @@ class kv_tier_stack {
       const auto victim = slots.victim();
       if (!victim) break;
       if (must_go_down(group, *victim)) {
-        if (leaving_[group] > slots.capacity() / 16) break;  // room is on its way
+        if (leaving_[group] > slots.capacity() / 16) break;  // space is on its way
         // It leaves when it has arrived below; another may be able to leave at once.
         const sent how = send_down<1>(group, *victim, true);
         if (how == sent::begun) continue;
@@ -155,7 +155,7 @@ class kv_tier_stack {
         out = begun::no_slot;
         return;
       }
-      if (level.transfer_count == level.transfers.size()) {  // what made room for it took the last
+      if (level.transfer_count == level.transfers.size()) {  // what made space for it took the last
         first().slots[group].abandon_fill(*upper);
         out = begun::no_transfer;
         return;

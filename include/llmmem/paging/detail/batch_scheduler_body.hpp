@@ -60,8 +60,8 @@ result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user
   if (calls_ == calls::none) return refusal(errc::reentered, 0, 0, 0);
   const std::uint64_t tokens = client_->tokens(user).size();
   if (tokens == 0) return refusal(errc::empty_range, 0, 0, 0);
-  if (hints.keep.priority > retention::most_priority)
-    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::most_priority);
+  if (hints.keep.priority > retention::max_priority)
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
   if (tokens + 1 > cache_->max_sequence_tokens())
     return refusal(errc::sequence_full, 0, tokens + 1, cache_->max_sequence_tokens());
   if (const std::uint64_t needed = blocks_for(tokens + 1); needed > cache_->pool().blocks())

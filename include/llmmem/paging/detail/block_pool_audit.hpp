@@ -12,7 +12,7 @@ inline namespace v0 {
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 std::string block_pool<Eviction, FreeList, History>::last_of(block_id block) const {
-  const std::string trail = history_.trail(block);
+  const std::string trail = history_.history_of(block);
   const std::string last(to_string(records_[to_index(block)].last()));
   return trail.empty() ? last : last + "; " + trail;
 }

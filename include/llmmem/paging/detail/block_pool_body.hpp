@@ -26,13 +26,13 @@ namespace detail {
 /// The most blocks that a pool may ever have.
 [[nodiscard]] inline std::uint64_t checked_most_blocks(const block_pool_options& options) {
   const std::uint64_t blocks = checked_blocks(options);
-  if (options.most_blocks == 0) return blocks;
-  if (options.most_blocks < blocks || options.most_blocks > max_blocks) {
-    throw length_error(options.name + ": most_blocks is " + std::to_string(options.most_blocks) + "; use " +
-                       std::to_string(blocks) + " (what it starts with) to " + std::to_string(max_blocks) +
-                       ", or 0 for a pool that never grows");
+  if (options.block_capacity == 0) return blocks;
+  if (options.block_capacity < blocks || options.block_capacity > max_blocks) {
+    throw length_error(options.name + ": block_capacity is " + std::to_string(options.block_capacity) +
+                       "; use " + std::to_string(blocks) + " (what it starts with) to " +
+                       std::to_string(max_blocks) + ", or 0 for a pool that never grows");
   }
-  return options.most_blocks;
+  return options.block_capacity;
 }
 
 }  // namespace detail
@@ -148,7 +148,7 @@ std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, 
       --idle_count_;
       ++done;
       group[size++] = block;
-      if constexpr (requires { on_evict.told_alone(block); }) ends = on_evict.told_alone(block);
+      if constexpr (requires { on_evict.reported_alone(block); }) ends = on_evict.reported_alone(block);
     }
     if (size != 0) on_evict(std::span<const block_id>(group.data(), size));
   }

@@ -31,7 +31,8 @@ template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
 result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint64_t blocks,
                                                                       OnEvict&& on_evict) noexcept {
-  if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
+  if (blocks == 0 || blocks > block_capacity())
+    return refusal(errc::bad_block_count, 0, blocks, block_capacity());
   const std::uint64_t before = std::exchange(last_, blocks);
   free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
   // All are counted before any is dropped, because `on_evict` may drop others.

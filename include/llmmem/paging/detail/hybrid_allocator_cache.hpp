@@ -23,9 +23,9 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
     if (!next) break;
     at = *next;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens == 0) scan.see(g, chain_.cached(at.node, g) != null_block);
+      if (end % groups_[g].block_tokens == 0) scan.add(g, chain_.cached(at.node, g) != null_block);
     }
-    if (scan.serves(end)) best = {.tokens = end, .at = at};
+    if (scan.has_hit(end)) best = {.tokens = end, .at = at};
   }
   return best;
 }
@@ -157,7 +157,7 @@ void hybrid_allocator<Traits>::for_each_cached(Visit&& visit) const {
   }
 }
 
-/// Returns the position behind the next chunk; if the chain is full, evicts idle blocks to make space.
+/// Returns the position after the next chunk; if the chain is full, evicts idle blocks to make space.
 template <class Traits>
 std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>::next_place(
     record& sequence, std::span<const token_id> part) noexcept {
@@ -218,7 +218,7 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
   return block + 1 == groups_[group].blocks_for(sequence.tokens);
 }
 
-/// Caches the block of `group` that ends behind `end` tokens at `at`, if there is one, the sequence holds it,
+/// Caches the block of `group` that ends after `end` tokens at `at`, if there is one, the sequence holds it,
 /// and no block is cached there.
 template <class Traits>
 void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,

@@ -10,7 +10,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Whether a group still has what the token behind the first `tokens` reads.
+/// Whether a group still has what the token after the first `tokens` reads.
 template <class Traits>
 bool hybrid_allocator<Traits>::can_cut(std::uint32_t slot, std::size_t group,
                                        std::uint64_t tokens) const noexcept {
@@ -71,7 +71,7 @@ result<void> hybrid_allocator<Traits>::truncate_after(sequence_id sequence, std:
   return cut;
 }
 
-/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks behind
+/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks after
 /// them.
 template <class Traits>
 void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {

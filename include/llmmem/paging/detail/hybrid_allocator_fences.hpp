@@ -90,11 +90,11 @@ result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
   return refusal(errc::deferred_full, slot, queued.error().wanted, queued.error().found);
 }
 
-/// Drops the references to all blocks behind the first `keep` tokens.
+/// Drops the references to all blocks after the first `keep` tokens.
 template <class Traits>
 result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64_t keep) noexcept {
   const record& sequence = records_[slot];
-  std::array<table_part, 2 * max_layer_groups> parts{};  // sinks, and the blocks behind the dead ones
+  std::array<table_part, 2 * max_layer_groups> parts{};  // sinks, and the blocks after the dead ones
   std::size_t blocks = 0;
   const auto add = [&](std::size_t part, std::size_t g, std::uint64_t first, std::uint64_t end) noexcept {
     if (end <= first) return;

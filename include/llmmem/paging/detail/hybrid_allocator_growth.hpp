@@ -171,7 +171,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
     if (collect() != 0) continue;
     if (enough) return refusal(errc::deferred_full, 0, needed.sources, deferred_.free_entries());
     std::size_t g = 0;
-    while (lacks[g].lacking() == 0)
+    while (lacks[g].missing() == 0)
       ++g;
     return refusal(errc::out_of_group_blocks, static_cast<std::uint32_t>(g), lacks[g].wanted,
                    lacks[g].available);

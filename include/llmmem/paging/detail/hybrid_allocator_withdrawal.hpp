@@ -45,7 +45,7 @@ std::uint64_t hybrid_allocator<Traits>::drop_cached(block_id block) noexcept {
   return 1;
 }
 
-/// Removes everything behind `node` from the cache, in all groups; returns how many blocks.
+/// Removes everything after `node` from the cache, in all groups; returns how many blocks.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::drop_below(block_id node) noexcept {
   std::uint64_t dropped = 0;
@@ -60,7 +60,7 @@ std::uint64_t hybrid_allocator<Traits>::drop_below(block_id node) noexcept {
   return dropped;
 }
 
-/// Returns the node behind the first `chunks` chunks of a sequence. @pre it has committed that many.
+/// Returns the node after the first `chunks` chunks of a sequence. @pre it has committed that many.
 template <class Traits>
 block_id hybrid_allocator<Traits>::node_at(const record& sequence, std::uint64_t chunks) const noexcept {
   block_id node = sequence.at.node;
@@ -114,7 +114,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(sequence_id sequence,
   return dropped;
 }
 
-/// Removes the unsound contents of a sequence from the cache, with everything behind them: all its blocks
+/// Removes the unsound contents of a sequence from the cache, with everything after them: all its blocks
 /// that reach past its sound tokens. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept {
@@ -151,7 +151,7 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   return dropped;
 }
 
-/// Contents that a sequence computed behind a wrong block are wrong too: repeats for each sequence that holds
+/// Contents that a sequence computed after a wrong block are wrong too: repeats for each sequence that holds
 /// such a block, until no more is found. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
@@ -178,7 +178,7 @@ std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
   return dropped;
 }
 
-/// Whether a sequence holds a block behind its sound tokens that is not yet known to be wrong.
+/// Whether a sequence holds a block after its sound tokens that is not yet known to be wrong.
 template <class Traits>
 bool hybrid_allocator<Traits>::has_unmarked(std::uint32_t slot) const noexcept {
   const record& sequence = records_[slot];

@@ -18,7 +18,7 @@ template <class Place, class Fence>
 struct hybrid_record {
   std::uint64_t tokens = 0;
   std::uint64_t committed = 0;  // leading chunks in the chain
-  Place at{};                   // the position behind them
+  Place at{};                   // the position after them
   prefix_context context{};
   /// Leading null entries of each table, except sinks.
   std::array<std::uint32_t, max_layer_groups> dead{};

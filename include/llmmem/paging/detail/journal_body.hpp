@@ -61,7 +61,7 @@ template <class Cache, journal_sink Sink, fence Fence>
 bool paging::journaled<Cache, Sink, Fence>::on_pressure(void* context,
                                                         const block_shortage& shortage) noexcept {
   auto& self = *static_cast<journaled*>(context);
-  if (self.depth_ == most_pressure_depth) return false;
+  if (self.depth_ == max_pressure_depth) return false;
   ++self.depth_;
   self.current_->open();
   const detail::journal_arguments asked{.number = shortage.needed, .extra = shortage.available};

@@ -22,13 +22,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Checks the version before anything behind it.
+/// Checks the version before anything after it.
 inline void decode_header(byte_cursor& in, journal_header& out) {
   out.version = in.narrow();
   if (!in.ok()) return;
   if (out.version != journal_version) return in.refuse("an unknown version of the format");
   out.options.blocks = in.varint();
-  out.options.most_blocks = in.varint();
+  out.options.block_capacity = in.varint();
   out.options.block_tokens = in.narrow();
   out.options.max_sequences = in.narrow();
   out.options.max_sequence_tokens = in.limit();
@@ -104,7 +104,7 @@ class record_decoder {
       for (std::size_t left = from.in_->count(3); left > 0 && from.in_->ok(); --left) {
         paging::growth each{.sequence = from.handle()};
         from.out_->batch_tokens.push_back(from.tokens());
-        each.untold = from.in_->varint();
+        each.unknown_tokens = from.in_->varint();
         from.out_->batch.push_back(each);
       }
     }

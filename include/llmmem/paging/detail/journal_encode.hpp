@@ -23,7 +23,7 @@ template <class Writer>
 void encode_header(Writer& out, const paged_options& options, std::string_view configuration) noexcept {
   put_varint(out, journal_version);
   put_varint(out, options.blocks);
-  put_varint(out, options.most_blocks);
+  put_varint(out, options.block_capacity);
   put_varint(out, options.block_tokens);
   put_varint(out, options.max_sequences);
   put_limit(out, options.max_sequence_tokens);
@@ -89,7 +89,7 @@ class record_encoder {
       for (const paging::growth& each : given.batch) {
         to.handle(each.sequence);
         to.tokens(each.tokens);
-        put_varint(*to.out_, each.untold);
+        put_varint(*to.out_, each.unknown_tokens);
       }
     }
     void moves() noexcept {

@@ -58,7 +58,7 @@ template <class Cache>
                                    now.unchained,
                                    cache.epoch()})
     absorb(each);
-  for (std::uint64_t i = 1; i <= cache.pool().most_blocks(); ++i) {
+  for (std::uint64_t i = 1; i <= cache.pool().block_capacity(); ++i) {
     const block_id block{static_cast<std::uint32_t>(i)};
     const auto& record = cache.pool().record(block);
     absorb((std::uint64_t{record.references()} << 32) | record.generation());

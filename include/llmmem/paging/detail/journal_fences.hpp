@@ -31,7 +31,7 @@ class journal_fences {
   /// Returns the point of the next fence.
   [[nodiscard]] std::uint64_t issue() noexcept { return ++issued_; }
 
-  /// Stores the fence of `point`, behind which something now waits.
+  /// Stores the fence of `point`, after which something now waits.
   void wait_for(const Fence& after, std::uint64_t point) noexcept {
     ring_[(first_ + count_++) % ring_.size()] = {after, point};
   }

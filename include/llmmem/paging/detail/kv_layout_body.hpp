@@ -175,8 +175,8 @@ constexpr kv_layout::plane_list kv_layout::planes_in_memory() const noexcept {
     const place said = scales_of(role).place;
     // Without a rotary part the two places are the same.
     const bool is_behind_vector =
-        said == place::behind_vector || (said == place::behind_rotary && (role != key_scale || !has(rotary)));
-    if (at == place::behind_vector) return is_behind_vector;
+        said == place::after_vector || (said == place::after_rotary && (role != key_scale || !has(rotary)));
+    if (at == place::after_vector) return is_behind_vector;
     return said == at && !is_behind_vector;
   };
   const auto add_behind = [&](paging::plane_role role, place at) {
@@ -184,29 +184,29 @@ constexpr kv_layout::plane_list kv_layout::planes_in_memory() const noexcept {
   };
   const auto add_in_block = [&](paging::plane_role scale, paging::plane_role global) {
     if (has_at(scale, place::in_block)) out.add(scale, begins::run);
-    if (has(global) && scales_of(global).place != place::apart) out.add(global, begins::run);
+    if (has(global) && scales_of(global).place != place::separate) out.add(global, begins::run);
   };
   out.add(key, begins::section);
-  add_behind(key_scale, place::behind_vector);
+  add_behind(key_scale, place::after_vector);
   if (has(rotary)) out.add(rotary, begins::nothing);
-  add_behind(key_scale, place::behind_rotary);
+  add_behind(key_scale, place::after_rotary);
   if (is_joined()) {
     out.add(value, begins::nothing);
-    add_behind(value_scale, place::behind_vector);
+    add_behind(value_scale, place::after_vector);
   }
   add_in_block(key_scale, key_global);
   if (has_values && !is_joined()) {
     out.add(value, begins::section);
-    add_behind(value_scale, place::behind_vector);
+    add_behind(value_scale, place::after_vector);
   }
   add_in_block(value_scale, value_global);
   if (has(index_key)) {
     out.add(index_key, begins::section);
-    add_behind(index_scale, place::behind_vector);
+    add_behind(index_scale, place::after_vector);
     add_in_block(index_scale, index_global);
   }
   const auto add_apart = [&](paging::plane_role scale, paging::plane_role global) {
-    if (!has_at(scale, place::apart)) return;
+    if (!has_at(scale, place::separate)) return;
     out.add(scale, begins::section);
     if (has(global)) out.add(global, begins::run);
   };
@@ -265,7 +265,7 @@ constexpr std::uint64_t kv_layout::fragments() const noexcept {
     case block_order::block_first_planes:
     case block_order::block_first_joined:
       return 1;
-    case block_order::block_first_apart:
+    case block_order::block_first_separate:
     case block_order::layer_between:
     case block_order::layer_last:
       return sections;
@@ -277,7 +277,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   const paging::plane_role role = role_of(p);
   const placement at = place_of(role);
   const std::uint64_t unit = at.section;
-  const std::uint64_t before = at.before_section;  // V is behind K
+  const std::uint64_t before = at.before_section;  // V is after K
   const std::uint64_t inside = at.before_run + at.in_record;
   switch (order) {
     case block_order::layer_first:
@@ -290,7 +290,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
       return inside_unit({before + inside, layer_bytes(), block_bytes()}, role, at.record);
     case block_order::block_first_planes:
       return inside_unit({before * layers + inside, unit, block_bytes()}, role, at.record);
-    case block_order::block_first_apart:
+    case block_order::block_first_separate:
       return inside_unit({before * layers * blocks + inside, unit, unit * layers}, role, at.record);
     case block_order::layer_between:
     case block_order::layer_last:
@@ -450,8 +450,8 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
     const bool is_scaled = is_there && scales.group != paging::scale_group::none;
     // Where no rotary part is between, the two places are the same.
     const bool is_behind =
-        scales.place == paging::scale_place::behind_rotary && (role != plane_role::key || rotary_dim == 0);
-    const paging::scale_place place = is_behind ? paging::scale_place::behind_vector : scales.place;
+        scales.place == paging::scale_place::after_rotary && (role != plane_role::key || rotary_dim == 0);
+    const paging::scale_place place = is_behind ? paging::scale_place::after_vector : scales.place;
     const auto if_scaled = [&](auto number) {
       add(is_scaled ? static_cast<std::uint64_t>(number) : std::uint64_t{0});
     };

@@ -34,7 +34,7 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
   using paging::scale_place;
   const auto text = [&](const char* rest) { return std::string("kv_layout: ") + name + rest; };
   check_known(of.group <= scale_group::channel, "scale_group", static_cast<unsigned>(of.group));
-  check_known(of.place <= scale_place::apart, "scale_place", static_cast<unsigned>(of.place));
+  check_known(of.place <= scale_place::separate, "scale_place", static_cast<unsigned>(of.place));
   check_known(bits_of(of.element) != 0, "element", static_cast<unsigned>(of.element));
   if (of.group == scale_group::none) {
     if (of.has_global)
@@ -47,12 +47,11 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
   if (of.group == scale_group::run && (of.run == 0 || elements % of.run != 0))
     throw length_error(text(".run: vectors of ") + std::to_string(elements) +
                        " elements are not a whole number of runs of " + std::to_string(of.run));
-  const bool is_with_vectors =
-      of.place == scale_place::behind_vector || of.place == scale_place::behind_rotary;
+  const bool is_with_vectors = of.place == scale_place::after_vector || of.place == scale_place::after_rotary;
   if (of.group == scale_group::channel && is_with_vectors)
     throw argument_error(
         text(".place: scales by channel apply to all tokens of a block, so they cannot be behind a vector; "
-             "use in_block or apart"));
+             "use in_block or separate"));
 }
 
 constexpr void check_part(const kv_layout& of) {

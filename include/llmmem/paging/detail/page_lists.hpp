@@ -23,7 +23,7 @@ class page_lists {
   [[nodiscard]] std::uint32_t front(std::size_t list) const noexcept { return ends_[list].next; }
   [[nodiscard]] bool empty(std::size_t list) const noexcept { return front(list) == no_index; }
 
-  /// Returns the item behind `item` in its list, or `no_index`.
+  /// Returns the item after `item` in its list, or `no_index`.
   [[nodiscard]] std::uint32_t next(std::uint32_t item) const noexcept { return nodes_[item].next; }
 
   /// @pre `item` is in no list.

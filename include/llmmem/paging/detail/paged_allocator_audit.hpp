@@ -19,7 +19,7 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
     found.push_back(name() + ": " + each);
 
   // Recounts the holders of each block from the tables and the queue.
-  std::vector<std::uint64_t> held(most_physical_blocks());
+  std::vector<std::uint64_t> held(max_physical_blocks());
   std::uint64_t tokens = 0;
   std::uint64_t table_blocks = 0;
   std::uint64_t alive = 0;

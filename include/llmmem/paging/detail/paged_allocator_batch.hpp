@@ -28,12 +28,12 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const paging::growt
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const paging::growth& each = batch[i];
     const std::uint32_t slot = each.sequence.slot;
-    const std::uint64_t count = each.tokens.size() + each.untold;
+    const std::uint64_t count = each.tokens.size() + each.unknown_tokens;
     const auto grown = grow(slot, count, needed_for(slot, count));
     if (!grown) return grown.error();  // only under a policy that breaks its contract
     out[i] = *grown;
     if (records_[slot].tokens_known) fill(slot, grown->first, each.tokens);
-    if (each.untold != 0) records_[slot].tokens_known = false;
+    if (each.unknown_tokens != 0) records_[slot].tokens_known = false;
   }
   warn_if_low(before);  // last, because the callback may change everything
   return {};
@@ -55,7 +55,8 @@ result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const pagin
       break;
     }
     record& sequence = at(each.sequence);
-    const std::uint64_t count = each.untold > max_bytes ? max_bytes : each.tokens.size() + each.untold;
+    const std::uint64_t count =
+        each.unknown_tokens > max_bytes ? max_bytes : each.tokens.size() + each.unknown_tokens;
     const auto fits = check_length(each.sequence.slot, count);
     if (sequence.batch == batches_) {
       refused = refusal(errc::listed_twice, each.sequence.slot, counted, batch.size());

@@ -24,13 +24,13 @@ namespace detail {
 }
 
 /// The most blocks that there may ever be.
-[[nodiscard]] constexpr std::uint64_t most_blocks(const paged_options& options) noexcept {
-  return options.most_blocks > options.blocks ? options.most_blocks : options.blocks;
+[[nodiscard]] constexpr std::uint64_t block_capacity(const paged_options& options) noexcept {
+  return options.block_capacity > options.blocks ? options.block_capacity : options.blocks;
 }
 
 /// The number of entries of the longest block table.
 [[nodiscard]] constexpr std::uint64_t table_blocks(const paged_options& options) noexcept {
-  return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), most_blocks(options));
+  return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), block_capacity(options));
 }
 
 /// Returns the options of the pool after checking every number and every product in `options`.
@@ -45,7 +45,7 @@ namespace detail {
     throw length_error(options.name + ": max_sequence_tokens is 0; at least 1 is needed");
   }
   block_pool_options pool{.blocks = options.blocks,
-                          .most_blocks = options.most_blocks,
+                          .block_capacity = options.block_capacity,
                           .name = options.name,
                           .metadata = options.metadata};
   static_cast<void>(checked_most_blocks(pool));
@@ -58,7 +58,7 @@ namespace detail {
 /// One slot per block, including the null block.
 [[nodiscard]] inline slot_count eviction_slots(const paged_options& options) {
   static_cast<void>(checked_pool_options(options));
-  return slot_count{most_blocks(options) + 1};
+  return slot_count{block_capacity(options) + 1};
 }
 
 }  // namespace detail
@@ -72,11 +72,11 @@ template <class Traits>
 paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type eviction,
                                          observer_type observer)
     : pool_(detail::checked_pool_options(options), std::move(eviction)),
-      index_(pool_.most_blocks(), options.metadata),
-      verification_(pool_.most_blocks(), options.block_tokens, options.metadata),
+      index_(pool_.block_capacity(), options.metadata),
+      verification_(pool_.block_capacity(), options.block_tokens, options.metadata),
       hash_(options.seed),
-      admission_(slot_count{pool_.most_blocks() + 1}, options.metadata),
-      followers_(pool_.most_blocks(), options.metadata),
+      admission_(slot_count{pool_.block_capacity() + 1}, options.metadata),
+      followers_(pool_.block_capacity(), options.metadata),
       observer_(std::move(observer)),
       block_tokens_(options.block_tokens),
       epoch_(options.epoch),
@@ -97,9 +97,9 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       free_slots_(options.max_sequences, options.metadata, "paged_allocator: free slots"),
       free_slot_count_(options.max_sequences),
       owner_(detail::owner_tag(records_.data())),
-      deferred_(options.max_deferred == unlimited ? pool_.most_blocks() : options.max_deferred,
+      deferred_(options.max_deferred == unlimited ? pool_.block_capacity() : options.max_deferred,
                 std::uint64_t{options.max_sequences} * 4, options.metadata),
-      pins_(pool_.most_blocks() + 1, options.metadata) {
+      pins_(pool_.block_capacity() + 1, options.metadata) {
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
@@ -121,8 +121,8 @@ result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept
 template <class Traits>
 result<sequence_id> paged_allocator<Traits>::create(const prefix_context& context,
                                                     const request_hints& hints) noexcept {
-  if (hints.keep.priority > retention::most_priority) {
-    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::most_priority);
+  if (hints.keep.priority > retention::max_priority) {
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
   }
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const std::uint32_t slot = free_slots_[--free_slot_count_];
@@ -130,7 +130,7 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
   fresh = record{.generation = fresh.generation + 1, .context = context, .hints = hints};
   fresh.cuts = cuts_;
   fresh.evictions = pool_.evictions();
-  begin_again(fresh);
+  reset(fresh);
   if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return sequence_id{slot, fresh.generation, owner_};
 }
@@ -185,7 +185,7 @@ result<void> paged_allocator<Traits>::defer(std::uint32_t slot, std::span<const 
 
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::collect() noexcept {
-  pool_.act_for(paging::nobody);
+  pool_.set_actor(paging::no_actor);
   const std::uint64_t gone = deferred_.collect([this](block_id block) noexcept {
     static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
   });
@@ -377,7 +377,7 @@ result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::
   return {};
 }
 
-/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks behind
+/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks after
 /// them.
 template <class Traits>
 void paged_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
@@ -400,7 +400,7 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
     // start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
-  if (tokens == 0) begin_again(sequence);
+  if (tokens == 0) reset(sequence);
   if (tokens <= std::uint64_t{sequence.sound} * block_tokens_) sequence.sound = ~0U;
   if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
   // The admission policy is asked again for what follows.

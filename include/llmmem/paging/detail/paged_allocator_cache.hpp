@@ -14,7 +14,7 @@ inline namespace v0 {
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
                                                     std::span<const token_id> tokens) noexcept {
-  pool_.act_for(sequence.slot);
+  pool_.set_actor(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
   const std::uint64_t before = pool_.available();
@@ -42,7 +42,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
                                                     const keyed_blocks& given) noexcept {
-  pool_.act_for(sequence.slot);
+  pool_.set_actor(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   if (const auto fit = check_keys(given); !fit) return fit.error();
   const keyed_blocks prompt = in_chain(given, at(sequence).context);
@@ -389,7 +389,7 @@ void paged_allocator<Traits>::unregister(block_id block) noexcept {
 
 template <class Traits>
 void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
-  if (index_.tokens(block) == block_tokens_) ++cuts_;  // behind a partial block nothing is cached
+  if (index_.tokens(block) == block_tokens_) ++cuts_;  // after a partial block nothing is cached
   unregister(block);
   pool_.unmark_cached(block);
   drop_orphans();

@@ -12,7 +12,7 @@ inline namespace v0 {
 template <class Traits>
 compaction_facts paged_allocator<Traits>::compaction_facts_now() const {
   compaction_facts facts;
-  facts.blocks.resize(most_physical_blocks(), block_use::idle);
+  facts.blocks.resize(max_physical_blocks(), block_use::idle);
   for (std::uint64_t i = 1; i < facts.blocks.size(); ++i) {
     const block_record& block = pool_.record(block_id{static_cast<std::uint32_t>(i)});
     if (block.is_active()) facts.blocks[i] = block.references() == 1 ? block_use::owned : block_use::shared;
@@ -30,8 +30,7 @@ template <move_copier Copy>
 result<std::uint64_t> paged_allocator<Traits>::compact(std::span<const block_move> moves, Copy&& copy,
                                                        std::size_t group) {
   // By source; null_block: it stays. Allocated before anything changes.
-  detail::fixed_array<block_id> moved_to(most_physical_blocks(), null_block, metadata_,
-                                         "compact: new places");
+  detail::fixed_array<block_id> moved_to(max_physical_blocks(), null_block, metadata_, "compact: new places");
   if (const auto fit = check_moves(moves, moved_to); !fit) return fit.error();
   if (group == 0) group = moves.size();
   std::uint64_t done = 0;
@@ -51,8 +50,8 @@ result<std::uint64_t> paged_allocator<Traits>::compact(std::span<const block_mov
 
 template <class Traits>
 result<void> paged_allocator<Traits>::pin(block_id block) noexcept {
-  if (block == null_block || to_index(block) > pool_.most_blocks())
-    return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());
+  if (block == null_block || to_index(block) > pool_.block_capacity())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), max_physical_blocks());
   if (!pins_.can_add(block)) return refusal(errc::too_many_shares, to_index(block), 1, pins_.of(block));
   if (const auto shared = pool_.share(block); !shared) return shared.error();
   pins_.add(block);
@@ -68,8 +67,8 @@ result<void> paged_allocator<Traits>::limit_commits(sequence_id sequence, std::u
 
 template <class Traits>
 result<void> paged_allocator<Traits>::unpin(block_id block) noexcept {
-  if (block == null_block || to_index(block) > pool_.most_blocks())
-    return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());
+  if (block == null_block || to_index(block) > pool_.block_capacity())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), max_physical_blocks());
   if (pins_.of(block) == 0) return refusal(errc::double_free, to_index(block), 0, 0);
   pins_.remove(block);
   static_cast<void>(pool_.release(block));  // cannot fail: the pin held this reference

@@ -24,9 +24,9 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id best = null_block;
   std::size_t length = 0;
   block_id block = followers_.first(parent);
-  for (std::uint32_t left = partial_type::most_compared; left != 0 && block != null_block && length < most;
+  for (std::uint32_t left = partial_type::max_compared; left != 0 && block != null_block && length < most;
        --left, block = followers_.next(block)) {
-    if (index_.tokens(block) != block_tokens_) continue;  // tokens behind them may be overwritten
+    if (index_.tokens(block) != block_tokens_) continue;  // tokens after them may be overwritten
     if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
@@ -129,8 +129,8 @@ template <class Traits>
 result<void> paged_allocator<Traits>::retain(sequence_id sequence, token_range range,
                                              retention keep) noexcept {
   if (const auto alive = begin(sequence); !alive) return alive.error();
-  if (keep.priority > retention::most_priority) {
-    return refusal(errc::bad_priority, sequence.slot, keep.priority, retention::most_priority);
+  if (keep.priority > retention::max_priority) {
+    return refusal(errc::bad_priority, sequence.slot, keep.priority, retention::max_priority);
   }
   if (range.first >= range.end) return refusal(errc::empty_range, sequence.slot, range.first, range.end);
   if constexpr (retains<eviction_type>) {
@@ -177,7 +177,7 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   return true;
 }
 
-/// Shows the policy the blocks behind a refused block, up to block `end`, each once: a policy may admit later
+/// Shows the policy the blocks after a refused block, up to block `end`, each once: a policy may admit later
 /// what it refuses today.
 template <class Traits>
 template <class HintAt>

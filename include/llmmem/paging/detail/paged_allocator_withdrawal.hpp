@@ -13,7 +13,7 @@ inline namespace v0 {
 
 /// A sequence without tokens belongs to the present epoch.
 template <class Traits>
-void paged_allocator<Traits>::begin_again(record& sequence) noexcept {
+void paged_allocator<Traits>::reset(record& sequence) noexcept {
   sequence.epoch = epoch_;
   sequence.chain = root_of(sequence);
 }
@@ -47,10 +47,10 @@ std::uint64_t paged_allocator<Traits>::drop_tree(block_id block) noexcept {
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::reset(std::uint64_t epoch) noexcept {
   if (epoch <= epoch_) return refusal(errc::old_epoch, 0, epoch, epoch_);
-  pool_.act_for(paging::nobody);
+  pool_.set_actor(paging::no_actor);
   const std::uint64_t cached = index_.size();
   epoch_ = epoch;
-  for (std::uint32_t i = 1; i <= pool_.most_blocks() && index_.size() != 0; ++i) {
+  for (std::uint32_t i = 1; i <= pool_.block_capacity() && index_.size() != 0; ++i) {
     const block_id block{i};
     if (!index_.contains(block)) continue;
     if constexpr (!clearing_observer<observer_type>) observer_.on_dropped(block, index_.key(block));
@@ -60,16 +60,16 @@ result<std::uint64_t> paged_allocator<Traits>::reset(std::uint64_t epoch) noexce
   followers_.clear();
   if constexpr (clearing_observer<observer_type>) observer_.on_cleared(epoch);
   for (std::uint32_t slot = 0; slot < records_.size(); ++slot) {
-    if (records_[slot].alive() && records_[slot].tokens == 0) begin_again(records_[slot]);
+    if (records_[slot].alive() && records_[slot].tokens == 0) reset(records_[slot]);
   }
   return cached;
 }
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::invalidate(block_id block) noexcept {
-  if (block == null_block || to_index(block) > pool_.most_blocks())
-    return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());
-  pool_.act_for(paging::nobody);
+  if (block == null_block || to_index(block) > pool_.block_capacity())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), max_physical_blocks());
+  pool_.set_actor(paging::no_actor);
   std::uint64_t dropped = drop_tree(block);
   if (pool_.record(block).is_active()) {
     pool_.invalidate(block);
@@ -96,7 +96,7 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   return dropped;
 }
 
-/// Blocks behind an invalid block in a table were computed from it, and are invalid too: repeats for each
+/// Blocks after an invalid block in a table were computed from it, and are invalid too: repeats for each
 /// sequence that holds such a block, until no more is found. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::spread_invalid() noexcept {
@@ -166,7 +166,7 @@ result<token_range> paged_allocator<Traits>::check_removal(sequence_id sequence,
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::remove(sequence_id sequence, token_range range) noexcept {
-  pool_.act_for(sequence.slot);
+  pool_.set_actor(sequence.slot);
   const auto gone = check_removal(sequence, range);
   if (!gone) return gone.error();
   const std::uint64_t before = at(sequence).blocks;
@@ -186,7 +186,7 @@ result<std::uint64_t> paged_allocator<Traits>::remove(sequence_id sequence, toke
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::remove_after(sequence_id sequence, token_range range,
                                                             const fence_type& after) noexcept {
-  pool_.act_for(sequence.slot);
+  pool_.set_actor(sequence.slot);
   const auto gone = check_removal(sequence, range);
   if (!gone) return gone.error();
   const std::uint64_t before = at(sequence).blocks;

@@ -22,7 +22,7 @@ struct sequence_record {
   std::uint32_t generation = 0;  // of the slot; odd while a sequence lives in it
   std::uint32_t keyed = 0;       // leading full blocks whose tokens, and therefore keys, are known
   std::uint32_t committed = 0;   // leading blocks that are cached, here or as an equal block elsewhere
-  bool tokens_known = true;      // whether all tokens behind `keyed` blocks are in the tail
+  bool tokens_known = true;      // whether all tokens after `keyed` blocks are in the tail
   block_key chain{};             // key of block keyed - 1, or the root's
   std::uint32_t borrowed = 0;    // number of leading blocks up to the last one that is cached only elsewhere
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
@@ -33,7 +33,7 @@ struct sequence_record {
   std::uint32_t asked = 0;           // number of leading blocks that the policy has seen
   std::uint64_t batch = 0;           // the last batch that named the sequence
   std::uint64_t epoch = 0;           // the allocator's epoch when the sequence began to hold tokens
-  /// The first block that does not hold the contents of its prefix: invalid, or behind removed tokens. None
+  /// The first block that does not hold the contents of its prefix: invalid, or after removed tokens. None
   /// from there on is cached.
   std::uint32_t sound = ~0U;
   std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet: not cached
@@ -66,7 +66,7 @@ struct retained_ranges {
     entries[count++] = {range, keep};
   }
 
-  /// Records that tokens `gone` were removed from the middle: those behind them move to lower positions.
+  /// Records that tokens `gone` were removed from the middle: those after them move to lower positions.
   void close_up(token_range gone) noexcept {
     const auto moved = [&](std::uint64_t position) noexcept {
       if (position <= gone.first || position == token_range{}.end) return position;

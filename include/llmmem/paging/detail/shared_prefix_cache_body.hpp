@@ -226,7 +226,7 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
 
 // Commit
 
-/// Caches a private block behind `after`, whose block is held by the caller or by `commit`. Returns false if
+/// Caches a private block after `after`, whose block is held by the caller or by `commit`. Returns false if
 /// it cannot.
 template <class Traits>
 bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end& after, const block_key& key,

@@ -22,7 +22,7 @@ bool super_page_pool<Eviction>::shortage(std::span<const std::uint64_t> wanted,
     const std::uint64_t beyond = wanted[g] > group.spare ? wanted[g] - group.spare : 0;
     const std::uint64_t pages = beyond / group.page_blocks + (beyond % group.page_blocks != 0 ? 1 : 0);
     out[g] = {.wanted = wanted[g], .available = group.spare + left * group.page_blocks, .pages = pages};
-    enough = enough && out[g].lacking() == 0;
+    enough = enough && out[g].missing() == 0;
     left -= pages < left ? pages : left;
   }
   return enough;
@@ -54,7 +54,7 @@ result<void> super_page_pool<Eviction>::allocate(std::span<const group_blocks> w
   std::array<group_shortage, max_layer_groups> lacks{};
   if (!shortage(std::span(counts).first(group_count_), lacks)) {
     for (std::size_t g = 0; g < group_count_; ++g) {
-      if (lacks[g].lacking() == 0) continue;
+      if (lacks[g].missing() == 0) continue;
       return refusal(errc::out_of_group_blocks, static_cast<std::uint32_t>(g), lacks[g].wanted,
                      lacks[g].available);
     }

@@ -116,7 +116,7 @@ class alignas(64) tag_chunk {
 
  private:
   static constexpr std::uint8_t empty = 0;
-  static constexpr std::uint32_t tag_places = (1U << places) - 1;  // the bytes behind are the count
+  static constexpr std::uint32_t tag_places = (1U << places) - 1;  // the bytes after are the count
 
   void set_passed_by(std::uint32_t count) noexcept {
     std::memcpy(tags_.data() + places, &count, sizeof(count));

@@ -126,7 +126,7 @@ class what_if_run {
           what_if_sequence* const grown = find(each.sequence);
           if (grown == nullptr) continue;
           append(*grown, each.tokens);
-          extend(*grown, each.untold);
+          extend(*grown, each.unknown_tokens);
         }
         return;
       default:

@@ -30,7 +30,7 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
   for (record& each : requests_)
     each.generation = static_cast<std::uint32_t>(nonce_ >> 32);
   for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
-    if (end.is_connected(seat_id{seat})) tell_hello(seat_id{seat});
+    if (end.is_connected(seat_id{seat})) post_hello(seat_id{seat});
   }
 }
 
@@ -86,7 +86,7 @@ void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
       if (!is_alike) forget_peer(seat, false);
       peer.state = is_alike ? pool::peer_state::present : pool::peer_state::different;
     }
-    tell_hello(seat);
+    post_hello(seat);
   }
 }
 
@@ -113,7 +113,7 @@ void kv_pool<Tiers, Endpoint>::progress() {
   tiers_->progress();
   serve();
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i].is_live) go_on(i);
+    if (requests_[i].is_live) proceed(i);
   }
   republish();
 }
@@ -168,7 +168,7 @@ template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<const std::uint32_t> digests,
                                             seat_id without, detail::pool_span& into,
                                             std::span<std::uint64_t> masks) const noexcept {
-  std::array<int, pool::most_holders> sizes{};
+  std::array<int, pool::max_holders> sizes{};
   directory_.for_each_of(span, [&](std::uint32_t entry) {
     const detail::span_entry& each = directory_.at(entry);
     if (each.holder == without) return;
@@ -183,9 +183,9 @@ void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<con
     for (std::uint32_t h = 0; h < into.holder_count; ++h) {
       if (into.holders[h].seat == each.holder) place = h;
     }
-    if (place == pool::most_holders) {
+    if (place == pool::max_holders) {
       place = 0;
-      for (std::uint32_t h = 1; h < pool::most_holders; ++h)
+      for (std::uint32_t h = 1; h < pool::max_holders; ++h)
         place = sizes[h] < sizes[place] ? h : place;
     } else if (place == into.holder_count) {
       ++into.holder_count;
@@ -241,7 +241,7 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   const std::uint32_t entry = published_.put(key, self(), nonce_, told, std::span(masks).first(groups_));
   if (entry == detail::span_table::none) return;
   const seat_id directory = directory_of(key);
-  if (directory == self() || may_tell(directory)) return tell_published(entry);
+  if (directory == self() || may_post(directory)) return post_published(entry);
   published_.at(entry).place = to_index(no_seat);
   must_republish_ = true;
   republished_ = 0;
@@ -261,7 +261,7 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
   out.put(group);
   out.put(place);
   out.put(digest);
-  tell_or_drop(to, detail::pool_frame::gone,
+  post_or_drop(to, detail::pool_frame::gone,
                out);  // without it, the next node that asks for the block says so
 }
 
@@ -276,8 +276,8 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
     const detail::span_entry& each = published_.at(republished_);
     const seat_id directory = directory_of(each.span);
     if (each.holder == no_seat || each.place == to_index(directory)) continue;
-    if (directory != self() && !may_tell(directory)) return;
-    tell_published(republished_);
+    if (directory != self() && !may_post(directory)) return;
+    post_published(republished_);
     ++told;
   }
   if (republished_ == published_.capacity()) must_republish_ = false;
@@ -286,19 +286,19 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
 // Sending words
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell(seat_id to, detail::pool_frame kind,
+void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
                                     const detail::pool_writer& message) noexcept {
-  if (!message.is_whole()) return;  // cannot be: the largest has 600 bytes
-  ++counted_.told_messages;
-  end_->tell(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
+  if (!message.is_complete()) return;  // cannot be: the largest has 600 bytes
+  ++counted_.posted_messages;
+  end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
 }
 
 /// Whether a node reads what it is sent. The endpoint suspects a node for which too many bytes wait, and then
 /// none of its blocks would arrive: questions, requests for blocks and announcements wait instead.
 template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::may_tell(seat_id to) const noexcept {
-  if constexpr (detail::tells_told_capacity<Endpoint>) {
-    return end_->has_told_capacity(to);
+bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
+  if constexpr (detail::reports_post_capacity<Endpoint>) {
+    return end_->has_post_capacity(to);
   } else {
     return true;
   }
@@ -306,23 +306,23 @@ bool kv_pool<Tiers, Endpoint>::may_tell(seat_id to) const noexcept {
 
 /// For messages without which the receiver only waits until its patience ends.
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell_or_drop(seat_id to, detail::pool_frame kind,
+void kv_pool<Tiers, Endpoint>::post_or_drop(seat_id to, detail::pool_frame kind,
                                             const detail::pool_writer& message) noexcept {
-  if (may_tell(to)) return tell(to, kind, message);
+  if (may_post(to)) return post(to, kind, message);
   ++counted_.dropped_messages;
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell_hello(seat_id to) noexcept {
+void kv_pool<Tiers, Endpoint>::post_hello(seat_id to) noexcept {
   if (to == self() || to_index(to) >= peers_.size()) return;
   detail::pool_writer out;
   out.put(likeness_);
   out.put(nonce_);
-  tell(to, detail::pool_frame::hello, out);
+  post(to, detail::pool_frame::hello, out);
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell_published(std::uint32_t entry) noexcept {
+void kv_pool<Tiers, Endpoint>::post_published(std::uint32_t entry) noexcept {
   detail::span_entry& each = published_.at(entry);
   const std::span<const std::uint64_t> masks = published_.masks(entry);
   const seat_id to = directory_of(each.span);
@@ -338,15 +338,15 @@ void kv_pool<Tiers, Endpoint>::tell_published(std::uint32_t entry) noexcept {
     out.put(each.digests[i]);
   for (const std::uint64_t mask : masks)
     out.put(mask);
-  tell(to, detail::pool_frame::publish, out);
+  post(to, detail::pool_frame::publish, out);
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::tell_missing(const detail::pool_serving& what) noexcept {
+void kv_pool<Tiers, Endpoint>::post_missing(const detail::pool_serving& what) noexcept {
   detail::pool_writer out;
   out.put(what.id);
   out.put(what.part);
-  tell_or_drop(what.to, detail::pool_frame::missing, out);
+  post_or_drop(what.to, detail::pool_frame::missing, out);
 }
 
 }  // namespace v0

@@ -44,7 +44,7 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
       spans > made.first_span ? static_cast<std::size_t>(spans - made.first_span) : std::size_t{0};
   made.parts.clear();
   made.spans.assign(count, {});
-  made.masks.assign(count * pool::most_holders * groups_, 0);
+  made.masks.assign(count * pool::max_holders * groups_, 0);
   made.chain = &chain;
   made.chunks = chunks;
   made.deadline = patience_ns > ~std::uint64_t{0} - now ? ~std::uint64_t{0} : now + patience_ns;
@@ -73,7 +73,7 @@ bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
   const std::uint64_t which = of.first_span + index;
   const block_key& key = of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)];
   const seat_id directory = directory_of(key);
-  if (directory != self() && !may_tell(directory)) return false;
+  if (directory != self() && !may_post(directory)) return false;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   const std::uint32_t count = digests_of(*of.chain, which, digests);
   ++counted_.asked_spans;
@@ -81,7 +81,7 @@ bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
   if (span.asked == self()) {
     find_holders(
         key, std::span(digests).first(count), self(), span,
-        std::span(of.masks).subspan(index * pool::most_holders * groups_, pool::most_holders * groups_));
+        std::span(of.masks).subspan(index * pool::max_holders * groups_, pool::max_holders * groups_));
     span.is_answered = true;
     return true;
   }
@@ -92,13 +92,13 @@ bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
   out.put(count);
   for (std::uint32_t i = 0; i < count; ++i)
     out.put(digests[i]);
-  tell(span.asked, detail::pool_frame::ask, out);
+  post(span.asked, detail::pool_frame::ask, out);
   return true;
 }
 
 template <class Tiers, endpoint Endpoint>
-offload::kv_where kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_t upto,
-                                                  bool& is_pending) const noexcept {
+offload::kv_lookup_result kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_t upto,
+                                                          bool& is_pending) const noexcept {
   const std::uint64_t whole = of.chunks;
   const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
   is_pending = false;
@@ -121,11 +121,11 @@ offload::kv_where kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_
 }
 
 template <class Tiers, endpoint Endpoint>
-offload::kv_where kv_pool<Tiers, Endpoint>::request::where() const noexcept {
+offload::kv_lookup_result kv_pool<Tiers, Endpoint>::request::where() const noexcept {
   if (pool_ == nullptr) return {.first = result_.first, .tokens = result_.tokens};
   const record& of = pool_->requests_[slot_];
   bool is_pending = false;
-  offload::kv_where out = pool_->where(of, unlimited, is_pending);
+  offload::kv_lookup_result out = pool_->where(of, unlimited, is_pending);
   if (is_pending) out.next = of.is_late ? offload::answer::unknown : offload::answer::pending;
   return out;
 }
@@ -135,7 +135,7 @@ void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upt
   record& of = requests_[slot];
   if (!of.parts.empty()) return;
   bool is_pending = false;
-  const offload::kv_where has = where(of, upto, is_pending);
+  const offload::kv_lookup_result has = where(of, upto, is_pending);
   if (has.loadable() == 0) return;
   const std::uint64_t step = of.chain->chunk_tokens();
   const std::uint64_t length = (has.tokens + step - 1) / step * step;
@@ -162,14 +162,14 @@ void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upt
       of.parts.push_back(each);
     });
   }
-  go_on(slot);
+  proceed(slot);
 }
 
-/// The holder of a block to ask next, of those from which the least is awaited; `most_holders`: none is left.
+/// The holder of a block to ask next, of those from which the least is awaited; `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint>
 std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const part& each) const noexcept {
   const std::uint64_t span = each.chunk / pool::span_chunks;
-  std::uint32_t best = pool::most_holders;
+  std::uint32_t best = pool::max_holders;
   if (span < of.first_span) return best;
   const auto index = static_cast<std::size_t>(span - of.first_span);
   const detail::pool_span& in = of.spans[index];
@@ -220,7 +220,7 @@ void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
+void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   if (end_->now_ns() >= of.deadline) give_up_late(of);  // also of a request that fetches when it is late
   if (!of.is_late) ask_spans(slot);
@@ -228,7 +228,7 @@ void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
   seat_id to = no_seat;
   std::uint64_t span = 0;
   const auto flush = [&] {
-    if (to != no_seat) tell(to, detail::pool_frame::get, out);
+    if (to != no_seat) post(to, detail::pool_frame::get, out);
     to = no_seat;
   };
   constexpr std::size_t entry_bytes = 3 * sizeof(std::uint32_t) + sizeof(block_key);
@@ -239,13 +239,13 @@ void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
     if (each.state == part_state::nearby) settle_nearby(of, each);
     if (each.state != part_state::queued) continue;
     const std::uint32_t holder = choose_holder(of, each);
-    if (holder == pool::most_holders) {
+    if (holder == pool::max_holders) {
       each.state = part_state::failed;
       continue;
     }
     const std::uint64_t in = each.chunk / pool::span_chunks;
     const seat_id from = of.spans[static_cast<std::size_t>(in - of.first_span)].holders[holder].seat;
-    if (!may_tell(from) || !take_slot(of, each)) continue;
+    if (!may_post(from) || !take_slot(of, each)) continue;
     each.holder = from;
     each.tried |= static_cast<std::uint8_t>(1U << holder);
     each.state = part_state::asked;

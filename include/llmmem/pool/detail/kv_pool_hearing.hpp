@@ -138,7 +138,7 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   must_republish_ = true;
   republished_ = 0;
   // It may have received this node's greeting before it listened.
-  if (!is_known) tell_hello(from);
+  if (!is_known) post_hello(from);
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -181,7 +181,7 @@ void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) no
     return;
   }
   detail::pool_span found;
-  std::array<std::uint64_t, std::size_t{pool::most_holders} * max_layer_groups> masks{};
+  std::array<std::uint64_t, std::size_t{pool::max_holders} * max_layer_groups> masks{};
   find_holders(span, std::span(digests).first(count), from, found, masks);
   detail::pool_writer out;
   out.put(id);
@@ -193,7 +193,7 @@ void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) no
     for (std::size_t g = 0; g < groups_; ++g)
       out.put(masks[h * groups_ + g]);
   }
-  tell_or_drop(from, detail::pool_frame::answer, out);
+  post_or_drop(from, detail::pool_frame::answer, out);
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -203,7 +203,7 @@ void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in)
   const auto count = in.take<std::uint32_t>();
   record* const of = find(id);
   if (of == nullptr || index >= of->spans.size() || of->spans[index].asked != from ||
-      of->spans[index].is_answered || count > pool::most_holders) {
+      of->spans[index].is_answered || count > pool::max_holders) {
     ++counted_.refused_frames;
     return;
   }
@@ -234,7 +234,7 @@ void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in) no
     wanted.key = in.take<block_key>();
     if (!in.is_right() || wanted.group >= groups_ || wanted.place >= pool::span_chunks) break;
     if (serving_count_ == serving_.size()) {
-      tell_missing(wanted);
+      post_missing(wanted);
       continue;
     }
     serving_[(serving_first_ + serving_count_++) % serving_.size()] = wanted;
@@ -319,12 +319,12 @@ void kv_pool<Tiers, Endpoint>::serve() {
     if (next.to == no_seat || !is_present(next.to, next.nonce)) continue;
     const std::uint64_t now = end_->now_ns();
     if (peers_[to_index(next.to)].slow_until > now) {
-      tell_missing(next);
+      post_missing(next);
       continue;
     }
     if (const auto held = tiers_->hold(next.group, next.key)) {
       sent += block_bytes(next.group);
-      if (!send_block(next, *held)) tell_missing(next);
+      if (!send_block(next, *held)) post_missing(next);
       continue;
     }
     const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
@@ -336,7 +336,7 @@ void kv_pool<Tiers, Endpoint>::serve() {
       continue;
     }
     ++counted_.missing_blocks;
-    tell_missing(next);
+    post_missing(next);
     if (has == offload::answer::miss) retract(next.span, next.group, next.place, next.key);
   }
 }

@@ -25,7 +25,7 @@ enum class pool_part_state : std::uint8_t {
   arrived,  ///< in the first tier, held
   failed,   ///< no node that has it is left
   late,
-  no_slot,  ///< the first tier has no room
+  no_slot,  ///< the first tier has no space
 };
 
 /// One block of a request.
@@ -53,7 +53,7 @@ struct pool_span {
   seat_id asked = no_seat;
   bool is_answered = false;
   std::uint32_t holder_count = 0;
-  std::array<pool_holder, pool::most_holders> holders{};
+  std::array<pool_holder, pool::max_holders> holders{};
 };
 
 /// A request from `ask` to its end.

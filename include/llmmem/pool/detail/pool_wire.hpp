@@ -43,8 +43,8 @@ class pool_writer {
     size_ += sizeof(T);
   }
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - size_; }
-  /// Whether everything had room.
-  [[nodiscard]] bool is_whole() const noexcept { return is_whole_; }
+  /// Whether everything had space.
+  [[nodiscard]] bool is_complete() const noexcept { return is_whole_; }
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
     return std::span(bytes_).first(size_);
   }
@@ -56,7 +56,7 @@ class pool_writer {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
-  std::array<std::byte, max_told_bytes> bytes_{};
+  std::array<std::byte, max_post_bytes> bytes_{};
   std::size_t size_ = 0;
   bool is_whole_ = true;
 };

@@ -69,7 +69,7 @@ class span_table {
   }
 
   /// What a node holds of the chunks of a chain in a span, in place of what it said of them before. Chunks
-  /// behind the chain's keep their bits.
+  /// after the chain's keep their bits.
   /// @return the entry, or `none` where nothing is held.
   std::uint32_t put(const block_key& span, seat_id holder, std::uint64_t nonce,
                     std::span<const std::uint32_t> digests, std::span<const std::uint64_t> masks) noexcept {

@@ -60,7 +60,7 @@ class epoch_owners {
   /// By part.
   [[nodiscard]] const std::vector<rank_id>& all() const noexcept { return owners_; }
   /// The parts that this rank owns, in order.
-  [[nodiscard]] std::vector<part_id> mine() const;
+  [[nodiscard]] std::vector<part_id> own_parts() const;
   /// The parts that this rank keeps copies of for their owners, in order.
   [[nodiscard]] std::vector<part_id> wards() const;
   /// Whether this epoch is settled: `errc::not_recovered` otherwise.
@@ -83,7 +83,7 @@ class epoch_owners {
   rank_set lost_{};
 };
 
-inline std::vector<part_id> epoch_owners::mine() const {
+inline std::vector<part_id> epoch_owners::own_parts() const {
   std::vector<part_id> all;
   for (std::uint32_t i = 0; i < owners_.size(); ++i) {
     if (owners_[i] == self_) all.push_back(part_id{i});
@@ -104,7 +104,7 @@ inline std::vector<part_id> epoch_owners::wards() const {
 inline result<std::vector<std::span<const std::byte>>> epoch_owners::by_part(
     std::span<const part_bytes> given) const {
   const std::vector<std::uint64_t>& sizes = setup_->sizes();
-  std::vector<part_id> wanted = mine();
+  std::vector<part_id> wanted = own_parts();
   if (setup_->scheme().kind() == redundancy_kind::compute) {
     const std::vector<part_id> more = wards();
     wanted.insert(wanted.end(), more.begin(), more.end());

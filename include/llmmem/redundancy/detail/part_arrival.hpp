@@ -102,7 +102,7 @@ class part_arrival {
   }
 
   std::span<std::byte> destination_{};
-  std::uint64_t filled_ = 0;  // nothing has been written behind it
+  std::uint64_t filled_ = 0;  // nothing has been written after it
   std::uint32_t sum_ = 0;     // of the bytes before it
   bool is_in_order_ = true;   // every byte was written once, from the first to the last
 };

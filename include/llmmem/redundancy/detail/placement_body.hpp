@@ -55,7 +55,7 @@ struct domain_ranks {
 }
 
 /// Places each rank's copies in domains other than its own and each other's, on the rank that keeps least;
-/// among equals, on the next one behind it. @pre there are as many domains as copies
+/// among equals, on the next one after it. @pre there are as many domains as copies
 [[nodiscard]] inline replica_map place_by_load(const redundancy_scheme& scheme,
                                                std::span<const domain_id> domains) {
   const auto world = static_cast<std::uint32_t>(domains.size());

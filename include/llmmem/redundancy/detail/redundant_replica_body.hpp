@@ -64,7 +64,7 @@ result<recovered_state> redundant_replica<T, Place>::recover_now(detail::destina
   if (!rebuilt) return rebuilt.error();
   owners_.settle();
   ++recoveries_;
-  return recovered_state{.is_there = true,
+  return recovered_state{.is_recovered = true,
                          .version = found.facts.version,
                          .moved_bytes = plan.moved_bytes,
                          .rebuilt_bytes = *rebuilt};
@@ -75,9 +75,9 @@ template <seated_transport T, seat_placement Place>
 recovered_state redundant_replica<T, Place>::nothing_found() {
   owners_.assign(setup_.owners_by_home(ranks_.seats()));
   owners_.settle();
-  constexpr redundancy::absence why[] = {redundancy::absence::gone, redundancy::absence::never_kept,
-                                         redundancy::absence::forgotten, redundancy::absence::gone};
-  return {.why_not = why[static_cast<std::size_t>(held_.past())]};
+  constexpr redundancy::absence why[] = {redundancy::absence::lost, redundancy::absence::never_kept,
+                                         redundancy::absence::forgotten, redundancy::absence::lost};
+  return {.reason = why[static_cast<std::size_t>(held_.past())]};
 }
 
 template <seated_transport T, seat_placement Place>
@@ -95,7 +95,7 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
   facts.seats.assign(seats.begin(), seats.end());
   facts.layout = {.part_bytes = setup_.sizes(), .owners = owners_.all(), .world = to_number(ranks_.world())};
   made.begin(std::move(facts), ranks_.rank());
-  for (const part_id part : owners_.mine())
+  for (const part_id part : owners_.own_parts())
     made.add_own(part, (*by_part)[to_index(part)]);
   const result<void> done = sender_.spread(made, owners_, *by_part, by);
   if (done) held_.finish();

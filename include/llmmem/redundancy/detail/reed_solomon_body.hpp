@@ -19,10 +19,10 @@ namespace detail {
 inline constexpr std::size_t code_block = 2048;
 inline constexpr std::size_t code_spans = 256;
 
-/// The bytes read behind the end of a piece.
+/// The bytes read after the end of a piece.
 inline constexpr std::byte code_zeros[code_block] = {};  // a std::array of bytes is more than nvcc 13 takes
 
-/// Returns up to `bytes` of a piece from `at` on, none behind its end.
+/// Returns up to `bytes` of a piece from `at` on, none after its end.
 [[nodiscard]] inline std::span<const std::byte> code_part(std::span<const std::byte> piece, std::size_t at,
                                                           std::size_t bytes) noexcept {
   const std::size_t skipped = std::min(at, piece.size());

@@ -23,7 +23,7 @@ inline void check_replica_world(std::uint64_t world) {
   }
 }
 
-/// Advances to the next set of `failures` of `world` ranks; returns false behind the last one.
+/// Advances to the next set of `failures` of `world` ranks; returns false after the last one.
 [[nodiscard]] inline bool next_choice(std::vector<std::uint32_t>& choice, std::uint32_t world) {
   for (std::size_t i = choice.size(); i-- != 0;) {
     if (choice[i] + (choice.size() - i) >= world) continue;
@@ -98,7 +98,7 @@ inline replica_map replica_map::of_groups(const redundancy_scheme& scheme, rank_
       throw argument_error(who + " has " + std::to_string(groups[g].size()) + " ranks; " + to_text(scheme) +
                            " needs " + std::to_string(scheme.group_ranks()));
     }
-    if (scheme.is_coded() && groups[g].size() > most_pieces) {
+    if (scheme.is_coded() && groups[g].size() > max_code_pieces) {
       throw argument_error(who + " has " + std::to_string(groups[g].size()) +
                            " ranks, but a code has at most 256 pieces; use smaller groups");
     }

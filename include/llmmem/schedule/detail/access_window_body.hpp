@@ -92,7 +92,7 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
   for (std::size_t i = 0; i < after; ++i) {
     const std::uint64_t moved = rule.advance();
     if (i + 1 <= before) free = moved;
-    found.least_bytes = moved - free;
+    found.min_bytes = moved - free;
   }
   return found;
 }

@@ -52,8 +52,8 @@ struct size_range {
 }
 
 /// Returns the bytes that one iteration moves at least.
-[[nodiscard]] inline std::uint64_t least_bytes(const schedule_trace& trace, std::uint64_t budget,
-                                               gap_kind kind, bounded_iteration of, const size_range& sizes) {
+[[nodiscard]] inline std::uint64_t min_bytes(const schedule_trace& trace, std::uint64_t budget, gap_kind kind,
+                                             bounded_iteration of, const size_range& sizes) {
   const std::uint64_t count = trace.events().size();
   if (kind == gap_kind::between_writes && !changes_anything(trace)) return 0;
   // The iterations share the freely chosen beginning: with more of them, each gains less from it.
@@ -146,8 +146,8 @@ inline plan_bound lower_bound(const schedule_trace& trace, const schedule_machin
     bound.stall_ns = std::max(bound.stall_ns, waiting.stall_ns);
     edge.onboard.bytes = trace.events().size() > 100'000
                              ? waiting.bytes
-                             : detail::least_bytes(trace, budget, detail::gap_kind::to_read, of, sizes);
-    edge.offload.bytes = detail::least_bytes(trace, budget, detail::gap_kind::between_writes, of, sizes);
+                             : detail::min_bytes(trace, budget, detail::gap_kind::to_read, of, sizes);
+    edge.offload.bytes = detail::min_bytes(trace, budget, detail::gap_kind::between_writes, of, sizes);
     for (const auto way : {link_direction::onboard, link_direction::offload}) {
       edge[way].operations = sizes.transfers(edge[way].bytes);
       const bool second = way == link_direction::offload && link.duplex == link_duplex::full;

@@ -22,8 +22,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The half of a planner's engine that makes room: candidates in the order they leave, and the steps by which
-/// they leave. A position counts events over all iterations.
+/// The half of a planner's engine that makes space: candidates in the order they leave, and the steps by
+/// which they leave. A position counts events over all iterations.
 class evicting_engine {
  protected:
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
@@ -144,7 +144,7 @@ class evicting_engine {
       if (cheap == nullptr && costly == nullptr) break;
       bool is_dear = cheap == nullptr;
       if (cheap != nullptr && costly != nullptr && cheap->key != never) {
-        // By cost for each event for which its room is available.
+        // By cost for each event for which its space is available.
         const std::uint64_t until_cheap = cheap->key - std::min(cheap->key, position_) + 1;
         const std::uint64_t until_dear =
             costly->key == never ? never : costly->key - std::min(costly->key, position_) + 1;
@@ -204,7 +204,7 @@ class evicting_engine {
   void write_back(chunk_id chunk, std::size_t tier) {
     const std::size_t below = tier + 1;
     if (below < bounded_ && !machine_.at(chunk, below).held && !make_room(below, trace_->size(chunk), 0))
-      throw argument_error("planner: tier " + std::to_string(below) + " has no room for chunk " +
+      throw argument_error("planner: tier " + std::to_string(below) + " has no space for chunk " +
                            std::to_string(to_index(chunk)));
     note(machine_.write_back(chunk, tier, when_, event_, number()), plan_operation::write_back, chunk, tier,
          below);

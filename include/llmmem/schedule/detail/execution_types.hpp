@@ -23,7 +23,7 @@ enum class refusal : std::uint8_t {
   leased,         ///< the program is using it in a way that forbids the step
   only_copy,      ///< no other copy has the contents
   over_budget,
-  in_use,  ///< a transfer that waits for room needs it
+  in_use,  ///< a transfer that waits for space needs it
   home,    ///< the last tier keeps what it has
 };
 
@@ -33,13 +33,13 @@ enum class refusal : std::uint8_t {
                                              "the newest contents are there already",
                                              "the program holds it",
                                              "no other tier has the newest contents",
-                                             "no room, and none that comes free",
-                                             "a transfer that waits for room needs it",
+                                             "no space, and none that will be free",
+                                             "a transfer that waits for space needs it",
                                              "the last tier keeps its copies"};
   return texts[static_cast<std::size_t>(why)];
 }
 
-/// Start and end of what was issued; `unresolved` while it waits for room that no decided step frees.
+/// Start and end of what was issued; `unresolved` while it waits for space that no decided step frees.
 struct issued {
   refusal why = refusal::none;
   std::uint64_t start_ns = 0;

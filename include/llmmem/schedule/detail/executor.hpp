@@ -25,7 +25,7 @@ namespace detail {
 /// Tiers, links and the program's clock.
 ///
 /// Contents are tracked in the order of issue, times as far as they are decided: a transfer is timed as soon
-/// as its link, source and room are, which is at once unless it waits for room that no step has freed yet.
+/// as its link, source and space are, which is at once unless it waits for space that no step has freed yet.
 class executor {
  public:
   executor(const schedule_trace& trace, const schedule_machine& machine, timeline_detail detail)
@@ -158,7 +158,7 @@ class executor {
     return std::move(forecast_);
   }
 
-  /// Returns the first step that still waits for room; `unresolved` if none does.
+  /// Returns the first step that still waits for space; `unresolved` if none does.
   [[nodiscard]] std::uint64_t first_waiting() const noexcept {
     std::uint64_t first = unresolved;
     for (const lane_state& each : lanes_) {
@@ -195,7 +195,7 @@ class executor {
   struct arrival {
     stall_cause cause = stall_cause::prefetch_late;
     std::uint32_t event = 0;  // that a demand fetch serves
-    bool blocked = false;     // waited for room that no step had freed
+    bool blocked = false;     // waited for space that no step had freed
     std::uint64_t budget_wait_ns = 0;
   };
   struct chunk_state {

@@ -18,7 +18,7 @@ namespace detail {
 
 /// Which gaps cost their bytes if they are not kept.
 enum class gap_kind : std::uint8_t {
-  to_read,         ///< from a release to the next acquire, if that reads; leases take room
+  to_read,         ///< from a release to the next acquire, if that reads; leases take space
   between_writes,  ///< from one acquire that writes to the next one, unless a discard is between
 };
 

@@ -56,7 +56,7 @@ struct placement_costs {
   const auto nvme = [&](std::uint64_t bytes, std::uint64_t bytes_per_second) {
     return facts.nvme_bytes == 0 ? 0 : over(bytes, bytes_per_second);  // no NVMe, no bandwidth needed
   };
-  const bool sent = facts.attention == away_attention::on_device;
+  const bool sent = facts.attention == offloaded_attention::on_device;
   const std::uint64_t moved = facts.activation_moved_bytes;
   placement_costs costs;
   costs.parts[0] = {.fixed_ns = facts.compute_ns, .away_ns = {0, sent ? 0 : facts.host_attention_ns, 0}};
@@ -103,7 +103,7 @@ struct placement_costs {
     auto& whole = row(1).coefficients;
     whole[2 * kind] = whole[2 * kind + 1] = 1;
   }
-  // A tier with room for all sets no limit, and would be a large number among small ones.
+  // A tier with space for all sets no limit, and would be a large number among small ones.
   auto& device = row(ratio(std::min(facts.device_bytes, all), all)).coefficients;
   for (std::size_t kind = 0; kind < placed_kinds; ++kind)
     device[2 * kind] = ratio(bytes[kind], all);

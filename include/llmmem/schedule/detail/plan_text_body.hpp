@@ -281,11 +281,11 @@ inline schedule_plan read_plan(std::string_view text) {
   static_cast<void>(read.choice("word", chunks));
   plan.chunks = static_cast<std::uint32_t>(read.number("chunks", most));
   read.end();
-  while (plan.machine.tiers() <= schedule_machine::most_tiers && read.begins("tier")) {
+  while (plan.machine.tiers() <= schedule_machine::max_tiers && read.begins("tier")) {
     plan.machine.budgets.push_back(read.number("budget"));
     read.end();
   }
-  while (plan.machine.links.size() < schedule_machine::most_tiers && read.begins("link")) {
+  while (plan.machine.links.size() < schedule_machine::max_tiers && read.begins("link")) {
     link_model link;
     link.bytes_per_second = read.number("bytes a second");
     link.latency_ns = read.number("latency");
@@ -295,9 +295,9 @@ inline schedule_plan read_plan(std::string_view text) {
     read.end();
     plan.machine.links.push_back(link);
   }
-  while (plan.machine.edges.size() < schedule_machine::most_tiers && read.begins("edge")) {
+  while (plan.machine.edges.size() < schedule_machine::max_tiers && read.begins("edge")) {
     plan.machine.edges.push_back(
-        static_cast<std::uint32_t>(read.number("link", schedule_machine::most_tiers)));
+        static_cast<std::uint32_t>(read.number("link", schedule_machine::max_tiers)));
     read.end();
   }
   try {

@@ -118,7 +118,7 @@ class planner_engine : private evicting_engine {
 
   // Bringing in
 
-  /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes room
+  /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes space
   /// from the top down, because what leaves one tier may move to the next; the copy that is read stays.
   [[nodiscard]] bool try_bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     std::size_t from = tier + 1;
@@ -139,9 +139,9 @@ class planner_engine : private evicting_engine {
   }
   void bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     if (!try_bring(chunk, tier, limit)) {
-      throw argument_error("planner: tier 0 to " + std::to_string(bounded_ - 1) + " have no room for chunk " +
-                           std::to_string(to_index(chunk)) + " of " + std::to_string(trace_->size(chunk)) +
-                           " bytes in addition to what is leased");
+      throw argument_error("planner: tier 0 to " + std::to_string(bounded_ - 1) +
+                           " have no space for chunk " + std::to_string(to_index(chunk)) + " of " +
+                           std::to_string(trace_->size(chunk)) + " bytes in addition to what is leased");
     }
   }
   void allocate(chunk_id chunk) {

@@ -28,9 +28,9 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     throw argument_error("planner: tier " + std::to_string(tier) + " has " + std::to_string(budget) +
                          " bytes; " + needs);
   };
-  if (trace.most_leased_bytes() > machine.budgets[0]) {
+  if (trace.max_leased_bytes() > machine.budgets[0]) {
     refuse(0, machine.budgets[0],
-           "the trace leases " + std::to_string(trace.most_leased_bytes()) + " bytes at once");
+           "the trace leases " + std::to_string(trace.max_leased_bytes()) + " bytes at once");
   }
   std::uint64_t largest = 0;
   for (const std::uint64_t size : trace.sizes())
@@ -117,8 +117,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   return a.bytes() < b.bytes();
 }
 
-/// How much to hold ahead of its use trades bytes against time: more room for future chunks is less room for
-/// kept ones. Writing back early is for links that have the time.
+/// How much to hold ahead of its use trades bytes against time: more space for future chunks is less space
+/// for kept ones. Writing back early is for links that have the time.
 [[nodiscard]] inline std::vector<engine_options> ways_to_prefetch(const schedule_trace& trace,
                                                                   const schedule_machine& machine,
                                                                   bool cyclic) {

@@ -77,7 +77,7 @@ class schedule_desk {
   void end_iteration(MakePlan make_plan);
   [[nodiscard]] trace_recorder recorder();
   /// Takes a trace from another source.
-  void foresee(schedule_trace trace);
+  void plan_known_trace(schedule_trace trace);
   void record();
   const schedule_trace& freeze();
   /// @throws argument_error  when there is no trace.

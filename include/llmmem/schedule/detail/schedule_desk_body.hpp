@@ -95,9 +95,9 @@ trace_recorder schedule_desk<Buffer>::recorder() {
 }
 
 template <class Buffer>
-void schedule_desk<Buffer>::foresee(schedule_trace trace) {
+void schedule_desk<Buffer>::plan_known_trace(schedule_trace trace) {
   if (state_ == schedule_state::recording) {
-    refuse("foresee() is not possible while a trace is recorded; freeze() that first");
+    refuse("plan_known_trace() is not possible while a trace is recorded; freeze() that first");
   }
   chunks_.close_gaps();
   const auto sizes = trace.sizes();
@@ -107,8 +107,8 @@ void schedule_desk<Buffer>::foresee(schedule_trace trace) {
     same = sizes[i] == rounded_bytes(chunks[i]);
   if (!same) {
     refuse("a trace of " + std::to_string(sizes.size()) +
-           " chunks was given to foresee(), but its chunks are not the " + std::to_string(chunks.size()) +
-           " that were added; make it with recorder()");
+           " chunks was given to plan_known_trace(), but its chunks are not the " +
+           std::to_string(chunks.size()) + " that were added; make it with recorder()");
   }
   response_.know_chunks(chunks.size());
   state_ = schedule_state::idle;

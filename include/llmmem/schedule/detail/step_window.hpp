@@ -36,7 +36,7 @@ concept plan_target = requires(const T& target, chunk_id chunk, plan_operation o
 /// @par Errors          what the target throws passes through; the pending steps stay pending.
 class step_window {
  public:
-  /// Begins with no pending steps. There is room for twice the steps of the longer iteration of `plan`; when
+  /// Begins with no pending steps. There is space for twice the steps of the longer iteration of `plan`; when
   /// the window is full, the step that has waited longest is dropped.
   void start(const schedule_plan& plan) {
     pending_.clear();
@@ -86,9 +86,9 @@ void step_window::begin_pending(const Target& target, prefetch_stats& stats) {
     const plan_step& step = pending_[done];
     const std::size_t tier = step.operation == plan_operation::fetch ? step.to : step.from;
     const tiering::step_outcome outcome = target.execute(step.chunk, step.operation, tier);
-    if (outcome == tiering::step_outcome::later) break;
-    if (step.operation == plan_operation::allocate) continue;  // the lease that writes takes its own room
-    ++(outcome == tiering::step_outcome::done ? stats.steps : stats.useless);
+    if (outcome == tiering::step_outcome::deferred) break;
+    if (step.operation == plan_operation::allocate) continue;  // the lease that writes takes its own space
+    ++(outcome == tiering::step_outcome::done ? stats.steps : stats.unneeded);
   }
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(done));
 }

@@ -19,12 +19,12 @@ inline namespace v0 {
 
 namespace detail {
 
-inline void check_ranks(std::span<const std::uint64_t> already, const char* who) {
+inline void check_ranks(std::span<const std::uint64_t> already, const char* name) {
   if (already.empty()) {
-    throw argument_error(std::string(who) + ": `already` has no ranks; it has one number for each");
+    throw argument_error(std::string(name) + ": `already` has no ranks; it has one number for each");
   }
   if (already.size() > 0xFFFF'FFFFU) {
-    throw length_error(std::string(who) + ": " + std::to_string(already.size()) +
+    throw length_error(std::string(name) + ": " + std::to_string(already.size()) +
                        " ranks; ids are 32 bits wide");
   }
 }

@@ -35,7 +35,7 @@ class cover_list {
   /// Adds what `elements` has in [window_begin, window_end). @pre not empty
   void add(const element_runs& elements, std::uint32_t set, std::uint64_t window_begin,
            std::uint64_t window_end) {
-    for (std::uint64_t i = elements.first_run_behind(window_begin); i < elements.count; ++i) {
+    for (std::uint64_t i = elements.first_run_after(window_begin); i < elements.count; ++i) {
       const std::uint64_t begin = elements.begin + i * elements.stride;
       if (begin >= window_end) return;
       fragments_.push_back({std::max(begin, window_begin), std::min(begin + elements.run, window_end), set});

@@ -39,9 +39,9 @@ inline bool key_servers::holds(tensor_id range, rank_id server) const noexcept {
   return false;
 }
 
-inline void key_servers::check_server(rank_id server, const char* who) const {
+inline void key_servers::check_server(rank_id server, const char* name) const {
   if (to_index(server) < alive_.size()) return;
-  throw argument_error(std::string(who) + ": server " + std::to_string(to_index(server)) +
+  throw argument_error(std::string(name) + ": server " + std::to_string(to_index(server)) +
                        ", and there are " + std::to_string(alive_.size()));
 }
 

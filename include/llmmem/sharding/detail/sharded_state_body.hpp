@@ -16,12 +16,12 @@ inline namespace v0 {
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
-sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& who,
+sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& layout,
                                                                   std::span<const tensor_facts> tensors,
                                                                   Transport& ranks, Space& space,
                                                                   sharded_options options)
   requires(Pieces::is_resident)
-    : who_(who),
+    : layout_(layout),
       facts_(tensors.begin(), tensors.end()),
       ranks_(&ranks),
       space_(&space),
@@ -36,11 +36,11 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
   requires(Space::is_host_accessible)
 template <class Store>
   requires std::same_as<Pieces, leased_pieces<Store>>
-sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& who,
+sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& layout,
                                                                   std::span<const tensor_facts> tensors,
                                                                   Transport& ranks, Space& space,
                                                                   Store& store, sharded_options options)
-    : who_(who),
+    : layout_(layout),
       facts_(tensors.begin(), tensors.end()),
       ranks_(&ranks),
       space_(&space),
@@ -56,9 +56,9 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
   requires(Space::is_host_accessible)
 typename sharded_state<Partition, Transport, Space, Pieces>::piece_places
 sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
-  detail::check_catalogue(who_, facts_, options_.name.c_str());
-  if (to_number(who_.world()) > to_number(ranks_->world())) {
-    throw argument_error(options_.name + ": a partition of " + std::to_string(to_number(who_.world())) +
+  detail::check_catalogue(layout_, facts_, options_.name.c_str());
+  if (to_number(layout_.world()) > to_number(ranks_->world())) {
+    throw argument_error(options_.name + ": a partition of " + std::to_string(to_number(layout_.world())) +
                          " ranks over a transport of " + std::to_string(to_number(ranks_->world())) +
                          "; each of the partition's must be one of the transport's");
   }
@@ -73,8 +73,8 @@ sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
     }
     static_cast<void>(facts_[t].bytes());
     const tensor_id tensor{t};
-    local_.push_back(is_member() ? who_.local(tensor, rank()) : element_runs{});
-    owned_.push_back(is_member() ? who_.owned(tensor, rank()) : element_runs{});
+    local_.push_back(is_member() ? layout_.local(tensor, rank()) : element_runs{});
+    owned_.push_back(is_member() ? layout_.owned(tensor, rank()) : element_runs{});
     const element_runs& mine = owned_.back();
     if (!mine.empty() &&
         local_.back().position_of(mine.end() - 1) + 1 - local_.back().position_of(mine.begin) !=
@@ -113,7 +113,7 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
   for (const tensor_id each : scope) {
     const auto had = held.add(each, mode);
     if (!had) {
-      if (to_number(who_.world()) > 1) ranks_->revoke();  // others are about to wait for this one
+      if (to_number(layout_.world()) > 1) ranks_->revoke();  // others are about to wait for this one
       return had.error();
     }
     addresses_[to_index(each)] = *had;
@@ -158,7 +158,7 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 result<void> sharded_state<Partition, Transport, Space, Pieces>::check(
     std::span<const tensor_id> scope) const noexcept {
   if (!is_member()) {
-    return refuse(errc::out_of_range, 0, to_index(rank()), std::uint64_t{to_number(who_.world())} - 1);
+    return refuse(errc::out_of_range, 0, to_index(rank()), std::uint64_t{to_number(layout_.world())} - 1);
   }
   for (const tensor_id each : scope) {
     if (to_index(each) >= facts_.size())
@@ -227,9 +227,9 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather(
     std::span<const tensor_id> scope) {
   return gather_among(
-      *ranks_, to_number(who_.world()), scope,
-      [this](tensor_id tensor, std::uint32_t rank) { return who_.owned(tensor, rank_id{rank}); },
-      [this](tensor_id tensor, std::uint32_t rank) { return who_.local(tensor, rank_id{rank}); });
+      *ranks_, to_number(layout_.world()), scope,
+      [this](tensor_id tensor, std::uint32_t rank) { return layout_.owned(tensor, rank_id{rank}); },
+      [this](tensor_id tensor, std::uint32_t rank) { return layout_.local(tensor, rank_id{rank}); });
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
@@ -239,7 +239,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   if (auto fits = check(scope); !fits) return fits.error();
   if (auto fits = check_group(node, scope); !fits) return fits.error();
   const auto held = [&](tensor_id tensor, std::uint32_t rank) {
-    return who_.local(tensor, node.beneath(rank_id{rank}));
+    return layout_.local(tensor, node.beneath(rank_id{rank}));
   };
   return gather_among(node, to_number(node.world()), scope, held, held);
 }
@@ -251,12 +251,12 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::check_group(
   const std::uint32_t members = to_number(node.world());
   for (std::uint32_t m = 0; m < members; ++m) {
     const std::uint32_t beneath = to_index(node.beneath(rank_id{m}));
-    if (beneath >= to_number(who_.world()))
-      return refuse(errc::out_of_range, 0, beneath, std::uint64_t{to_number(who_.world())} - 1);
+    if (beneath >= to_number(layout_.world()))
+      return refuse(errc::out_of_range, 0, beneath, std::uint64_t{to_number(layout_.world())} - 1);
   }
   for (const tensor_id each : scope) {
     const std::uint64_t all = facts_[to_index(each)].shape.elements();
-    const auto held = [&](std::uint32_t m) { return who_.local(each, node.beneath(rank_id{m})); };
+    const auto held = [&](std::uint32_t m) { return layout_.local(each, node.beneath(rank_id{m})); };
     std::uint64_t sum = 0;
     std::uint64_t twice = 0;
     bool has_each_all = true;
@@ -322,17 +322,17 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::sp
   ++stats_.refreshes.calls;
   const auto fill_out = [&](std::uint32_t to) {
     for (const tensor_id each : scope) {
-      intersect(owned_[to_index(each)], who_.local(each, rank_id{to}),
+      intersect(owned_[to_index(each)], layout_.local(each, rank_id{to}),
                 [&](std::uint64_t first, std::uint64_t count) { add_from_piece(out_, each, first, count); });
     }
   };
   const auto fill_in = [&](std::uint32_t source) {
     for (const tensor_id each : scope) {
-      intersect(who_.owned(each, rank_id{source}), local_[to_index(each)],
+      intersect(layout_.owned(each, rank_id{source}), local_[to_index(each)],
                 [&](std::uint64_t first, std::uint64_t count) { add_from_piece(in_, each, first, count); });
     }
   };
-  return trade(*ranks_, to_number(who_.world()), stats_.refreshes, fill_out, fill_in);
+  return trade(*ranks_, to_number(layout_.world()), stats_.refreshes, fill_out, fill_in);
 }
 
 /// Returns whether this rank has elements of others, or others its own.
@@ -341,11 +341,11 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor_id tensor) const noexcept {
   const std::size_t at = to_index(tensor);
   if (local_[at].elements() != owned_[at].elements()) return true;
-  const std::uint32_t world = to_number(who_.world());
+  const std::uint32_t world = to_number(layout_.world());
   std::uint64_t common = 0;
   for (std::uint32_t other = 0; other < world; ++other) {
     if (other == to_index(rank())) continue;
-    intersect(owned_[at], who_.local(tensor, rank_id{other}),
+    intersect(owned_[at], layout_.local(tensor, rank_id{other}),
               [&](std::uint64_t, std::uint64_t count) { common += count; });
   }
   return common != 0;
@@ -359,7 +359,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
   if (auto fits = check(scope); !fits) return fits;
   if (scope.size() != contribution.size())
     return refuse(errc::size_mismatch, 0, scope.size(), contribution.size());
-  const std::uint32_t world = to_number(who_.world());
+  const std::uint32_t world = to_number(layout_.world());
   for (std::size_t i = 0; i < scope.size(); ++i) {
     const tensor_facts& facts = facts_[to_index(scope[i])];
     if (facts.element_bytes != op.element_bytes)
@@ -401,7 +401,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     std::uint64_t bytes = 0;
     for (const tensor_id each : scope)
-      bytes += who_.owned(each, rank_id{rank}).elements() * op.element_bytes;
+      bytes += layout_.owned(each, rank_id{rank}).elements() * op.element_bytes;
     if (bytes > most) most = bytes;
   }
   const deadline by = ranks_->after(options_.patience_ns);
@@ -420,7 +420,7 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_window(
     std::uint64_t at, std::uint64_t bytes, std::uint64_t step, std::span<const tensor_id> scope,
     std::span<const std::span<std::byte>> contribution, const reduce_op& op, deadline by) {
-  const std::uint32_t world = to_number(who_.world());
+  const std::uint32_t world = to_number(layout_.world());
   const std::uint32_t self = to_index(rank());
   const auto room = stage(in_stage_, world * bytes);  // the others' parts, and the sum
   if (!room) return room.error();
@@ -428,7 +428,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_window(
     const std::uint32_t to = (self + d) % world;
     out_.clear();
     for (std::size_t i = 0; i < scope.size(); ++i) {
-      const element_runs theirs = who_.owned(scope[i], rank_id{to});
+      const element_runs theirs = layout_.owned(scope[i], rank_id{to});
       intersect(theirs, theirs, [&](std::uint64_t first, std::uint64_t count) {
         add_from_whole(out_, scope[i], contribution[i], first, count);
       });

@@ -90,9 +90,9 @@ class held_range {
 };
 
 /// Returns the first multiple of `of` that is not below `bytes`. @throws length_error past 2^63 - 1, of
-/// `who`.
-[[nodiscard]] inline std::uint64_t next_multiple(std::uint64_t bytes, std::uint64_t of, const char* who) {
-  return bytes % of == 0 ? bytes : checked_add(bytes, of - bytes % of, who);
+/// `name`.
+[[nodiscard]] inline std::uint64_t next_multiple(std::uint64_t bytes, std::uint64_t of, const char* name) {
+  return bytes % of == 0 ? bytes : checked_add(bytes, of - bytes % of, name);
 }
 
 /// Bytes in several places, as one stream. Adjacent ones are one part.

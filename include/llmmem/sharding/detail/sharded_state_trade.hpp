@@ -17,15 +17,15 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 template <partition To, memory_space S, piece_store M>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
     sharded_state<To, Transport, S, M>& next) const {
-  const std::uint32_t old_world = to_number(who_.world());
-  const std::uint32_t new_world = to_number(next.who_.world());
+  const std::uint32_t old_world = to_number(layout_.world());
+  const std::uint32_t new_world = to_number(next.layout_.world());
   const std::uint32_t world = old_world > new_world ? old_world : new_world;
   if (old_world > to_number(next.ranks_->world())) {
     throw argument_error(options_.name + ": resharding from " + std::to_string(old_world) +
                          " ranks over a transport of " + std::to_string(to_number(next.ranks_->world())) +
                          "; all that hold something must be there");
   }
-  const live_reshard plan = reshard(facts_, who_, next.who_);
+  const live_reshard plan = reshard(facts_, layout_, next.layout_);
   for (std::uint32_t t = 0; t < facts_.size(); ++t) {
     if (facts_[t].element_bytes == next.facts_[t].element_bytes) continue;
     throw argument_error(options_.name + ": tensor '" + facts_[t].name + "' has elements of " +
@@ -171,7 +171,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
   return done;
 }
 
-/// Takes room of the space for the length of an operation; a rank without room ends the operation for all.
+/// Takes memory of the space for the length of an operation; a rank without space ends the operation for all.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(detail::held_range<Space>& room,

@@ -35,7 +35,7 @@ inline sim_network::sim_network(const sim_options& options) : options_(options),
     throw argument_error("sim_network: " + std::to_string(options.seats) + " seats; 1 to " +
                          std::to_string(max_seats) + " are possible");
   }
-  if (options.least_delay_ns > options.most_delay_ns || options.least_notice_ns > options.most_notice_ns) {
+  if (options.min_delay_ns > options.max_delay_ns || options.min_notice_ns > options.max_notice_ns) {
     throw argument_error("sim_network: the least delay or notice is above the most; exchange them");
   }
   if (options.bytes_per_second != 0)
@@ -113,7 +113,7 @@ inline void sim_network::plan_silences() {
   const auto suspects = [this](std::uint32_t who, std::uint32_t whom, std::uint64_t from,
                                std::uint64_t until) {
     if (who == whom || until - from <= options_.hard_silence_ns) return;
-    notify(*processes_[who], from + options_.hard_silence_ns + draw(0, options_.most_notice_ns), whom,
+    notify(*processes_[who], from + options_.hard_silence_ns + draw(0, options_.max_notice_ns), whom,
            sim_endpoint::notice::kind::suspected);
   };
   for (std::uint32_t a = 0; a < options_.seats; ++a) {
@@ -293,9 +293,9 @@ inline void sim_network::give_way(sim_endpoint& process, lock& held) {
 inline void sim_network::begin_call(sim_endpoint& process) {
   if (process.is_dead_) throw process_killed{};
   lock held(mutex_);
-  if (++calls_ > options_.most_calls && !is_stuck_) {
+  if (++calls_ > options_.max_calls && !is_stuck_) {
     is_stuck_ = true;
-    stuck_ = "sim_network: more than " + std::to_string(options_.most_calls) + " calls; " + who_waits();
+    stuck_ = "sim_network: more than " + std::to_string(options_.max_calls) + " calls; " + who_waits();
   }
   if (process.calls_++ == process.dies_in_call_) {
     die(process);
@@ -337,7 +337,7 @@ inline void sim_network::notify(sim_endpoint& whom, std::uint64_t due, std::uint
 
 inline void sim_network::connect(sim_endpoint& process) {
   const auto hears_of = [this](sim_endpoint& whom, sim_endpoint& of) {
-    std::uint64_t due = now_ + draw(options_.least_delay_ns, options_.most_delay_ns);
+    std::uint64_t due = now_ + draw(options_.min_delay_ns, options_.max_delay_ns);
     // Not before it has noticed the death of the previous process.
     for (const sim_endpoint::notice& each : whom.notices_) {
       const bool is_death = each.what == sim_endpoint::notice::kind::died;
@@ -384,7 +384,7 @@ inline void sim_network::leave(sim_endpoint& process) {
         std::ranges::any_of(other->notices_, [&](const auto& n) { return n.process == process.number_; });
     if (!was_known) continue;
     const std::uint64_t due = past_partings(process.self(), other->self(),
-                                            now_ + draw(options_.least_notice_ns, options_.most_notice_ns));
+                                            now_ + draw(options_.min_notice_ns, options_.max_notice_ns));
     notify(*other, std::max({due, wire.last_due[0], wire.last_due[1]}), process.number_,
            sim_endpoint::notice::kind::died);
   }
@@ -405,7 +405,7 @@ inline std::uint64_t sim_network::past_links(sim_endpoint& from, sim_endpoint& t
 inline void sim_network::put(sim_endpoint& from, sim_endpoint& to, const frame_header& frame,
                              std::span<const std::byte> bytes, std::size_t lane) {
   sim_endpoint::wire& wire = wire_between(from.number_, to.number_);
-  const std::uint64_t delay = draw(options_.least_delay_ns, options_.most_delay_ns);
+  const std::uint64_t delay = draw(options_.min_delay_ns, options_.max_delay_ns);
   std::uint64_t due = past_links(from, to, delay, lane == detail::lane_data ? bytes.size() : 0);
   due = past_partings(from.self(), to.self(), due);
   due = std::max(due, wire.last_due[lane]);
@@ -442,9 +442,9 @@ inline void sim_endpoint::wake() noexcept {
 }
 inline void sim_endpoint::withdraw(seat_id /*from*/) noexcept {}  // frames arrive complete, or not at all
 
-inline void sim_endpoint::tell(seat_id to, const frame_header& frame,
+inline void sim_endpoint::post(seat_id to, const frame_header& frame,
                                std::span<const std::byte> bytes) noexcept {
-  if (to_index(to) >= seats() || bytes.size() > max_told_bytes) return;
+  if (to_index(to) >= seats() || bytes.size() > max_post_bytes) return;
   const std::uint32_t process = speaks_[to_index(to)];
   if (is_dead_ || process == detail::no_process) return;
   net_->put(*this, *net_->processes_[process], frame, bytes, detail::lane_told);

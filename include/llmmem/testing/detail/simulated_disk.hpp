@@ -225,7 +225,7 @@ struct simulated_disk {
     for (simulated_flight& each : last) {
       try {
         land(each);
-      } catch (const storage_error&) {  // no room: so it did not arrive
+      } catch (const storage_error&) {  // no space: so it did not arrive
       }
     }
     throw power_cut{calls};

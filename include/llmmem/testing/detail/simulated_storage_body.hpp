@@ -475,7 +475,7 @@ inline simulated_storage::output::~output() {
   const std::lock_guard lock(disk_->mutex);
   try {
     disk_->land_all_of(node_);
-  } catch (const storage_error&) {   // no room: what was not synced may be lost
+  } catch (const storage_error&) {   // no space: what was not synced may be lost
   } catch (const std::bad_alloc&) {  // no memory: the same
   }
 }

@@ -169,7 +169,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
       return there.error();
   }
   if (found != tiers) stack_.count_hit(found);
-  // The copy below is outdated, and will be overwritten whole: it need not keep its room.
+  // The copy below is outdated, and will be overwritten whole: it need not keep its space.
   if (mode == access_mode::write) stack_.forget_middle(slot);
   tier_copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);

@@ -215,7 +215,7 @@ result<void> chunk_desk<Traits, Tiers...>::flush(chunk_handle chunk) {
 template <class Traits, class... Tiers>
 tiering::step_outcome chunk_desk<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
                                                             std::size_t tier) {
-  if (tier >= last || chunks_.check(chunk).code != errc::ok) return tiering::step_outcome::useless;
+  if (tier >= last || chunks_.check(chunk).code != errc::ok) return tiering::step_outcome::unneeded;
   return mover_.execute(chunks_.record_of(chunk), operation, tier);
 }
 

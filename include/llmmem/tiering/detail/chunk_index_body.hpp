@@ -293,7 +293,7 @@ inline void chunk_index::recover() {
   }
 }
 
-/// @pre there is room for it, or the key is known.
+/// @pre there is space for it, or the key is known.
 inline void chunk_index::set(const chunk_extent& extent, std::uint64_t number) noexcept {
   if (const std::optional<block_id> known = names_.find(extent.key)) {
     entries_[to_index(*known) - 1] = {extent, number};
@@ -367,7 +367,7 @@ inline result<void> chunk_index::sync_name() noexcept {
   return error == 0 ? result<void>{} : result<void>(failed(errc::sync_failed, error, 0, 0));
 }
 
-/// Rewrites the journal if it is due. If there is no room to write a new one, the journal grows further, and
+/// Rewrites the journal if it is due. If there is no space to write a new one, the journal grows further, and
 /// a later call tries again.
 inline void chunk_index::rewrite_when_due() {
   if (records_ <= 2 * live_ + options_.slack || records_ < next_rewrite_) return;

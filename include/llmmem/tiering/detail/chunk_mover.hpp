@@ -1,5 +1,5 @@
 /// @file
-/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make room, on a
+/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make space, on a
 /// call, or written through.
 #pragma once
 
@@ -108,7 +108,7 @@ class chunk_mover {
 
  private:
   template <std::size_t Index>
-  class passed_over;
+  class skip_reason;
 
   template <std::size_t Index>
   [[nodiscard]] attempt make_room(tier_copy& into, std::uint64_t bytes, transfer::urgency how);
@@ -145,12 +145,12 @@ class chunk_mover {
 /// asked again.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-class chunk_mover<Traits, Tiers...>::passed_over {
+class chunk_mover<Traits, Tiers...>::skip_reason {
  public:
-  explicit passed_over(stack_type& stack) noexcept : stack_(stack) {}
-  passed_over(const passed_over&) = delete;
-  passed_over& operator=(const passed_over&) = delete;
-  ~passed_over() {
+  explicit skip_reason(stack_type& stack) noexcept : stack_(stack) {}
+  skip_reason(const skip_reason&) = delete;
+  skip_reason& operator=(const skip_reason&) = delete;
+  ~skip_reason() {
     while (count_ != 0)
       stack_.unpin(nth<Index>, slots_[--count_]);
   }
@@ -177,14 +177,14 @@ class chunk_mover<Traits, Tiers...>::passed_over {
 ///
 /// A copy whose write cannot begin is passed over for the next, and costs no other chunk its lease.
 ///
-/// A prefetch takes no room from chunks that were prefetched and not yet used, nor places that other
+/// A prefetch takes no space from chunks that were prefetched and not yet used, nor places that other
 /// prefetches keep: it waits.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes,
                                                  transfer::urgency how) {
   constexpr auto tier = nth<Index>;
-  passed_over<Index> unable(stack_);
+  skip_reason<Index> unable(stack_);
   for (;;) {
     const result<void> had = stack_.take(tier, into, bytes);
     if (had) {
@@ -292,12 +292,12 @@ attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency
   if (to.at == residence::absent) {
     attempt room;
     {
-      // Keeps it from being dropped while room is made above it.
+      // Keeps it from being dropped while space is made above it.
       const pinned_copy kept(stack_, nth<Index + 1>, slot);
       room = make_room<Index>(to, c.bytes, how);
     }
     if (!room.is_done() && room.on == no_index) {
-      // Unless the room must come from there.
+      // Unless the space must come from there.
       room = make_room<Index>(to, c.bytes, how);
       has_moved = room.is_done() && newest(c) != Index + 1;
     }

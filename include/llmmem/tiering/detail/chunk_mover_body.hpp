@@ -44,7 +44,7 @@ void chunk_mover<Traits, Tiers...>::progress() {
     if (c.transfer != no_index) continue;
     const attempt tried = advance(slot, true, transfer::urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
-      // First come, first served: no later chunk overtakes one that waits for room in tier 0.
+      // First come, first served: no later chunk overtakes one that waits for space in tier 0.
       if (c.transfer == no_index && c.copies[0].at == residence::absent) break;
       continue;
     }
@@ -166,7 +166,7 @@ void chunk_mover<Traits, Tiers...>::begin_writing_all() {
 template <class Traits, class... Tiers>
 tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot, plan_operation operation,
                                                              std::size_t tier) {
-  tiering::step_outcome outcome = tiering::step_outcome::useless;
+  tiering::step_outcome outcome = tiering::step_outcome::unneeded;
   with_index<last>(tier, [&](auto index) {
     switch (operation) {
       case plan_operation::fetch:
@@ -177,7 +177,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot,
         outcome = this->template execute_store<index.value>(slot, operation);
         break;
       case plan_operation::allocate:
-        break;  // a lease that writes takes its own room
+        break;  // a lease that writes takes its own space
     }
   });
   return outcome;
@@ -188,26 +188,26 @@ template <std::size_t Index>
 tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t slot) {
   record_type& c = chunks_[slot];
   tier_copy& to = c.copies[Index];
-  if (newest(c) <= Index) return tiering::step_outcome::useless;
-  if (c.transfer != no_index) return tiering::step_outcome::later;
-  if (newest(c) == tiers) return tiering::step_outcome::useless;
+  if (newest(c) <= Index) return tiering::step_outcome::unneeded;
+  if (c.transfer != no_index) return tiering::step_outcome::deferred;
+  if (newest(c) == tiers) return tiering::step_outcome::unneeded;
   if (!c.copies[Index + 1].is_valid())
-    return tiering::step_outcome::later;  // the hop before it has not arrived
+    return tiering::step_outcome::deferred;  // the hop before it has not arrived
   if (to.at == residence::absent) {
-    // Copies that are leaving make the room that the plan counts on: no other copy may leave for it.
+    // Copies that are leaving make the space that the plan counts on: no other copy may leave for it.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;
     } else if (stack_.leaving(Index) != 0) {
-      return tiering::step_outcome::later;
+      return tiering::step_outcome::deferred;
     } else {
       const attempt room = make_room<Index>(to, c.bytes, transfer::urgency::prefetch);
-      if (room.how == attempt::kind::blocked) return tiering::step_outcome::later;
-      if (room.how == attempt::kind::failed) return tiering::step_outcome::useless;
+      if (room.how == attempt::kind::blocked) return tiering::step_outcome::deferred;
+      if (room.how == attempt::kind::failed) return tiering::step_outcome::unneeded;
       if (c.transfer != no_index || !c.copies[Index + 1].is_valid()) {
         // The chunk's own copy below had to leave for it.
         stack_.give_back(nth<Index>, to);
-        return tiering::step_outcome::later;
+        return tiering::step_outcome::deferred;
       }
     }
   }
@@ -215,7 +215,8 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   if (c.transfer != no_index) return tiering::step_outcome::done;
   // Not begun: its place must not stay taken.
   if (to.at == residence::reserved) stack_.give_back(nth<Index>, to);
-  return begun.how == attempt::kind::blocked ? tiering::step_outcome::later : tiering::step_outcome::useless;
+  return begun.how == attempt::kind::blocked ? tiering::step_outcome::deferred
+                                             : tiering::step_outcome::unneeded;
 }
 
 template <class Traits, class... Tiers>
@@ -231,19 +232,19 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t
       engine_.let_drop(c.transfer);
       return tiering::step_outcome::done;
     }
-    return under_way.stores && under_way.edge == Index ? tiering::step_outcome::useless
-                                                       : tiering::step_outcome::later;
+    return under_way.stores && under_way.edge == Index ? tiering::step_outcome::unneeded
+                                                       : tiering::step_outcome::deferred;
   }
-  if (!held.is_valid()) return tiering::step_outcome::useless;
-  if (held.pins != 0 && (drops || c.writing)) return tiering::step_outcome::later;
+  if (!held.is_valid()) return tiering::step_outcome::unneeded;
+  if (held.pins != 0 && (drops || c.writing)) return tiering::step_outcome::deferred;
   if (is_clean(c, Index)) {
-    if (!drops) return tiering::step_outcome::useless;
+    if (!drops) return tiering::step_outcome::unneeded;
     stack_.drop_clean(nth<Index>, slot);
     return tiering::step_outcome::done;
   }
   const attempt begun = begin_store<Index>(slot, drops, transfer::urgency::write_back);
-  if (begun.how == attempt::kind::blocked) return tiering::step_outcome::later;
-  return begun.is_done() ? tiering::step_outcome::done : tiering::step_outcome::useless;
+  if (begun.how == attempt::kind::blocked) return tiering::step_outcome::deferred;
+  return begun.is_done() ? tiering::step_outcome::done : tiering::step_outcome::unneeded;
 }
 
 template <class Traits, class... Tiers>

@@ -77,7 +77,7 @@ void persistent_file_space<Engine>::write_header() {
   sync_folder_of(this->file().path()).value();
 }
 
-/// Takes the budget's room. If there is too little, the file's contents stay untouched, and the room taken
+/// Takes the budget's space. If there is too little, the file's contents stay untouched, and the space taken
 /// after them is returned.
 template <io_engine Engine>
 void persistent_file_space<Engine>::take_whole() {

@@ -143,7 +143,7 @@ void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouche
 }
 
 /// If no table says how many chunks there were, looks for further ones by their keys, because no other code
-/// would ever free their room.
+/// would ever free their space.
 template <class Buffer>
 void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {
@@ -160,11 +160,11 @@ template <class Buffer>
 void persistent_tensors<Buffer>::count_tensors() {
   bool differs = false;
   for (std::uint32_t i = 0; i < this->mapping_.tensors(); ++i) {
-    bool is_whole = true;
+    bool is_complete = true;
     bool is_missing = false;
     for (std::uint32_t part = table_.first_part[i]; part < table_.first_part[i + 1]; ++part) {
       if (table_.filled[part] == 0) {
-        is_whole = false;
+        is_complete = false;
       } else if (this->buffer_->tier_of(this->chunk_of(part).handle)) {
         this->fill(part);
       } else {
@@ -176,7 +176,7 @@ void persistent_tensors<Buffer>::count_tensors() {
       if (recovery_.missing.empty()) recovery_.first_missing = names_[tensor_id{i}];
       recovery_.missing.push_back(tensor_id{i});
     } else {
-      ++(is_whole ? recovery_.kept : recovery_.empty);
+      ++(is_complete ? recovery_.kept : recovery_.empty);
     }
   }
   if (differs) save(table_).value();

@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A queue of slots with room for all of them, each at most once: the caller knows which are in it.
+/// A queue of slots with space for all of them, each at most once: the caller knows which are in it.
 ///
 /// @par Complexity      `push_back` O(1), the others O(size). No allocation after construction.
 /// @par Thread safety   one thread at a time.

@@ -16,7 +16,7 @@ inline namespace v0 {
 namespace detail {
 
 /// Places of one size in the tier above the last, each used by one transfer at a time. A place that a device
-/// may still write to is retired; its slot gets another one when there is room.
+/// may still write to is retired; its slot gets another one when there is space.
 ///
 /// @tparam Places  a `chunk_places`, which outlives the slots; `release_places` returns the remaining places
 ///                 to it.

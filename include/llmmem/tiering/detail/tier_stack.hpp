@@ -101,7 +101,7 @@ class tier_stack {
   [[nodiscard]] auto spare(tier_number<Index>) noexcept {
     return spare_place<space_type<Index>>(at<Index>().places);
   }
-  /// Gives `into` a place without waiting: free room, or the room of clean copies.
+  /// Gives `into` a place without waiting: free space, or the space of clean copies.
   template <std::size_t Index>
   [[nodiscard]] bool take_clean_place(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept;
   /// Returns the most that copies may take of a tier.
@@ -153,7 +153,7 @@ class tier_stack {
     become_valid(tier, slot);
     admit(tier, slot, passage::down);
   }
-  /// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
+  /// Frees a valid copy because its space is needed. @pre it is not pinned, and clean.
   template <std::size_t Index>
   void drop(tier_number<Index>, std::uint32_t slot) noexcept;
   /// Frees a valid copy if a tier below has all of it. @pre it is not pinned.

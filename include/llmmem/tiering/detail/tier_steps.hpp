@@ -50,7 +50,7 @@ struct tier_transfer {
 };
 
 /// Whether that transfer's failure keeps a chunk from its destination: its own bytes did not arrive, or a
-/// copy that had to make room for it could not leave.
+/// copy that had to make space for it could not leave.
 [[nodiscard]] constexpr bool is_in_the_way(const tier_transfer& failed, std::uint32_t slot,
                                            bool needs_contents) noexcept {
   const bool is_own = failed.chunk == slot;

@@ -71,7 +71,7 @@ class transfer_engine {
   [[nodiscard]] bool is_under_way(std::uint32_t id) const noexcept { return transfers_.is_under_way(id); }
   /// @pre it is in flight.
   [[nodiscard]] const tier_transfer& operator[](std::uint32_t id) const noexcept { return transfers_[id]; }
-  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes room there.
+  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes space there.
   [[nodiscard]] std::uint32_t touching(std::size_t tier) const noexcept { return transfers_.touching(tier); }
   /// Notes that a lease waits for a transfer that began before it.
   void find_under_way(std::uint32_t id) noexcept { transfers_[id].found_under_way = true; }
@@ -390,7 +390,7 @@ attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, 
   const attempt ready = can_begin(tier);
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
-  if (c.transfer != no_index) return attempt::blocked(c.transfer);  // making room has moved it
+  if (c.transfer != no_index) return attempt::blocked(c.transfer);  // making space has moved it
   tier_copy& above = c.copies[Index];
   tier_copy& beneath = c.copies[Index + 1];
   const std::uint32_t id = claim({.chunk = slot,

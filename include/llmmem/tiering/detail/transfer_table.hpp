@@ -62,7 +62,7 @@ class transfer_table {
     return done;
   }
 
-  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes room there.
+  /// Returns a transfer in flight to or from `tier`, or `no_index`; prefers one that makes space there.
   [[nodiscard]] std::uint32_t touching(std::size_t tier) const noexcept {
     std::uint32_t found = no_index;
     for (std::uint32_t id = 0; id < capacity(); ++id) {

@@ -107,7 +107,7 @@ class step_writer {
     }
     for (const training_layer& each : shape.layers) {
       records_.push_back(add(each.record.bytes));
-      kept_.push_back(each.record.is_whole() ? std::nullopt : add(each.record.kept_bytes()));
+      kept_.push_back(each.record.is_complete() ? std::nullopt : add(each.record.kept_bytes()));
     }
   }
 
@@ -225,8 +225,9 @@ class step_writer {
   std::uint64_t most = 0;
   for (const training_layer& each : shape.layers) {
     const std::uint64_t stays = memory.taken(each.record.kept_bytes());
-    const std::uint64_t in_use =
-        each.record.is_whole() ? stays : checked_add(memory.taken(each.record.bytes), stays, "training_plan");
+    const std::uint64_t in_use = each.record.is_complete()
+                                     ? stays
+                                     : checked_add(memory.taken(each.record.bytes), stays, "training_plan");
     most = std::max(most, checked_add(kept, in_use, "training_plan: bytes of activations"));
     kept += stays;
   }
@@ -371,7 +372,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     std::uint64_t chunks = 0;
     for (const std::uint64_t each : trace.sizes())
       chunks = checked_add(chunks, each, "training_plan: bytes of all chunks");
-    all.largest_lease_bytes = trace.most_leased_bytes();
+    all.largest_lease_bytes = trace.max_leased_bytes();
     if (all.largest_lease_bytes > plan.tiers.front()) {
       throw argument_error("training_plan: a first tier of " + std::to_string(plan.tiers.front()) +
                            " bytes; a step leases " + std::to_string(all.largest_lease_bytes) + " at once");
@@ -384,7 +385,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
       const plan_bound bound = lower_bound(
           trace, {.budgets = plan.tiers, .links = {links.begin(), links.end()}}, bounded_iteration::steady);
       for (std::size_t edge = 0; edge < bound.edges.size(); ++edge)
-        all.fewest_moved.push_back(bound.bytes(edge));
+        all.min_moved_bytes.push_back(bound.bytes(edge));
       all.stall_ns = bound.stall_ns;
     }
   }

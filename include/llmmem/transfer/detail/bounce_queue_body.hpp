@@ -19,7 +19,7 @@ template <class Upper, class Lower, memory_space Staging>
 bounce_options bounce_queue<Upper, Lower, Staging>::checked(bounce_options options) {
   if (options.slot_bytes == 0 || options.slot_bytes > options.budget_bytes) {
     throw argument_error(options.name + ": a budget of " + std::to_string(options.budget_bytes) +
-                         " bytes has no room for a slot of " + std::to_string(options.slot_bytes) +
+                         " bytes has no space for a slot of " + std::to_string(options.slot_bytes) +
                          "; give it at least one slot, or two for both links to work at once");
   }
   if (options.alignment == 0 || (options.alignment & (options.alignment - 1)) != 0 ||
@@ -46,7 +46,7 @@ bounce_queue<Upper, Lower, Staging>::bounce_queue(Upper& upper, Lower& lower, St
       slots_(static_cast<std::size_t>(options_.budget_bytes / options_.slot_bytes)),
       operations_(options_.max_operations, operation{}, options_.metadata, "bounce_queue: operations") {
   stats_.budget_bytes = slots_.size() * options_.slot_bytes;
-  board_.drive_by(
+  board_.driven_by(
       [](void* self, const transfer_fence& awaited) noexcept {
         static_cast<bounce_queue*>(self)->await(awaited);
       },
@@ -262,7 +262,7 @@ void bounce_queue<Upper, Lower, Staging>::arrived(std::uint32_t index) noexcept 
   if (bounce_checksum* sum = operations_[s.owner].checksum; sum != nullptr && s.begin < sum->bytes) {
     const std::uint64_t left = sum->bytes - s.begin;
     const std::uint64_t counts = left < s.bytes ? left : s.bytes;
-    // Pieces arrive in any order: each contributes its checksum shifted by the bytes behind it.
+    // Pieces arrive in any order: each contributes its checksum shifted by the bytes after it.
     const std::uint32_t one = crc32c(0, bytes_of(index).first(static_cast<std::size_t>(counts)));
     sum->crc ^= crc32c_combine(one, 0, left - counts);
   }

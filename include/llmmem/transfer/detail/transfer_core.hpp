@@ -339,7 +339,7 @@ inline void transfer_core::admit() noexcept {
     }
     slot = next;
   }
-  // Some may have completed at once, so operations behind them can continue.
+  // Some may have completed at once, so operations after them can continue.
   if (passing.head != none) admit();
 }
 

@@ -23,7 +23,7 @@ namespace detail {
 /// The newest `retain.kept()` versions, and the pinned ones, in `retain.slots()` values of `T`.
 ///
 /// A version is written into an empty slot. If `slots() == kept()`, no slot is spare: the oldest version then
-/// makes room, and is lost while the next is written.
+/// makes space, and is lost while the next is written.
 ///
 /// @par Complexity      everything O(slots), and moving the value.
 /// @par Thread safety   one thread publishes at a time; everything else from any thread, also meanwhile. One
@@ -37,14 +37,15 @@ class version_slots {
   /// @param prototype  each slot is a copy of it until its first write: give it the size of the versions, and
   ///                   nothing allocates later.
   /// @param name       for error texts.
-  /// @throws argument_error  for a policy without room for a version.
-  explicit version_slots(Retain retain = {}, const T& prototype = T{}, const char* name = Retain::usual_name)
+  /// @throws argument_error  for a policy without space for a version.
+  explicit version_slots(Retain retain = {}, const T& prototype = T{},
+                         const char* name = Retain::default_name)
       : version_slots(retain, [&](std::size_t) -> T { return prototype; }, name, from_factory{}) {}
 
   /// The same with slots made by `make(0)`, `make(1)`, ...: for values that cannot be copied.
   template <class Make>
     requires std::is_invocable_r_v<T, Make&, std::size_t>
-  version_slots(Retain retain, Make&& make, const char* name = Retain::usual_name)
+  version_slots(Retain retain, Make&& make, const char* name = Retain::default_name)
       : version_slots(retain, make, name, from_factory{}) {}
 
   version_slots(const version_slots&) = delete;
@@ -61,7 +62,7 @@ class version_slots {
   /// version, or the prototype. `newest` is null if there is none, and `&into` if there is only one slot:
   /// then the newest itself is updated.
   ///
-  /// Passes on what `write` throws, and publishes nothing; a version that made room is lost.
+  /// Passes on what `write` throws, and publishes nothing; a version that made space is lost.
   template <class Writer>
     requires std::is_invocable_v<Writer&, T&, const T*>
   result<version_id> publish_in_place(Writer&& write) noexcept(
@@ -203,7 +204,7 @@ class version_slots {
     if (at != none) return pin_slot(at);
     ++counts_.refused_pins;
     const bool was = version != 0 && version <= last_;
-    return failure{.code = was ? errc::version_gone : errc::no_such_version,
+    return failure{.code = was ? errc::version_expired : errc::no_such_version,
                    .wanted = version,
                    .found = was ? oldest_slot_version() : last_,
                    .where = name_.c_str()};
@@ -298,7 +299,7 @@ class version_slots {
     return slots_[oldest].pins == 0 ? oldest : none;
   }
 
-  // Considers versions whose release would make room; the newest only if it has the only slot.
+  // Considers versions whose release would make space; the newest only if it has the only slot.
   [[nodiscard]] std::uint64_t pinned_longest(std::uint32_t& pins) const noexcept {
     const std::uint32_t oldest = slot_of(oldest_slot_version());
     pins = slots_[oldest].pins;
@@ -318,7 +319,7 @@ class version_slots {
 
   void count_live() noexcept {
     ++counts_.live;
-    if (counts_.live > counts_.most_live) counts_.most_live = counts_.live;
+    if (counts_.live > counts_.max_live) counts_.max_live = counts_.live;
   }
 
   [[nodiscard]] failure refuse_publish(const failure& why) noexcept {
