@@ -9,8 +9,8 @@
 #include <span>
 #include <string_view>
 
-/// A space over memory that another object owns (a static array, a shared-memory segment): ranges are stacked,
-/// and the last one given out is the first to come back. One thread.
+/// A space over memory that another object owns (a static array, a shared-memory segment): ranges are
+/// stacked, and the last one given out is the first to come back. One thread.
 class arena_space {
  public:
   using range_type = llmmem::memory_range<arena_space>;

@@ -22,7 +22,7 @@ struct noting_target {
     std::uint64_t progressed = 0;
   };
   struct answers {
-    std::vector<llmmem::chunk_id> later{};    ///< chunks whose steps must wait
+    std::vector<llmmem::chunk_id> later{};     ///< chunks whose steps must wait
     std::vector<llmmem::chunk_id> unneeded{};  ///< chunks whose steps are unneeded
     std::vector<llmmem::chunk_id> throwing{};
   };
@@ -38,7 +38,7 @@ struct noting_target {
     (is_in(told->unneeded) ? noted->unneeded : noted->begun).push_back(chunk);
     noted->tiers.push_back(tier);
     return is_in(told->unneeded) ? llmmem::tiering::step_outcome::unneeded
-                                : llmmem::tiering::step_outcome::done;
+                                 : llmmem::tiering::step_outcome::done;
   }
   void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }
 };

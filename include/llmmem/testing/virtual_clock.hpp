@@ -31,6 +31,7 @@ struct virtual_time {
   }
   return {time.ns + ns};
 }
+/// The former name of `time_after`.
 [[nodiscard, deprecated("call time_after()")]] constexpr virtual_time later(virtual_time time,
                                                                             std::uint64_t ns) {
   return time_after(time, ns);

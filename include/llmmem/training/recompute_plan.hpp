@@ -113,6 +113,7 @@ inline void check_choices(std::span<const record_choices> records) {
   return high;
 }
 
+/// The former name of `min_recompute_budget`.
 [[nodiscard, deprecated("call min_recompute_budget()")]] inline std::uint64_t least_recompute_budget(
     std::span<const record_choices> records) {
   return min_recompute_budget(records);
