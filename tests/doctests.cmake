@@ -16,7 +16,8 @@ option(LLMMEM_TESTS_ALONE "Makes a program of each test file, alone_<folder>_<he
        OFF)
 set(LLMMEM_TESTS_WITHOUT
     ""
-    CACHE STRING "Folders whose unit and concurrent tests this tree leaves to another")
+    CACHE STRING
+          "Unit and concurrent tests that this tree leaves to another: folders, or regular expressions of <folder>/<name>")
 set(LLMMEM_TESTS_TOGETHER
     0
     CACHE STRING "KiB of a folder's test files that one translation unit compiles at most, about; 0: each file by itself")
@@ -67,7 +68,7 @@ function(llmmem_doctest_program target folder)
   target_link_libraries(${target} PRIVATE llmmem_doctest_main llmmem_test_support nlohmann_json::nlohmann_json)
   # Tests of whole programs find them, and the files they read, here.
   target_compile_definitions(${target} PRIVATE "LLMMEM_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\""
-                                               "LLMMEM_EXAMPLES_DIR=\"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}\"")
+                                               "LLMMEM_EXAMPLES_DIR=\"${LLMMEM_TEST_EXAMPLES}\"")
   if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/examples/${folder}")
     target_compile_options(${target} PRIVATE -ffp-contract=off) # as the examples themselves
     llmmem_need_CLI11()
@@ -112,13 +113,15 @@ file(
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
   *_test.cpp)
 # They run an example's program.
-if(NOT LLMMEM_BUILD_EXAMPLES)
+if(NOT LLMMEM_TEST_EXAMPLES)
   list(FILTER sources EXCLUDE REGEX "_program_test\\.cpp$")
 endif()
+foreach(without IN LISTS LLMMEM_TESTS_WITHOUT)
+  list(FILTER sources EXCLUDE REGEX "^(${without})(/.*)?(_test\\.cpp)?$")
+endforeach()
 set(folders ${sources})
 list(TRANSFORM folders REPLACE "/.*$" "")
 list(REMOVE_DUPLICATES folders)
-list(REMOVE_ITEM folders ${LLMMEM_TESTS_WITHOUT})
 foreach(folder IN LISTS folders)
   set(concurrent ${sources})
   list(FILTER concurrent INCLUDE REGEX "^${folder}/")

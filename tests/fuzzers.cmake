@@ -1,4 +1,4 @@
-# tests/fuzz/*_fuzz.cpp are libFuzzer targets; each runs for five seconds as a test, for as long as you like by
+# tests/fuzz/*_fuzz.cpp are libFuzzer targets; each runs for two seconds as a test, for as long as you like by
 # scripts/soak. Inputs worth keeping lie in tests/fuzz/corpus/<name>/.
 include(CheckCXXSourceCompiles)
 
@@ -26,7 +26,7 @@ foreach(source IN LISTS sources)
   # New inputs go to the first folder: the build tree's.
   file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/corpus/${stem}")
   set(test "${LLMMEM_TEST_PREFIX}fuzz/${stem}")
-  add_test(NAME "${test}" COMMAND ${name} -max_total_time=5 -seed=1 -timeout=10 -print_final_stats=1
+  add_test(NAME "${test}" COMMAND ${name} -max_total_time=2 -seed=1 -timeout=10 -print_final_stats=1
                                   "${CMAKE_CURRENT_BINARY_DIR}/corpus/${stem}" ${corpus})
   set_tests_properties("${test}" PROPERTIES LABELS fuzz TIMEOUT 120)
 endforeach()

@@ -269,7 +269,7 @@ TEST_SUITE("comm_coordinator") {
   TEST_CASE("several ranks die at any time, some return and are admitted, and reports match the folder") {
     std::size_t most_there = 0;
     std::uint64_t failures = 0;
-    for (const auto seed : seeds(200)) {
+    for (const auto seed : seeds(200, 70)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto seats = static_cast<std::uint32_t>(2 + random() % 3);
@@ -289,13 +289,13 @@ TEST_SUITE("comm_coordinator") {
         failures += told.failed;
     }
     CHECK(most_there >= 8);
-    CHECK(failures > 50);
+    CHECK(failures > (llmmem_tests::is_watched ? 15 : 50));
   }
 
   TEST_CASE("a rank 0 that is silent and comes back does not make the others say what is not so") {
     // It may commit while they have given it up: whoever cannot tell must say so.
     std::uint64_t uncertain = 0;
-    for (const auto seed : seeds(100)) {
+    for (const auto seed : seeds(100, 30)) {
       CAPTURE(seed);
       sim_network net({.seats = 3, .seed = seed});
       std::mt19937_64 random(seed);

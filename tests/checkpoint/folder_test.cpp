@@ -111,7 +111,9 @@ TEST_SUITE("checkpoint_folder") {
               if (!torn.empty()) FAIL(torn);
               recovered += find_checkpoint(after).found ? 1U : 0U;
             },
-            crash_limits{.exhaustive_up_to = 14, .samples = 64, .seed = 1, .tears = 2});
+            llmmem_tests::is_watched
+                ? crash_limits{.exhaustive_up_to = 3, .samples = 10, .seed = 1, .tears = 2}
+                : crash_limits{.exhaustive_up_to = 14, .samples = 64, .seed = 1, .tears = 2});
         MESSAGE(sweep.power_cuts << " cuts, " << sweep.states << " states, " << recovered
                                  << " with a checkpoint");
         CHECK(sweep.power_cuts > 30);

@@ -1,12 +1,13 @@
 """documented_code.py COMPILER [--alone] [PAGE...]: compiles every C++ block with an #include in README.md and docs/, or
 in these pages only; warnings are errors. Run from the root of the checkout.
 
-Such a block is a whole file, as a reader would paste it; other blocks are excerpts and are skipped. The blocks of a page
-are one translation unit, each block in a namespace of its own and all includes before them, because parsing the same
-headers for each block takes most of the time. That unit would hide a missing include, so the gate also looks up each
-name of `std` and `llmmem` that a block uses in the headers that the block itself includes, directly or through others.
-A block that is a program, or that instantiates a template of the library, is no part of a namespace and stays alone. A
-page whose unit does not compile is compiled block by block, as --alone does for all pages.
+Such a block is a whole file, as a reader would paste it; other blocks are excerpts and are skipped. The blocks of all
+pages are one translation unit, each block in a namespace of its own and all includes before them, because parsing the
+same headers for each block takes most of the time. That unit would hide a missing include, so the gate also looks up
+each name of `std` and `llmmem` that a block uses in the headers that the block itself includes, directly or through
+others. A block that is a program, or that instantiates a template of the library, is no part of a namespace and stays
+alone, as does a block that defines a macro. Where the unit does not compile, each page is a unit; where a page's unit
+does not compile, its blocks are compiled one by one, as --alone does for all pages.
 """
 
 import functools
@@ -18,7 +19,7 @@ import tempfile
 
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wpedantic",
          "-Wold-style-cast", "-Werror", "-Iinclude", "-fsyntax-only"]
-OUTSIDE_NAMESPACES = re.compile(r"^(?:int main\(|template class )", re.MULTILINE)
+OUTSIDE_NAMESPACES = re.compile(r"^(?:int main\(|template class |#define )", re.MULTILINE)
 INCLUDE = re.compile(r"^#include [<\"](.*?)[>\"].*$", re.MULTILINE)
 
 # The standard headers that promise a name. A new name in a block belongs here.
@@ -110,12 +111,16 @@ def compile_text(compiler, folder, text):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def page_unit(page, blocks):
-    includes = dict.fromkeys(match[0] for _, block in blocks for match in INCLUDE.finditer(block))
+def unit_of(blocks):
+    includes = dict.fromkeys(match[0] for _, _, block in blocks for match in INCLUDE.finditer(block))
     parts = ["\n".join(includes)]
-    for line, block in blocks:
-        parts.append(f'namespace at_line_{line} {{\n#line {line} "{page}"\n{INCLUDE.sub("", block)}\n}}')
+    for number, (page, line, block) in enumerate(blocks):
+        parts.append(f'namespace block_{number} {{\n#line {line} "{page}"\n{INCLUDE.sub("", block)}\n}}')
     return "\n".join(parts) + "\n"
+
+
+def compiles_together(compiler, folder, blocks):
+    return len(blocks) > 1 and compile_text(compiler, folder, unit_of(blocks)).returncode == 0
 
 
 arguments = [each for each in sys.argv[1:] if each != "--alone"]
@@ -124,27 +129,30 @@ if not arguments or arguments[0].startswith("-"):
 compiler = arguments[0]
 is_alone = "--alone" in sys.argv
 pages = [pathlib.Path(each) for each in arguments[1:]] or [pathlib.Path("README.md"), *sorted(pathlib.Path("docs").rglob("*.md"))]
-compiled = failed = 0
+blocks = []
+for page in pages:
+    text = page.read_text()
+    for match in re.finditer(r"^```cpp\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if "#include" in match[1]:
+            blocks.append((page, text.count("\n", 0, match.start()) + 2, match[1]))
+failed = 0
+for page, line, block in blocks:
+    for finding in lacking(block):
+        failed += 1
+        print(f"{page}:{line}: {finding}")
+together = [] if is_alone else [each for each in blocks if not OUTSIDE_NAMESPACES.search(each[2])]
+alone = [each for each in blocks if each not in together]
 with tempfile.TemporaryDirectory() as folder:
-    for page in pages:
-        text = page.read_text()
-        blocks = []
-        for match in re.finditer(r"^```cpp\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            if "#include" in match[1]:
-                blocks.append((text.count("\n", 0, match.start()) + 2, match[1]))
-        compiled += len(blocks)
-        for line, block in blocks:
-            for finding in lacking(block):
-                failed += 1
-                print(f"{page}:{line}: {finding}")
-        together = [] if is_alone else [each for each in blocks if not OUTSIDE_NAMESPACES.search(each[1])]
-        if len(together) > 1 and compile_text(compiler, folder, page_unit(page, together)).returncode == 0:
-            blocks = [each for each in blocks if each not in together]
-        for line, block in blocks:
-            result = compile_text(compiler, folder, f'#line {line} "{page}"\n{block}')
-            if result.returncode != 0:
-                failed += 1
-                print(f"{page}:{line}: does not compile\n{result.stderr}")
+    if together and not compiles_together(compiler, folder, together):
+        for page in pages:
+            of_page = [each for each in together if each[0] == page]
+            if not compiles_together(compiler, folder, of_page):
+                alone += of_page
+    for page, line, block in alone:
+        result = compile_text(compiler, folder, f'#line {line} "{page}"\n{block}')
+        if result.returncode != 0:
+            failed += 1
+            print(f"{page}:{line}: does not compile\n{result.stderr}")
 
-print(f"{compiled} blocks compiled, {failed} failed")
-sys.exit(1 if failed or not compiled else 0)
+print(f"{len(blocks)} blocks compiled, {failed} failed")
+sys.exit(1 if failed or not blocks else 0)

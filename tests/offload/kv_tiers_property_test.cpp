@@ -470,7 +470,7 @@ struct totals {
 template <class Cache>
 totals live(std::span<const layer_group> groups, bool faults, std::uint64_t count) {
   totals out;
-  for (const std::uint64_t seed : llmmem_tests::seeds(count)) {
+  for (const std::uint64_t seed : llmmem_tests::seeds(count, count / 4)) {
     CAPTURE(seed);
     world<Cache> each(seed, draw(seed, groups, faults));
     each.run(600);

@@ -19,6 +19,7 @@
 
 #include "offload/kv_model.hpp"
 #include "support/manual_transfers.hpp"
+#include "support/seeds.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -766,7 +767,9 @@ TEST_CASE("in every order of five events of two requests no token is wrong and n
   for (std::uint32_t i = 0; i < depth; ++i)
     orders *= two_requests::events;
   std::uint32_t failed = 0;
-  for (std::uint32_t order = 0; order < orders && failed == 0; ++order) {
+  // A sanitizer watches every 13th: 13 and 10 have no common factor, so each event occurs in each place.
+  const std::uint32_t stride = llmmem_tests::is_watched ? 13 : 1;
+  for (std::uint32_t order = 0; order < orders && failed == 0; order += stride) {
     two_requests both;
     std::string wrong;
     for (std::uint32_t i = 0, rest = order; i < depth && wrong.empty(); ++i, rest /= two_requests::events)

@@ -26,6 +26,6 @@ struct ptx_machine_counts {
   unsigned long long launches, lane_instructions, bytes, sectors;
 };
 ptx_machine_counts ptx_machine_counted();
-/// The architecture whose PTX is executed, as 90.
+/// The architecture of the device, as 90.
 int ptx_machine_architecture();
 }

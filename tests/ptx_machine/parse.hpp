@@ -239,7 +239,9 @@ inline u64 place(u64& end, u64 size, u64 align) {
 
 class module {
  public:
-  explicit module(std::string text) : text_(std::move(text)) {
+  /// `device`: the architecture that executes it, where that is newer than the architecture it was compiled
+  /// for.
+  explicit module(std::string text, int device = 0) : text_(std::move(text)) {
     scanner in(text_, 1);
     while (!in.is_done()) {
       in.need('.');
@@ -248,7 +250,7 @@ class module {
         in.word(".");
       else if (word == "target") {
         const std::string_view target = in.word();
-        arch_ = std::atoi(std::string(target.substr(target.find('_') + 1)).c_str());
+        arch_ = std::max(device, std::atoi(std::string(target.substr(target.find('_') + 1)).c_str()));
         while (in.take(','))
           in.word();
       } else if (word == "visible" || word == "weak" || word == "extern" || word == "common")

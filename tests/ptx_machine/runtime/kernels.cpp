@@ -98,6 +98,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
   std::memcpy(&header, data + 6, 2);
   std::memcpy(&size, data + 8, 8);
   auto* const in = new loaded_module;
+  int newest = 0;
   for (const u8* at = data + header; at < data + header + size;) {
     u16 kind = 0;
     u32 head = 0, packed = 0, arch = 0;
@@ -110,9 +111,12 @@ void** __cudaRegisterFatBinary(void* wrapper) {
     const std::string_view text(reinterpret_cast<const char*>(at + head), bytes);
     if (kind == 1 && (packed != 0 || text.find(".version") == std::string_view::npos)) {
       std::fprintf(stderr, "ptx machine: the PTX is compressed; compile with nvcc --no-compress\n");
-    } else if (kind == 1 && (!in->of || in->of->arch() < static_cast<int>(arch)) &&
+    } else if (kind == 1 && newest < static_cast<int>(arch) &&
                (now().wanted_arch == 0 || static_cast<int>(arch) <= now().wanted_arch)) {
-      attempt([&] { in->of = std::make_unique<module>(std::string(text.substr(0, text.find('\0')))); });
+      newest = static_cast<int>(arch);
+      attempt([&] {
+        in->of = std::make_unique<module>(std::string(text.substr(0, text.find('\0'))), now().wanted_arch);
+      });
     }
     at += head + bytes;
   }

@@ -7,7 +7,8 @@
 /// Variables of the environment (docs/device_tests.md lists them all):
 /// - `PTX_MACHINE_SEED=n`: a seed decides when operations run, at any time that CUDA allows (`scheduler`).
 /// - `PTX_MACHINE_LATE=1`: they run only when a call waits for them. Without either: before a call returns.
-/// - `PTX_MACHINE_ARCHITECTURE=80`: the newest PTX that the machine takes of those in the program.
+/// - `PTX_MACHINE_ARCHITECTURE=80`: the device's architecture; it takes the newest PTX up to that in the
+/// program.
 #pragma once
 
 #include "ptx_machine/machine.hpp"
