@@ -278,6 +278,7 @@
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/measure_links.hpp>
 #include <llmmem/tiering/model_file_space.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
 #include <llmmem/tiering/persistent_tensors.hpp>
