@@ -59,6 +59,17 @@ macro(llmmem_component_isal)
   endif()
 endmacro()
 
+# llmmem::openssl: OpenSSL 3, for comm/tls_wrapper.hpp. Only where it is asked for.
+macro(llmmem_component_openssl)
+  find_package(OpenSSL 3 QUIET COMPONENTS SSL)
+  if(OPENSSL_FOUND AND NOT TARGET llmmem::openssl)
+    add_library(llmmem::openssl INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::openssl INTERFACE llmmem::llmmem OpenSSL::SSL)
+  elseif(NOT OPENSSL_FOUND)
+    set(llmmem_openssl_missing "OpenSSL 3 was not found (Debian: libssl-dev; https://openssl.org)")
+  endif()
+endmacro()
+
 # llmmem::nccl: <nccl.h>, the library, and the CUDA runtime that both need.
 macro(llmmem_component_nccl)
   set(llmmem_nccl_roots "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}" "${CUDAToolkit_ROOT}" "${CUDAToolkit_TARGET_DIR}" /usr/local/cuda)

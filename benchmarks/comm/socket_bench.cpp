@@ -7,11 +7,18 @@
 /// `sealed_*`: endpoints whose frames are sealed beside endpoints whose frames are not, in turns;
 /// `sealed_ratio` is the median over the rounds of the time of these / the time of those.
 ///
+/// `hidden_*`: endpoints whose connections go through TLS beside endpoints whose frames are not sealed, in
+/// turns; `hidden_ratio` is the median over the rounds of the time of these / the time of those. With
+/// OpenSSL.
+///
 /// LLMMEM_BENCH_FRAME_KIB   frame_bytes of our endpoints (the default of `socket_options`)
 /// LLMMEM_BENCH_SOCKET_KIB  socket_bytes of ours, and of the plain sockets (0: the system's)
 /// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (the default of `socket_options`)
 
 #include <llmmem/comm/socket_endpoint.hpp>
+#if defined(LLMMEM_BENCH_OPENSSL)
+#include <llmmem/comm/tls_wrapper.hpp>
+#endif
 
 #include <benchmark/benchmark.h>
 #include <sys/socket.h>
@@ -65,7 +72,8 @@ class message_taker {
 /// Two endpoints that know each other.
 class our_link {
  public:
-  explicit our_link(kind of, socket_seal seal = socket_seal::off_machine) {
+  explicit our_link(kind of, socket_seal seal = socket_seal::off_machine,
+                    std::array<socket_wrapper*, 2> wrappers = {}) {
     socket_options options = llmmem_bench::job_options(of, 2, folder_);
     options.seal = seal;
     options.frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", options.frame_bytes >> 10) << 10;
@@ -74,6 +82,7 @@ class our_link {
     options.spin_ns = spin_us * std::uint64_t{1000};
     for (std::uint32_t i = 0; i < 2; ++i) {
       options.seat = seat_id{i};
+      options.wrapper = wrappers[i];
       ends_[i] = std::make_unique<socket_endpoint>(options);
     }
     message_taker nothing(0);
@@ -324,10 +333,9 @@ void stream(benchmark::State& state, kind of) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
 }
 
-/// Sealed frames and others: a round of each in turns.
+/// Protected frames and others: a round of each in turns.
 template <class Round>
-void sealed_beside(benchmark::State& state, kind of, Round round) {
-  our_link sealed(of, socket_seal::always);
+void protected_beside(benchmark::State& state, our_link& sealed, kind of, const char* counter, Round round) {
   our_link open(of, socket_seal::never);
   std::vector<double> ratios;
   for (auto _ : state) {
@@ -338,7 +346,7 @@ void sealed_beside(benchmark::State& state, kind of, Round round) {
     ratios.push_back(beside / mine);
     state.SetIterationTime(mine);
   }
-  state.counters["sealed_ratio"] = median_of(ratios);
+  state.counters[counter] = median_of(ratios);
   state.counters["ratio_p10"] = ratios[ratios.size() / 10];
   state.counters["ratio_p90"] = ratios[ratios.size() - 1 - ratios.size() / 10];
 }
@@ -347,16 +355,44 @@ void sealed_stream(benchmark::State& state, kind of) {
   const auto bytes = static_cast<std::size_t>(state.range(0));
   const std::uint64_t count =
       std::max<std::uint64_t>(1, std::min<std::uint64_t>(20'000, (64U << 20) / bytes));
-  sealed_beside(state, of, [&](our_link& link) { return stream_ours(link, bytes, count); });
+  our_link sealed(of, socket_seal::always);
+  protected_beside(state, sealed, of, "sealed_ratio",
+                   [&](our_link& link) { return stream_ours(link, bytes, count); });
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
 }
 
 void sealed_ping(benchmark::State& state, kind of) {
   constexpr std::uint64_t count = 2000;
-  sealed_beside(state, of, [&](our_link& link) { return ping_ours(link, count); });
+  our_link sealed(of, socket_seal::always);
+  protected_beside(state, sealed, of, "sealed_ratio", [&](our_link& link) { return ping_ours(link, count); });
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));  // there and back
 }
+
+#if defined(LLMMEM_BENCH_OPENSSL)
+void hidden_stream(benchmark::State& state) {
+  const auto bytes = static_cast<std::size_t>(state.range(0));
+  const std::uint64_t count =
+      std::max<std::uint64_t>(1, std::min<std::uint64_t>(20'000, (64U << 20) / bytes));
+  tls_wrapper here("of the benchmarks");
+  tls_wrapper there("of the benchmarks");
+  our_link hidden(kind::tcp, socket_seal::never, {&here, &there});
+  protected_beside(state, hidden, kind::tcp, "hidden_ratio",
+                   [&](our_link& link) { return stream_ours(link, bytes, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
+}
+
+void hidden_ping(benchmark::State& state) {
+  constexpr std::uint64_t count = 2000;
+  tls_wrapper here("of the benchmarks");
+  tls_wrapper there("of the benchmarks");
+  our_link hidden(kind::tcp, socket_seal::never, {&here, &there});
+  protected_beside(state, hidden, kind::tcp, "hidden_ratio",
+                   [&](our_link& link) { return ping_ours(link, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));  // there and back
+}
+#endif
 
 void ping(benchmark::State& state, kind of) {
   constexpr std::uint64_t count = 2000;
@@ -389,6 +425,15 @@ void ping(benchmark::State& state, kind of) {
       sealed->Arg(bytes);
     sealed->UseManualTime()->Unit(benchmark::kMillisecond);
   }
+#if defined(LLMMEM_BENCH_OPENSSL)
+  benchmark::RegisterBenchmark("hidden_ping/llmmem/tcp", hidden_ping)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+  auto* const hidden = benchmark::RegisterBenchmark("hidden_stream/llmmem/tcp", hidden_stream);
+  for (const std::int64_t bytes : {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23})
+    hidden->Arg(bytes);
+  hidden->UseManualTime()->Unit(benchmark::kMillisecond);
+#endif
   return true;
 }();
 

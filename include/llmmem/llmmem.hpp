@@ -128,9 +128,9 @@
 #include <llmmem/hash/hmac_sha256.hpp>
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
-#include <llmmem/metadata.hpp>
 #include <llmmem/interop/dlpack.hpp>
 #include <llmmem/interop/resource_refusal.hpp>
+#include <llmmem/metadata.hpp>
 #include <llmmem/model/activations.hpp>
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -284,6 +284,7 @@
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/measure_links.hpp>
 #include <llmmem/tiering/model_file_space.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
 #include <llmmem/tiering/persistent_tensors.hpp>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/resident_bytes.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -102,4 +103,36 @@ TEST_CASE("a loop over the same sizes maps nothing after its first round") {
     round();
   CHECK(source.counts().stitched == before.stitched);
   CHECK(source.counts().mapped_chunks == before.mapped_chunks);
+}
+
+TEST_CASE("tools show the memory of a stitched space once, at however many addresses it was used") {
+  // Each round has other sizes: pieces are used at ever new addresses.
+  constexpr std::uint64_t pieces = 64;
+  stitched_host_space space(stitched_source({.budget = pieces * piece}), {.budget = pieces * piece});
+  random_numbers random(7);
+  std::uint64_t most = 0;
+  std::vector<held> live;
+  for (int round = 0; round < 40; ++round) {
+    while (!live.empty() && (space.used() > pieces * piece / 2 || random.once_in(3))) {
+      const std::size_t at = random.below(live.size());
+      space.deallocate(live[at].range);
+      live[at] = live.back();
+      live.pop_back();
+    }
+    for (;;) {
+      const auto had = space.try_allocate((1 + random.below(std::size_t{9})) * piece, 4096);
+      if (!had) break;
+      const auto value = static_cast<std::byte>(round);
+      std::ranges::fill(had->span(), value);
+      live.push_back({*had, value});
+    }
+    most = std::max(most, resident_bytes_of("memfd:llmmem-virtual"));
+    for (const held& each : live)
+      CHECK(std::ranges::all_of(each.range.span(), [&](std::byte b) { return b == each.value; }));
+  }
+  CHECK(space.source().counts().stitched > 20);  // what the rounds are for
+  CHECK(most >= pieces * piece);
+  CHECK(most <= pieces * piece + pieces * piece / 10);
+  for (const held& each : live)
+    space.deallocate(each.range);
 }

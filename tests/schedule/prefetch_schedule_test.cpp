@@ -425,6 +425,50 @@ TEST_CASE("a program that knows its calls beforehand has a plan from its first i
   CHECK(program.buffer.audit().empty());
 }
 
+TEST_CASE("each step of a plan tells how often and why it was late, and what it did for nothing") {
+  // Two chunks of four fit. Computing hides each transfer, as it is recorded.
+  const auto per_chunk = transfer_ns(pcie, 4 * page) + pcie.latency_ns;
+  device_program program({4, 4, 4, 4}, 8);
+  const auto iterate = [&](std::uint64_t compute_ns) {
+    program.schedule->begin_iteration();
+    for (std::size_t i = 0; i < 4; ++i)
+      program.use(i, compute_ns);
+    program.schedule->end_iteration();
+  };
+  const auto sum = [&](auto member) {
+    std::uint64_t all = 0;
+    for (const auto* of : {&program.schedule->records().first, &program.schedule->records().steady}) {
+      for (const step_record& each : *of)
+        all += member(each);
+    }
+    return all;
+  };
+  const auto late = [](const step_record& each) { return each.late; };
+  const auto late_ns = [](const step_record& each) { return each.late_ns; };
+  const auto cause = [](step_cause which) {
+    return [which](const step_record& each) { return each.causes[static_cast<std::size_t>(which)]; };
+  };
+  for (int i = 0; i < 6; ++i)
+    iterate(4 * per_chunk);
+  CHECK(program.schedule->records().steady.size() == program.schedule->plan().steady.steps.size());
+  const std::uint64_t late_before = sum(late);
+  const std::uint64_t ns_before = sum(late_ns);
+  iterate(4 * per_chunk);
+  CHECK(sum(late) == late_before);  // in step with what was recorded
+  CHECK(sum([](const step_record& each) { return each.begun; }) == program.schedule->stats().steps);
+
+  // A program that computes less than was recorded: the steps begin when they are due, and arrive late.
+  const std::uint64_t stalled = program.buffer.stats().moved.stalls.total();
+  for (int i = 0; i < 3; ++i)
+    iterate(per_chunk / 8);
+  CHECK(sum(late) > late_before);
+  CHECK(sum(late_ns) - ns_before == program.buffer.stats().moved.stalls.total() - stalled);
+  CHECK(sum(cause(step_cause::issued_late)) + sum(cause(step_cause::link_busy)) +
+            sum(cause(step_cause::no_room)) + sum(cause(step_cause::leased)) ==
+        sum(late));
+  CHECK(sum(cause(step_cause::issued_late)) > 0);
+}
+
 TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   device_program program({4, 4}, 12);
   prefetch_schedule<device_program::buffer_type> fresh(program.buffer, {.links = {pcie}});
@@ -438,8 +482,15 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
           "prefetch_schedule: chunk 0 is not known here; add() it before the first iteration");
   CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
   CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
-  refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
-          "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
+  {
+    const auto first = program.buffer.read(program.chunks[0]).value();
+    const auto second = program.buffer.read(program.chunks[1]).value();
+    const auto third = program.buffer.write(program.buffer.create(4 * page).value()).value();
+    refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
+            "prefetch_schedule: prefetch_options::links is empty, and they cannot be measured "
+            "(tiered_buffer: tier 0: 12288 bytes needed, but 0 left in its budget; release ranges, or raise "
+            "the budget); give the link below each tier, or room for two chunks more");
+  }
   refused([&] { fresh.plan_known_trace(trace_recorder().freeze()); },
           "prefetch_schedule: a trace of 0 chunks was given to plan_known_trace(), but its chunks are not "
           "the 1 that "

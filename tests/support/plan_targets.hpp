@@ -25,6 +25,8 @@ struct noting_target {
     std::vector<llmmem::chunk_id> later{};     ///< chunks whose steps must wait
     std::vector<llmmem::chunk_id> unneeded{};  ///< chunks whose steps are unneeded
     std::vector<llmmem::chunk_id> throwing{};
+    llmmem::tiering::step_blocker blocker = llmmem::tiering::step_blocker::transfer;
+    std::uint64_t now_ns = 0;
   };
   notes* noted;
   const answers* told;
@@ -40,6 +42,8 @@ struct noting_target {
     return is_in(told->unneeded) ? llmmem::tiering::step_outcome::unneeded
                                  : llmmem::tiering::step_outcome::done;
   }
+  [[nodiscard]] llmmem::tiering::step_blocker blocker() const noexcept { return told->blocker; }
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return told->now_ns; }
   void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }
 };
 static_assert(llmmem::detail::plan_target<noting_target>);

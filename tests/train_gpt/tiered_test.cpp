@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "support/program_run.hpp"
+#include "support/resident_bytes.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/tiny_gpt.hpp"
 #include "train_gpt/application.hpp"
@@ -215,5 +216,32 @@ TEST_CASE("it trains in an address space too small for plain memory, to the same
   CHECK(plain["peak_resident_bytes"] > 4 * tiered["peak_resident_bytes"].get<std::uint64_t>() - (1 << 20));
   CHECK(tiered["digest"] == plain["digest"]);
   CHECK(tiered["losses"] == plain["losses"]);
+}
+
+TEST_CASE("tools show the first tier's budget and the workspace of a run, not every address of a piece") {
+  const temporary_folder folder;
+  const std::string path = folder.file("grown");
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::FILE* const nowhere = std::fopen("/dev/null", "w");
+    llmmem_tests::forget_peak_resident_bytes();
+    const std::uint64_t before = llmmem_tests::peak_resident_bytes();
+    const exit_status status =
+        run_application({"--memory", "tiered", "--budget-mib", "13", "--context", "8", "--batch", "1",
+                         "--steps", "3", "--threads", "1", "--text", readme},
+                        nowhere, nowhere);
+    std::ofstream(path) << llmmem_tests::peak_resident_bytes() - before;
+    ::_exit(static_cast<int>(status));
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WEXITSTATUS(status) == 0);
+  std::uint64_t grown = 0;
+  std::ifstream(path) >> grown;
+  constexpr std::uint64_t budget = std::uint64_t{13} << 20;
+  constexpr std::uint64_t workspace = std::uint64_t{4} << 20;  // heap, stacks, pages of the program
+  CHECK(grown > budget / 2);
+  CHECK(grown <= (budget + workspace) * 13 / 10);
 }
 #endif

@@ -62,6 +62,11 @@ struct stitched_counts {
 /// It differs from the paper: splitting maps nothing (a part of a run is at home already), and free
 /// neighbours at home become one run again.
 ///
+/// **Resident size.** A chunk may be mapped at several addresses and is used at one of them at a time. Where
+/// the system counts memory for each address that it was touched at (`set_aside` of the memory), the arena
+/// takes a chunk out of the tables of its former address when it is given out at another: what tools show for
+/// the process is at most the physical memory.
+///
 /// The waste: rounding to chunks, and the free parts of shared chunks. The cost: mapping calls in S3 and S4,
 /// one a chunk; with CUDA these wait for nothing, but take microseconds each.
 ///
@@ -81,6 +86,8 @@ class stitched_arena {
         chunk_(checked_chunk()),
         handles_(checked_chunks(), physical_handle{}, options_.arena.metadata, "stitched_arena: chunks"),
         next_fresh_(checked_chunks(), options_.arena.metadata, "stitched_arena: fresh chunks"),
+        used_at_(counts_addresses ? checked_chunks() : 0, options_.arena.metadata,
+                 "stitched_arena: addresses of chunks"),
         runs_(checked_chunks(), options_.arena.metadata, "stitched_arena: runs"),
         stitched_(options_.max_stitched, options_.max_parts, options_.arena.metadata,
                   "stitched_arena: stitched ranges"),
@@ -144,6 +151,11 @@ class stitched_arena {
   [[nodiscard]] bool evict() noexcept;
   void take_apart_broken() noexcept;
 
+  static constexpr bool counts_addresses =
+      requires(Memory& memory, std::byte* at, std::uint64_t bytes) { memory.set_aside(at, bytes); };
+  void use(const run_of_chunks& run, std::byte* at) noexcept;
+  void use_stitched(std::uint32_t slot) noexcept;
+
   [[nodiscard]] std::byte* address(std::uint32_t chunk) const noexcept { return home_.data + chunk * chunk_; }
   [[nodiscard]] std::span<const physical_handle> handles(const run_of_chunks& run) const noexcept {
     return {&handles_[run.first], run.count};
@@ -157,6 +169,7 @@ class stitched_arena {
   detail::fixed_array<physical_handle> handles_;   // of each chunk that is not absent
   detail::fixed_array<std::uint32_t> next_fresh_;  // of chunks of the last `create`: a list
   std::uint32_t first_fresh_ = none;
+  detail::fixed_array<std::byte*> used_at_;  // of each chunk: where it was given out last; null: nowhere
   detail::chunk_runs runs_;
   detail::stitched_ranges stitched_;
   detail::split_blocks small_;

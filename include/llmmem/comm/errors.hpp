@@ -31,6 +31,8 @@ enum class seat_absence : std::uint32_t {
   ended,          ///< its process came, and has ended
   in_epoch,       ///< its process is a member of an epoch that began without this one
   crowded,        ///< so many callers stayed silent that the oldest were closed
+  other_wrapper,  ///< it wraps its connections (`socket_options::wrapper`) and this process does not, or the
+                  ///< other way round
   unheard [[deprecated("its name is no_contact")]] = no_contact,
   nobody_listens [[deprecated("its name is no_listener")]] = no_listener
 };
@@ -86,6 +88,9 @@ namespace detail {
     case seat_absence::crowded:
       return "nothing has arrived from it, but many silent connections exist; find the processes that "
              "make them, or raise max_half_open";
+    case seat_absence::other_wrapper:
+      return "one of its process and this one wraps its connections in TLS, the other does not; give all "
+             "processes a wrapper, or none";
   }
   return absence_sentence(seat_absence::no_contact);
 }

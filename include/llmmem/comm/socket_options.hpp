@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/comm/detail/socket_lanes.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 
@@ -16,12 +17,12 @@ inline namespace v0 {
 /// Which connections carry sealed frames: only the two processes at its ends can make those, each in its
 /// turn. Frames are sealed if either of the two requests it.
 enum class socket_seal : std::uint8_t {
-  off_machine,  ///< requests it if an address of the job is not a loopback address
+  off_machine,  ///< requests it if an address of the job is not a loopback address, and there is no `wrapper`
   always,       ///< requests it
   never,        ///< does not: a machine that can write into the network can impersonate any process
 };
 
-/// From where a TCP endpoint may be reached. Frames are not encrypted: everyone on the network can read them.
+/// From where a TCP endpoint may be reached. Without a `wrapper` everyone on the network can read the frames.
 enum class socket_reach : std::uint8_t {
   this_machine,  ///< addresses must be loopback addresses
   any_machine,   ///< only in a trusted network
@@ -39,6 +40,29 @@ enum class on_reset : std::uint8_t {
   suspected,  ///< a suspected death: a router or firewall in between may have ended it
 };
 
+/// Takes TCP connections of endpoints over, and carries their bytes in another form between the two
+/// processes: hidden, and so that a third party can neither change nor add any. `tls_wrapper` is one.
+///
+/// @par Thread safety   any thread calls `wrap` and `why_ended`.
+class socket_wrapper {
+ public:
+  socket_wrapper(const socket_wrapper&) = delete;
+  socket_wrapper& operator=(const socket_wrapper&) = delete;
+
+  /// Returns a stream socket for the plain bytes of a connection, nonblocking, which the caller closes; -1 if
+  /// there is no descriptor for one. The wrapper duplicates `connected`. When the connection ends, or carries
+  /// what the other end did not write, the socket ends.
+  /// @param has_called  whether this process made the connection.
+  [[nodiscard]] virtual int wrap(int connected, bool has_called) noexcept = 0;
+  /// Returns why a socket from `wrap` has ended before anything came from it; `seat_absence::no_contact` if
+  /// the wrapper knows of no reason.
+  [[nodiscard]] virtual seat_absence why_ended(int wrapped) const noexcept = 0;
+
+ protected:
+  socket_wrapper() = default;
+  ~socket_wrapper() = default;
+};
+
 /// How an endpoint finds the others, and when it declares them dead. All endpoints of a job must have the
 /// same `seats`, `secret`, `frame_bytes` and folder or addresses.
 struct socket_options {
@@ -51,6 +75,10 @@ struct socket_options {
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
   socket_seal seal = socket_seal::off_machine;
+  /// What the bytes of TCP connections go through: `tls_wrapper`. It outlives the endpoint; all processes of
+  /// the job need one. Null: frames go over the network as they are. A process over a wrapper is treated as
+  /// on another machine.
+  socket_wrapper* wrapper = nullptr;
   on_silence silence = on_silence::suspect;
   on_reset reset = on_reset::dead;
   std::uint32_t frame_bytes = 1U << 20;         ///< the most bytes of a frame of data

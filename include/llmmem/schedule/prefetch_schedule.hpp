@@ -224,6 +224,10 @@ class prefetch_schedule {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return desk_.stats(); }
+  /// Returns which steps of `plan()` were late, by how much and why, and which did their work for nothing:
+  /// one record for each step. Each `replay` begins new records, and so does each new plan when it is
+  /// followed.
+  [[nodiscard]] const step_records& records() const noexcept { return desk_.records(); }
   /// Returns the buffer below: for views of a checkpoint, and to `audit`. Lease its chunks through the
   /// schedule only.
   [[nodiscard]] Buffer& buffer() const noexcept { return desk_.buffer(); }

@@ -6,6 +6,8 @@
 #include <llmmem/schedule/cursor.hpp>
 #include <llmmem/transfer/link_model.hpp>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,7 +18,8 @@ inline namespace v0 {
 /// How a schedule is set up.
 struct prefetch_options {
   /// The links between the buffer's tiers, as in `schedule_machine`; the budgets are the buffer's. One link
-  /// for each pair of neighbours, the one below tier 0 first: three tiers have two.
+  /// for each pair of neighbours, the one below tier 0 first: three tiers have two. Empty: the constructor
+  /// measures them (`measure_links`), which moves two chunks of its own through the buffer.
   std::vector<link_model> links{};
   /// The link of each pair, if two pairs share one; empty: each pair has its own.
   std::vector<std::uint32_t> edges{};
@@ -52,6 +55,43 @@ struct prefetch_stats {
   std::uint64_t late = 0;        ///< steps whose event came before they could begin: left to the lease
   std::uint64_t recordings = 0;  ///< iterations recorded and planned
   std::uint64_t replans = 0;     ///< plans made again with the times of an iteration that followed one
+};
+
+/// Why a step of a plan was late.
+enum class step_cause : std::uint8_t {
+  link_busy,    ///< something in flight came first, or the transfer took longer than planned: the link is
+                ///< slower than the plan's, or others use it
+  no_room,      ///< copies that had to leave its tier had not left
+  leased,       ///< a lease held the chunk, or held up a step that comes first
+  issued_late,  ///< it began when it was due and took as long as planned: the program computes for less time
+                ///< before it than was recorded
+};
+inline constexpr std::size_t step_causes = 4;
+[[nodiscard]] constexpr const char* to_string(step_cause cause) noexcept {
+  constexpr std::array<const char*, step_causes> names{"link_busy", "no_room", "leased", "issued_late"};
+  return names[static_cast<std::size_t>(cause)];
+}
+
+/// What one step of a plan has done, over all iterations in which it was due.
+struct step_record {
+  std::uint64_t begun = 0;     ///< times that it was executed
+  std::uint64_t late = 0;      ///< times that its event, or a lease of what it fetches, came before its end
+  std::uint64_t late_ns = 0;   ///< that those leases waited, in all
+  std::uint64_t unneeded = 0;  ///< times that its effect was there already, or was no longer possible
+  std::uint64_t unused = 0;  ///< a fetch to tier 0: times that the chunk was dropped or fetched again without
+                             ///< a lease in between
+  std::array<std::uint64_t, step_causes>
+      causes{};  ///< of `late`, by `step_cause`: the largest share of each wait
+
+  friend constexpr bool operator==(const step_record&, const step_record&) noexcept = default;
+};
+
+/// A record for each step of a plan, in the plan's order.
+struct step_records {
+  std::vector<step_record> first{};   ///< of `schedule_plan::first`
+  std::vector<step_record> steady{};  ///< of `schedule_plan::steady`
+
+  friend bool operator==(const step_records&, const step_records&) noexcept = default;
 };
 
 }  // namespace v0

@@ -165,6 +165,12 @@ class host_mapper {
     return 0;
   }
 
+  /// Takes the pages there out of this process's tables: they count for its resident size again once they
+  /// are touched. Their contents stay. What the system refuses stays counted. @pre all of it is mapped.
+  void set_aside(std::byte* at, std::uint64_t bytes) noexcept {
+    static_cast<void>(::madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED));
+  }
+
   /// Bytes of the pages that the system holds for it now.
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return file_.held_bytes(); }
   [[nodiscard]] const host_mapper_report& report() const noexcept { return report_; }

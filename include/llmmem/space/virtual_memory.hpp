@@ -41,6 +41,10 @@ struct mapper_answer {
 ///   several adjacent mappings.
 /// - `allow(address, bytes)`: makes mapped memory readable and writable (`cuMemSetAccess`); 0 if `map` did
 ///   it.
+/// - optional, `set_aside(address, bytes)`: says that mapped memory is not used at these addresses for now.
+/// It
+///   stays mapped, and keeps its contents. For systems that count memory once for each address that it was
+///   touched at.
 template <class M>
 concept page_mapper = std::movable<M> && requires(M& mapper, const M& read, std::byte* at, std::uint64_t n) {
   { read.granularity() } noexcept -> std::same_as<std::uint64_t>;
@@ -142,6 +146,16 @@ class basic_virtual_memory {
     return now;
   }
   /// @}
+
+  /// Says that the bytes there are not used at these addresses for now: they no longer count for the resident
+  /// size of the process, stay mapped, and keep their contents. @pre all of them are mapped.
+  void set_aside(std::byte* at, std::uint64_t bytes) noexcept
+    requires requires(Mapper& mapper) {
+      { mapper.set_aside(at, bytes) } noexcept;
+    }
+  {
+    mapper_.set_aside(at, bytes);
+  }
 
   /// The underlying system, for facts that only it knows.
   [[nodiscard]] const Mapper& mapper() const noexcept { return mapper_; }

@@ -119,6 +119,11 @@ class simulated_mapper {
     return 0;
   }
 
+  /// Never refused: a hint.
+  void set_aside(std::byte* data, std::uint64_t bytes) noexcept {
+    each_mapping(number(data), bytes, "set aside", [](auto) {});
+  }
+
   /// Refuses as planned from now on; the count of calls starts again.
   void refuse(mapper_faults faults) noexcept {
     faults_ = faults;

@@ -203,6 +203,8 @@ class basic_tiered_buffer {
   tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
     return parts_.desk.execute(chunk, operation, tier);
   }
+  /// Returns what stood in the way of the last `execute` that was not done.
+  [[nodiscard]] tiering::step_blocker step_blocker() const noexcept { return parts_.mover.step_blocker(); }
   /// Informs the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
   result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept {
     return parts_.desk.expect(chunk, next_use);

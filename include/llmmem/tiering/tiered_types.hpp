@@ -100,6 +100,14 @@ enum class step_outcome : std::uint8_t {
   useless [[deprecated("its name is unneeded")]] = unneeded
 };
 
+/// What stood in the way of a step: why it must wait, or was unneeded.
+enum class step_blocker : std::uint8_t {
+  none,      ///< nothing: it was done already, or there are no contents
+  transfer,  ///< a transfer of the chunk, or what transfers need, is in flight
+  space,     ///< no space in the tier, and none until copies have left
+  lease,     ///< the chunk is leased
+};
+
 }  // namespace tiering
 
 using step_outcome [[deprecated("its name is tiering::step_outcome")]] = tiering::step_outcome;

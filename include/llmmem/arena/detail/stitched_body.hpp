@@ -125,18 +125,18 @@ auto stitched_arena<Memory>::find_free(std::uint32_t chunks) noexcept -> result<
   const run_of_chunks best = runs_.best(chunks);
   if (best.count == chunks) {  // S1
     ++counts_.exact;
-    runs_.use(best);
+    use(best, address(best.first));
     return place{kind::run, best.first};
   }
   if (const std::uint32_t idle = stitched_.fitting(chunks, runs_); idle != none) {  // S1
     ++counts_.reused;
-    stitched_.each_part(idle, [&](const run_of_chunks& run) { runs_.use(run); });
+    use_stitched(idle);
     stitched_.set(idle, condition::live);
     return place{kind::stitched, idle};
   }
   if (best) {  // S2
     ++counts_.split;
-    runs_.use({best.first, chunks});
+    use({best.first, chunks}, address(best.first));
     return place{kind::run, best.first};
   }
   return join(chunks);  // S3
@@ -152,7 +152,7 @@ auto stitched_arena<Memory>::find_small(std::uint64_t rounded, std::uint64_t byt
       if (const result<void> made = create(1); !made) return made.error();
     }
     const run_of_chunks from = runs_.best(1);
-    runs_.use({from.first, 1});
+    use({from.first, 1}, address(from.first));
     block = small_.add_segment(address(from.first), chunk_, from.first, 0);
   }
   if (!small_.use(block, rounded, bytes, arena_alignment)) {
@@ -185,8 +185,8 @@ arena_stats stitched_arena<Memory>::stats() const noexcept {
   const std::uint64_t within = small_.largest_free(1);
   const std::uint64_t chunks = runs_.free() * chunk_;
   now.largest_free = chunks > within ? chunks : within;
-  now.metadata_bytes =
-      handles_.bytes() + runs_.bytes() + stitched_.bytes() + small_.bytes() + allocations_.bytes();
+  now.metadata_bytes = handles_.bytes() + used_at_.bytes() + runs_.bytes() + stitched_.bytes() +
+                       small_.bytes() + allocations_.bytes();
   return now;
 }
 

@@ -38,9 +38,44 @@ auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place
     }
   }
   ++counts_.stitched;
-  stitched_.each_part(slot, [&](const run_of_chunks& run) { runs_.use(run); });
+  use_stitched(slot);
   stitched_.set(slot, condition::live);
   return place{kind::stitched, slot};
+}
+
+/// Takes free chunks for use at `at`. Those used at another address before are set aside there, as many at a
+/// time as are adjacent there.
+template <virtual_memory Memory>
+void stitched_arena<Memory>::use(const run_of_chunks& run, std::byte* at) noexcept {
+  runs_.use(run);
+  if constexpr (counts_addresses) {
+    std::byte* former = nullptr;
+    std::uint64_t bytes = 0;
+    const auto set_aside = [&] {
+      if (bytes != 0) memory_->set_aside(former, bytes);
+      bytes = 0;
+    };
+    for (std::uint32_t i = 0; i < run.count; ++i) {
+      std::byte* const was = std::exchange(used_at_[run.first + i], at + i * chunk_);
+      if (was == nullptr || was == at + i * chunk_) continue;
+      if (bytes == 0 || was != former + bytes) {
+        set_aside();
+        former = was;
+      }
+      bytes += chunk_;
+    }
+    set_aside();
+  }
+}
+
+/// The same for the chunks of a stitched range, at its addresses.
+template <virtual_memory Memory>
+void stitched_arena<Memory>::use_stitched(std::uint32_t slot) noexcept {
+  std::byte* at = stitched_[slot].range.data;
+  stitched_.each_part(slot, [&](const run_of_chunks& run) {
+    use(run, at);
+    at += run.count * chunk_;
+  });
 }
 
 /// Lists free runs of `chunks` in all: the longest first, and as soon as one suffices for the rest the
@@ -99,6 +134,15 @@ bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
       mapped += chunk_;
   }
   if (mapped != 0 && !memory_->unmap(s.range, 0, mapped)) return false;
+  if constexpr (counts_addresses) {
+    // Other memory may come to these addresses: nothing is to be set aside there any more.
+    std::byte* at = s.range.data;
+    stitched_.each_part(slot, [&](const run_of_chunks& run) {
+      for (std::uint32_t i = 0; i < run.count; ++i, at += chunk_) {
+        if (used_at_[run.first + i] == at) used_at_[run.first + i] = nullptr;
+      }
+    });
+  }
   static_cast<void>(memory_->release(s.range));
   if (s.now == condition::idle) stitched_.set(slot, condition::building);
   stitched_.end(slot);
@@ -154,6 +198,7 @@ result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
       if (!done && memory_->destroy(handles_[at])) continue;
       next_fresh_[at] = first_fresh_;
       first_fresh_ = at;
+      if constexpr (counts_addresses) used_at_[at] = nullptr;
       runs_.add({at, 1});
       ledger_.reserved_more(chunk_);
     }

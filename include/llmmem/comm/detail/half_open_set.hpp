@@ -161,6 +161,7 @@ class half_open_set {
   };
 
   void listen_to(descriptor made) noexcept;
+  [[nodiscard]] descriptor wrapped(descriptor made, bool has_called) noexcept;
   [[nodiscard]] std::uint32_t oldest_caller() const noexcept;
   [[nodiscard]] std::uint32_t open(role as, descriptor socket) noexcept;
   [[nodiscard]] bool watch(std::uint32_t slot, std::uint32_t events) noexcept;
@@ -174,6 +175,7 @@ class half_open_set {
   hmac_sha256 secret_;
   wire_hello mine_;
   std::vector<socket_address> addresses_;
+  socket_wrapper* wrapper_;
   std::uint32_t socket_bytes_;
   std::uint32_t most_called_;
   std::uint64_t handshake_ns_;

@@ -17,6 +17,7 @@ inline half_open_set::half_open_set(socket_poller& poller, const socket_options&
       secret_(std::as_bytes(std::span(options.secret.data(), options.secret.size()))),
       mine_(mine),
       addresses_(std::move(addresses)),
+      wrapper_(options.wrapper),
       socket_bytes_(options.socket_bytes),
       most_called_(options.max_half_open == 0 ? 2 * options.seats + 16 : options.max_half_open),
       handshake_ns_(options.handshake_ns),
@@ -87,13 +88,20 @@ inline void half_open_set::resume_accepting() noexcept {
 inline void half_open_set::listen_to(descriptor made) noexcept {
   const int one = 1;
   if (!is_unix(mine_.from)) ::setsockopt(made.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  made = wrapped(std::move(made), false);
   wire_hello hello = mine_;
-  if (!fill_random(hello.nonce)) return;
+  if (!made.is_open() || !fill_random(hello.nonce)) return;
   const std::uint32_t slot = open(role::called, std::move(made));
   halves_[slot].is_connecting = false;
   halves_[slot].shaking.listen(hello);
   ++called_;
   if (!watch(slot, EPOLLIN)) close(slot);
+}
+
+/// Returns the connection as this endpoint uses it.
+inline descriptor half_open_set::wrapped(descriptor made, bool has_called) noexcept {
+  if (wrapper_ == nullptr) return made;
+  return descriptor(wrapper_->wrap(made.get(), has_called));
 }
 
 inline half_open_set::begun_call half_open_set::call(seat_id seat, hello_purpose purpose) noexcept {
@@ -189,6 +197,11 @@ inline half_open_set::progress half_open_set::connected(std::uint32_t slot) noex
   half.is_connecting = false;
   const bool is_other_user = is_unix(half.seat) && credentials_of(half.socket.get()).uid != ::geteuid();
   if (is_other_user) ++strangers_;
+  if (failed == 0 && wrapper_ != nullptr) {
+    poller_.remove(half.socket.get());
+    half.socket = wrapped(std::move(half.socket), true);
+    if (!half.socket.is_open()) return {step::failed, {}};
+  }
   if (failed == 0 && !is_other_user && watch(slot, EPOLLIN) && say(slot)) return {};
   return {step::failed, failed != 0 ? not_reached(half.seat, half.purpose, failed) : learn(slot)};
 }
@@ -233,13 +246,19 @@ inline std::optional<learned_absence> half_open_set::learn(std::uint32_t slot) n
   const seat_id seat = is_call ? half.seat : says_seat ? half.shaking.theirs().from : no_seat;
   switch (why) {
     case socket_handshake::refusal::none:
+      if (half.shaking.has_seen_tls()) return learned_absence{seat, seat_absence::other_wrapper};
+      if (wrapper_ != nullptr && !half.is_connecting && !half.shaking.has_heard()) {
+        const seat_absence ended = wrapper_->why_ended(half.socket.get());
+        if (ended != seat_absence::no_contact) return learned_absence{seat, ended};
+      }
       if (!is_call) return std::nullopt;
       return learned_absence{seat, half.is_connecting                    ? seat_absence::unreachable
                                    : half.shaking.has_proved()           ? seat_absence::other_secret
                                    : poller_.clock().now() >= half.until ? seat_absence::no_answer
                                                                          : seat_absence::foreign};
     case socket_handshake::refusal::no_hello:
-      return learned_absence{seat, seat_absence::foreign};
+      return learned_absence{
+          seat, half.shaking.has_seen_tls() ? seat_absence::other_wrapper : seat_absence::foreign};
     case socket_handshake::refusal::other_version:
       return learned_absence{seat, seat_absence::other_version};
     case socket_handshake::refusal::other_seat:

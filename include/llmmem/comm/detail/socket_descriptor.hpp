@@ -32,6 +32,8 @@ class descriptor {
   void close() noexcept {
     if (number_ >= 0) ::close(std::exchange(number_, -1));
   }
+  /// Returns the descriptor, which the caller closes.
+  [[nodiscard]] int release() noexcept { return std::exchange(number_, -1); }
   [[nodiscard]] int get() const noexcept { return number_; }
   [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
 

@@ -65,6 +65,13 @@ class socket_handshake {
   [[nodiscard]] bool has_farewell() const noexcept {
     return !is_caller_ && (why_ == refusal::other_version || why_ == refusal::other_seat);
   }
+  /// Whether anything has come from the other end.
+  [[nodiscard]] bool has_heard() const noexcept { return got_ != 0 || wanted_ != wire_hello_bytes; }
+  /// Whether it began with a record of TLS instead of a hello: a handshake, or an alert.
+  [[nodiscard]] bool has_seen_tls() const noexcept {
+    if (wanted_ != wire_hello_bytes || (got_ < 2 && why_ != refusal::no_hello)) return false;
+    return (in_[0] == std::byte{0x15} || in_[0] == std::byte{0x16}) && in_[1] == std::byte{3};
+  }
   /// Whether this process has called, and proved its knowledge.
   [[nodiscard]] bool has_proved() const noexcept { return is_caller_ && wanted_ == wire_answer_bytes; }
 

@@ -92,6 +92,12 @@ inline void check_folder(const socket_options& o) {
   std::vector<socket_address> all;
   all.reserve(o.seats);
   if (!o.folder.empty()) {
+    if (o.wrapper != nullptr) {
+      throw argument_error(
+          who +
+          "a wrapper is given, and a folder for Unix sockets, whose bytes leave this machine "
+          "nowhere; give addresses for TCP, or no wrapper");
+    }
     check_folder(o);
     for (std::uint32_t i = 0; i < o.seats; ++i)
       all.push_back(unix_address(o.folder + "/seat-" + n(i) + ".sock"));
@@ -139,6 +145,7 @@ struct socket_setup {
 
 /// Whether this endpoint requests sealed frames.
 [[nodiscard]] inline bool asks_for_seals(const socket_setup& setup) noexcept {
+  if (setup.options.seal == socket_seal::off_machine && setup.options.wrapper != nullptr) return false;
   if (setup.options.seal != socket_seal::off_machine) return setup.options.seal == socket_seal::always;
   for (const socket_address& each : setup.addresses)
     if (!each.is_unix() && !is_loopback(each)) return true;

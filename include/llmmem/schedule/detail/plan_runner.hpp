@@ -56,7 +56,7 @@ class plan_runner {
   /// lease.
   template <plan_target Target>
   void reach(std::uint32_t event, const Target& target, prefetch_stats& stats) {
-    window_.issue(event, plan_moment::at_call);
+    window_.issue(event, plan_moment::at_call, [&] { return target.now_ns(); });
     window_.begin_pending(target, stats);
     window_.give_up_late(event, target, stats);
   }
@@ -67,7 +67,7 @@ class plan_runner {
     const bool iteration_ended = cursor_->iterations() != iterations_ended_;
     if (iteration_ended) {
       iterations_ended_ = cursor_->iterations();
-      window_.issue(plan_->events, plan_moment::at_call);
+      window_.issue(plan_->events, plan_moment::at_call, [&] { return target.now_ns(); });
       window_.begin_iteration(plan_->steady);
     }
     begin_due(target, stats);
@@ -76,7 +76,7 @@ class plan_runner {
   /// Begins the steps ahead of the next event that can begin.
   template <plan_target Target>
   void begin_due(const Target& target, prefetch_stats& stats) {
-    window_.issue(cursor_->next(), plan_moment::ahead);
+    window_.issue(cursor_->next(), plan_moment::ahead, [&] { return target.now_ns(); });
     window_.begin_pending(target, stats);
   }
   /// Begins the waiting steps that can begin.
@@ -86,6 +86,13 @@ class plan_runner {
   }
   /// Drops the steps that have not begun.
   void forget_pending() noexcept { window_.clear(); }
+
+  /// The records of the steps, and the leases that these report: see `step_window`.
+  [[nodiscard]] const step_records& records() const noexcept { return window_.records(); }
+  [[nodiscard]] bool is_expected(chunk_id chunk) const noexcept { return window_.is_expected(chunk); }
+  void leased(chunk_id chunk, std::uint64_t waited_ns, std::uint64_t now_ns) noexcept {
+    window_.leased(chunk, waited_ns, now_ns);
+  }
 
   /// Returns whether the next event is the first of an iteration.
   [[nodiscard]] bool is_at_beginning() const noexcept { return cursor_->next() == 0; }

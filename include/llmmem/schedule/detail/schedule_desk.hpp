@@ -15,8 +15,10 @@
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/measure_links.hpp>
 #include <llmmem/tiering/plan.hpp>
 #include <llmmem/tiering/tiered_types.hpp>
+#include <llmmem/transfer/link_model.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +26,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -51,7 +54,7 @@ class schedule_desk {
       : buffer_(buffer),
         options_(std::move(options)),
         response_(options_.divergence, options_.re_record_after) {
-    if (options_.links.empty()) refuse("prefetch_options::links is empty; give the link below each tier");
+    if (options_.links.empty()) options_.links = measured_links();
     machine().check();
   }
   schedule_desk(const schedule_desk&) = delete;
@@ -111,6 +114,7 @@ class schedule_desk {
   [[nodiscard]] const planned_trace& planned() const noexcept { return planned_; }
   [[nodiscard]] schedule_machine machine() const;
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const step_records& records() const noexcept { return runner_.records(); }
 
  private:
   /// @param noted  the mode with which the lease is recorded.
@@ -135,6 +139,14 @@ class schedule_desk {
   /// there was a call since.
   enum class between : std::uint8_t { no, yes, used };
 
+  [[nodiscard]] std::vector<link_model> measured_links() const {
+    auto links = measure_links(buffer_);
+    if (!links) {
+      refuse("prefetch_options::links is empty, and they cannot be measured (" + links.error().message() +
+             "); give the link below each tier, or room for two chunks more");
+    }
+    return std::move(*links);
+  }
   [[nodiscard]] std::uint64_t rounded_bytes(chunk_handle chunk) const {
     return buffer_.rounded_bytes(buffer_.bytes(chunk).value());
   }

@@ -232,7 +232,15 @@ template <access_mode Mode, class Take>
 auto schedule_desk<Buffer>::take(chunk_id number, access_mode noted, Take take_from_buffer)
     -> result<lease<Mode>> {
   before(trace_call::acquire, number, noted);
+  // A step of the plan fetches it: the lease waits for as long as that is late.
+  const bool is_expected = state_ == schedule_state::replaying && runner_.is_expected(number);
+  const bool waits = is_expected && !target().is_above(number);
+  const std::uint64_t came = waits ? buffer_.now_ns() : 0;
   auto had = take_from_buffer();
+  if (had && is_expected) {
+    const std::uint64_t now = waits ? buffer_.now_ns() : 0;
+    runner_.leased(number, now - came, now);
+  }
   if (had) {
     if (state_ == schedule_state::recording) recorder_.granted(number, noted);
     response_.used(number);

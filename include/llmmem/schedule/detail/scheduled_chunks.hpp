@@ -93,6 +93,12 @@ class numbered_buffer {
                                               std::size_t tier) const {
     return buffer_->execute((*chunks_)[chunk], operation, tier);
   }
+  [[nodiscard]] tiering::step_blocker blocker() const noexcept { return buffer_->step_blocker(); }
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return buffer_->now_ns(); }
+  [[nodiscard]] bool is_above(chunk_id chunk) const noexcept {
+    const result<std::size_t> tier = buffer_->tier_of((*chunks_)[chunk]);
+    return tier && *tier == 0;
+  }
   /// The next lease of the chunk reports what the buffer refuses here.
   void prefetch(chunk_id chunk) const { static_cast<void>(buffer_->prefetch((*chunks_)[chunk])); }
   void expect(chunk_id chunk, std::uint64_t next_use) const noexcept {

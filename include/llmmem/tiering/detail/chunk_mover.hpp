@@ -95,6 +95,7 @@ class chunk_mover {
   [[nodiscard]] result<void> flush();
   void progress();
   [[nodiscard]] tiering::step_outcome execute(std::uint32_t slot, plan_operation operation, std::size_t tier);
+  [[nodiscard]] tiering::step_blocker step_blocker() const noexcept { return step_blocker_; }
   /// Removes the chunk from the queue of prefetches.
   void unqueue_prefetch(std::uint32_t slot) noexcept;
   /// Cancels all movement of the chunk, and frees its copies in all tiers. @pre no lease and no transfer.
@@ -139,6 +140,7 @@ class chunk_mover {
   engine_type& engine_;
   slot_queue wanted_;  // prefetches
   slot_queue due_;     // writes through
+  tiering::step_blocker step_blocker_ = tiering::step_blocker::none;
 };
 
 /// Copies that cannot leave for now, and why the first of them cannot: while this list lives they are not

@@ -188,9 +188,11 @@ template <std::size_t Index>
 tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t slot) {
   record_type& c = chunks_[slot];
   tier_copy& to = c.copies[Index];
+  step_blocker_ = tiering::step_blocker::none;
   if (newest(c) <= Index) return tiering::step_outcome::unneeded;
+  if (c.transfer == no_index && newest(c) == tiers) return tiering::step_outcome::unneeded;
+  step_blocker_ = tiering::step_blocker::transfer;
   if (c.transfer != no_index) return tiering::step_outcome::deferred;
-  if (newest(c) == tiers) return tiering::step_outcome::unneeded;
   if (!c.copies[Index + 1].is_valid())
     return tiering::step_outcome::deferred;  // the hop before it has not arrived
   if (to.at == residence::absent) {
@@ -198,7 +200,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;
-    } else if (stack_.leaving(Index) != 0) {
+    } else if (step_blocker_ = tiering::step_blocker::space; stack_.leaving(Index) != 0) {
       return tiering::step_outcome::deferred;
     } else {
       const attempt room = make_room<Index>(to, c.bytes, transfer::urgency::prefetch);
@@ -209,6 +211,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
         stack_.give_back(nth<Index>, to);
         return tiering::step_outcome::deferred;
       }
+      step_blocker_ = tiering::step_blocker::transfer;
     }
   }
   const attempt begun = engine_.begin_fetch(nth<Index>, slot, transfer::urgency::prefetch);
@@ -226,6 +229,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t
   record_type& c = chunks_[slot];
   tier_copy& held = c.copies[Index];
   const bool drops = operation == plan_operation::drop;
+  step_blocker_ = tiering::step_blocker::transfer;
   if (c.transfer != no_index) {
     const tier_transfer& under_way = engine_[c.transfer];
     if (drops && under_way.stores && under_way.edge == Index && !under_way.then_drops) {
@@ -235,14 +239,20 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t
     return under_way.stores && under_way.edge == Index ? tiering::step_outcome::unneeded
                                                        : tiering::step_outcome::deferred;
   }
+  step_blocker_ = tiering::step_blocker::none;
   if (!held.is_valid()) return tiering::step_outcome::unneeded;
-  if (held.pins != 0 && (drops || c.writing)) return tiering::step_outcome::deferred;
+  if (held.pins != 0 && (drops || c.writing)) {
+    step_blocker_ = tiering::step_blocker::lease;
+    return tiering::step_outcome::deferred;
+  }
   if (is_clean(c, Index)) {
     if (!drops) return tiering::step_outcome::unneeded;
     stack_.drop_clean(nth<Index>, slot);
     return tiering::step_outcome::done;
   }
   const attempt begun = begin_store<Index>(slot, drops, transfer::urgency::write_back);
+  step_blocker_ =
+      begun.how == attempt::kind::blocked ? tiering::step_blocker::transfer : tiering::step_blocker::space;
   if (begun.how == attempt::kind::blocked) return tiering::step_outcome::deferred;
   return begun.is_done() ? tiering::step_outcome::done : tiering::step_outcome::unneeded;
 }
