@@ -59,8 +59,8 @@ struct prefetch_stats {
 
 /// Why a step of a plan was late.
 enum class step_cause : std::uint8_t {
-  link_busy,  ///< something in flight came first, or the transfer took longer than planned: the link is
-              ///< slower than the plan's, or others use it
+  link_busy,    ///< something in flight came first, or the transfer took longer than planned: the link is
+                ///< slower than the plan's, or others use it
   no_room,      ///< copies that had to leave its tier had not left
   leased,       ///< a lease held the chunk, or held up a step that comes first
   issued_late,  ///< it began when it was due and took as long as planned: the program computes for less time
