@@ -16,6 +16,7 @@
 // <llmmem/comm/detail/window_table.hpp> needs llmmem::nccl
 // <llmmem/comm/nccl_memory.hpp> needs llmmem::nccl
 // <llmmem/comm/nccl_transport.hpp> needs llmmem::nccl
+// <llmmem/comm/tls_wrapper.hpp> needs llmmem::openssl
 // <llmmem/device/cuda.hpp> needs llmmem::cuda
 // <llmmem/device/cuda_calls.hpp> needs llmmem::cuda
 // <llmmem/hash/xxh3.hpp> needs llmmem::xxhash

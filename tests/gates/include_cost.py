@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 192_000
+UMBRELLA_LIMIT = 193_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups.
@@ -66,7 +66,9 @@ TOOL_LIMITS = {
     "llmmem/kernels/block_checksum.hpp": 65_000,
     "llmmem/transfer/safetensors_file.hpp": 65_000,
     # The planners with it.
-    "llmmem/schedule/prefetch_schedule.hpp": 80_000,
+    "llmmem/schedule/prefetch_schedule.hpp": 81_000,
+    # <algorithm>, and the types of a tiered buffer, which all its users have.
+    "llmmem/tiering/measure_links.hpp": 67_000,
     # Of a training run: the resharding planner and <atomic>; the planners of schedules and <thread>.
     "llmmem/sharding/sharded_state.hpp": 65_000,
     "llmmem/sharding/gather_schedule.hpp": 80_000,

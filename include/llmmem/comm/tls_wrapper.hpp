@@ -55,27 +55,27 @@ struct tls_stats {
   std::uint64_t refused = 0;    ///< that did not: another secret, or no TLS there
   std::uint64_t tampered = 0;   ///< connections ended by a record that the other end did not write
   std::uint64_t cut = 0;        ///< connections that ended without the notice of their end (a killed process,
-                                ///< or somebody in the network)
+                                ///< or another machine in the network)
   std::uint64_t bytes_in = 0;   ///< plain
   std::uint64_t bytes_out = 0;  ///< plain
 };
 
-/// Hides what endpoints send to each other over TCP from everyone who does not know the job's secret.
+/// Hides what endpoints send to each other over TCP from every machine without the job's secret.
 ///
 ///     tls_wrapper tls(secret);
 ///     socket_endpoint end({.seat = seat, .seats = 4, .addresses = all, .secret = secret,
 ///                          .reach = socket_reach::any_machine, .wrapper = &tls});
 ///
 /// TLS 1.3 with an external pre-shared key made of the secret by HMAC-SHA256, a fresh Diffie-Hellman exchange
-/// for each connection (`psk_dhe_ke`: who learns the secret later cannot read what was recorded) and
-/// TLS_AES_128_GCM_SHA256. There are no certificates, no resumption, and no other version or cipher. The
-/// endpoints' own handshake runs inside: it says who sits in which seat.
+/// for each connection (`psk_dhe_ke`: a machine that learns the secret later cannot read what was recorded)
+/// and TLS_AES_128_GCM_SHA256. There are no certificates, no resumption, and no other version or cipher. The
+/// endpoints' own handshake runs inside: it says which process has which seat.
 ///
 /// One thread moves the bytes between the endpoints' sockets, which are local pairs, and the connections. It
 /// costs a copy each way through the kernel, and the cipher: see docs/benchmarks/comm.md.
 ///
 /// A record that was changed, left out, repeated or reordered ends the connection, as a broken connection
-/// does: nothing of it reaches the endpoint. Somebody who can write into the network can always end a
+/// does: nothing of it reaches the endpoint. A machine that can write into the network can always end a
 /// connection: set `on_reset::suspected` where that must not count as a death.
 ///
 /// @par Complexity      32 KiB of buffers and OpenSSL's own memory (some 40 KiB) for each connection.

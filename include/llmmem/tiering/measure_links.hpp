@@ -24,7 +24,7 @@ inline namespace v0 {
 /// What `measure_links` moves.
 struct link_measurement {
   /// Of the chunk that it moves; 0: a quarter of the smallest tier above the last, 64 MiB at most. The larger
-  /// it is, the more of the rate and the less of noise is measured.
+  /// it is, the more it measures the rate and the less the noise.
   std::uint64_t bytes = 0;
   std::uint32_t repeats = 5;  ///< of each transfer; the median counts. At least 1
 };
@@ -35,16 +35,16 @@ struct link_measurement {
 ///     prefetch_schedule schedule(buffer, {.links = measure_links(buffer).value()});
 ///
 /// The rates are those of a quiet machine and of what the spaces do: a `file_space` that writes into the page
-/// cache is as fast as that. A link is `link_duplex::half` where a transfer each way at once takes more
-/// nearly as long as one after the other than as the longer of them.
+/// cache is as fast as that. A link is `link_duplex::half` where a transfer each way at once takes
+/// nearer to the sum of both times than to the longer one.
 ///
-/// Its chunks take room: chunks in the upper tiers may have to leave, contents stay. It removes its chunks
+/// Its chunks take space: chunks in the upper tiers may have to leave, contents stay. It removes its chunks
 /// before it returns.
 ///
 /// @tparam Buffer  a `tiered_buffer`. No call of it may be under way; none of its chunks need exist yet.
 /// @return one link for each pair of neighbours, that below tier 0 first. `errc::out_of_bytes` if the last
 /// tier
-///   has no room for two chunks of a page, or leased chunks leave none above it; `errc::table_full` without
+///   has no space for two chunks of a page, or leased chunks leave none above it; `errc::table_full` without
 ///   two chunks below `max_chunks`; `errc::not_opened` if the last tier is read-only; the error of a failed
 ///   transfer.
 /// @par Complexity   some 8 `repeats` transfers of `bytes` a link, and as many of a sixteenth of it. Waits.
@@ -186,7 +186,7 @@ class link_meter {
       if (buffer_.stats().background_failures != failures) return buffer_.background_failure();
       if (const std::uint64_t now = buffer_.now_ns(); std::exchange(seen, now) != now) standing = 0;
       if (++standing < 64) continue;
-      // A virtual clock goes on where the program waits, and stands still while it looks.
+      // A virtual clock advances where the program waits, and not while it looks.
       for (const movement& each : all) {
         if (each.operation == plan_operation::drop) {
           if (const auto done = buffer_.flush(each.chunk); !done) return done.error();
@@ -225,7 +225,7 @@ result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measure
     smallest = std::min(smallest, stats.tiers[i].budget);
   std::uint64_t bytes = how.bytes != 0 ? how.bytes : std::clamp<std::uint64_t>(smallest / 4, 1, most);
   detail::link_meter<Buffer> meter(buffer);
-  // A last tier that was sized for the program's chunks may have room for small ones only.
+  // A last tier that was sized for the program's chunks may have space for small ones only.
   for (result<void> made = meter.create(bytes); !made; made = meter.create(bytes)) {
     if (made.code() != errc::out_of_bytes || bytes <= 4096) return made.error();
     bytes /= 2;
@@ -242,7 +242,7 @@ result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measure
   for (std::size_t i = 0; i + 1 < Buffer::tiers; ++i) {
     const auto& whole = (*large)[i];
     const auto& part = (*small)[i];
-    // Two sizes tell the latency, which both have, from the rate; noise may hide it.
+    // Both sizes have the latency once: their difference has the rate alone. Noise may hide it.
     const std::uint64_t rest = buffer.rounded_bytes(bytes) - std::min(buffer.rounded_bytes(few), bytes);
     const std::uint64_t for_rest = whole.up > part.up ? whole.up - part.up : 0;
     const std::uint64_t for_all =

@@ -135,7 +135,7 @@ bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   }
   if (mapped != 0 && !memory_->unmap(s.range, 0, mapped)) return false;
   if constexpr (counts_addresses) {
-    // Other memory may come to these addresses: nothing is to be set aside there any more.
+    // Other memory may come to these addresses: nothing may be set aside there from now on.
     std::byte* at = s.range.data;
     stitched_.each_part(slot, [&](const run_of_chunks& run) {
       for (std::uint32_t i = 0; i < run.count; ++i, at += chunk_) {

@@ -143,7 +143,7 @@ class schedule_desk {
     auto links = measure_links(buffer_);
     if (!links) {
       refuse("prefetch_options::links is empty, and they cannot be measured (" + links.error().message() +
-             "); give the link below each tier, or room for two chunks more");
+             "); give the link below each tier, or room for two more chunks");
     }
     return std::move(*links);
   }
