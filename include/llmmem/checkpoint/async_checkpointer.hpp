@@ -147,15 +147,15 @@ class async_checkpointer {
   /// The gate that code must pass before it modifies the state, with or without a snapshot.
   [[nodiscard]] snapshot_gate& gate() noexcept { return core_.gate(); }
 
-  /// Waits until nothing is pending, at most `max_ns`; returns whether nothing is. For the end of a run, and
-  /// for a process that was asked to terminate. Called by the thread that owns the state, if the view is not
-  /// concurrent.
-  bool flush(std::uint64_t max_ns = commit_ticket::forever) { return core_.flush(max_ns); }
+  /// Waits until nothing is pending, at most `limit_ns`; returns whether nothing is. For the end of a run,
+  /// and for a process that was asked to terminate. Called by the thread that owns the state, if the view is
+  /// not concurrent.
+  bool flush(std::uint64_t limit_ns = commit_ticket::forever) { return core_.flush(limit_ns); }
 
-  /// Copies for about `max_ns`, without waiting for space; returns whether nothing is left to copy. Needed
+  /// Copies for about `limit_ns`, without waiting for space; returns whether nothing is left to copy. Needed
   /// only with views that are stable and not concurrent: their owner never waits before changing the state,
   /// so nothing would be copied; it calls this now and then. Called by the thread that owns the state.
-  bool stage_for(std::uint64_t max_ns) { return core_.stage_for(max_ns); }
+  bool stage_for(std::uint64_t limit_ns) { return core_.stage_for(limit_ns); }
 
   /// The plan of the files, independent of the state's values.
   [[nodiscard]] const file_plan& plan() const noexcept { return core_.plan(); }

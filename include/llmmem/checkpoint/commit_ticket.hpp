@@ -103,24 +103,24 @@ class commit_ticket {
 
   /// Waits until the status is final, and returns it.
   commit_status wait() const { return wait_for(forever); }
-  /// As `wait`, but returns `pending` after `max_ns`.
-  commit_status wait_for(std::uint64_t max_ns) const {
+  /// As `wait`, but returns `pending` after `limit_ns`.
+  commit_status wait_for(std::uint64_t limit_ns) const {
     if (record_ == nullptr) return commit_status::not_committed;
     detail::commit_record& record = *record_;
     const std::uint64_t began = detail::monotonic_ns();
     std::unique_lock lock(record.mutex);
     while (record.status == commit_status::pending) {
       const std::uint64_t waited = detail::monotonic_ns() - began;
-      if (waited >= max_ns) break;
+      if (waited >= limit_ns) break;
       if (record.stage != nullptr && ::pthread_equal(record.owner, ::pthread_self()) != 0) {
         void (*const stage)(void*, std::uint64_t) = record.stage;
         lock.unlock();
-        stage(record.checkpointer, max_ns > forever - began ? forever : began + max_ns);
+        stage(record.checkpointer, limit_ns > forever - began ? forever : began + limit_ns);
         lock.lock();
         continue;
       }
       // At most as long as a clock can be set for; then it checks again.
-      const std::uint64_t left = max_ns - waited < day_ns ? max_ns - waited : day_ns;
+      const std::uint64_t left = limit_ns - waited < day_ns ? limit_ns - waited : day_ns;
       record.settled.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
     }
     return record.status;

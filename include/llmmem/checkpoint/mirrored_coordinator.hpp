@@ -101,7 +101,7 @@ class mirror_core {
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& part);
   [[nodiscard]] std::string tidy();
   void give_up(const checkpoint_id& id) noexcept;
-  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t max_ns);
+  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t limit_ns);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);
     mirror_stats now = stats_;
@@ -133,7 +133,7 @@ class mirror_core {
   void tell(Tell tell_it) noexcept;
   void tidy_durable() noexcept;
   /// @return whether time is left.
-  bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t max_ns);
+  bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t limit_ns);
   [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_ == 0; }
 
   mirror_parts parts_;
@@ -239,11 +239,11 @@ class mirrored_coordinator {
   [[nodiscard]] std::string tidy() { return core_.tidy(); }
 
   /// Waits until that generation, or a newer one, is in the durable folder: true. Returns false after
-  /// `max_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
+  /// `limit_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
   /// for ranks other than 0, and for generation 0: nothing was committed. It waits as long for a generation
   /// that was never begun. Any thread.
-  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t max_ns = forever) {
-    return core_.wait_copied(generation, max_ns);
+  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t limit_ns = forever) {
+    return core_.wait_copied(generation, limit_ns);
   }
   [[nodiscard]] mirror_stats stats() const { return core_.stats(); }
 

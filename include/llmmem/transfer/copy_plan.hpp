@@ -100,8 +100,8 @@ class copy_plan {
                                    made.grid_.counts[c]};
             if (shape.bytes > made.grid_.most_bytes / shape.count) continue;
             const std::optional<double> ns = nanoseconds(static_cast<copy_way>(way), shape);
-            constexpr double max_ns = 1e15;  // eleven days
-            if (ns && *ns > 0 && *ns < max_ns)
+            constexpr double limit_ns = 1e15;  // eleven days
+            if (ns && *ns > 0 && *ns < limit_ns)
               made.time(static_cast<copy_way>(way), shape.direction, b, c) = *ns;
           }
         }

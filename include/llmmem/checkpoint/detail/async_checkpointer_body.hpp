@@ -226,9 +226,10 @@ LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::wait_for_turn(std::unique_
   return jobs_.size() < options_.max_pending ? std::string() : still + ", for longer than max_stall_ns";
 }
 
-LLMMEM_CHECKPOINT_BODY bool checkpointer_core::flush(std::uint64_t max_ns) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::flush(std::uint64_t limit_ns) {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t until = max_ns > commit_ticket::forever - now ? commit_ticket::forever : now + max_ns;
+  const std::uint64_t until =
+      limit_ns > commit_ticket::forever - now ? commit_ticket::forever : now + limit_ns;
   std::unique_lock lock(mutex_);
   while (!jobs_.empty() && monotonic_ns() < until)
     pump(lock, until);
@@ -390,12 +391,12 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_
   changed_.notify_all();
 }
 
-LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t max_ns) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t limit_ns) {
   std::unique_lock lock(mutex_);
   if (!policies_.is_concurrent) {
     const std::uint64_t began = monotonic_ns();
     job* next = stageable();
-    while (next != nullptr && monotonic_ns() - began < max_ns && stage_some(*next, lock))
+    while (next != nullptr && monotonic_ns() - began < limit_ns && stage_some(*next, lock))
       next = stageable();
   }
   return unstaged() == nullptr;

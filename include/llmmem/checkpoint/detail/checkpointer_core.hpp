@@ -61,8 +61,8 @@ class checkpointer_core {
   snapshot_guard begin_snapshot(std::uint64_t step, std::unique_ptr<any_state_view> view,
                                 std::vector<checkpoint_extra> extras);
   [[nodiscard]] snapshot_gate& gate() noexcept { return gate_; }
-  bool flush(std::uint64_t max_ns);
-  bool stage_for(std::uint64_t max_ns);
+  bool flush(std::uint64_t limit_ns);
+  bool stage_for(std::uint64_t limit_ns);
   [[nodiscard]] const checkpointer_options& options() const noexcept { return options_; }
   [[nodiscard]] const file_plan& plan() const noexcept { return plan_; }
   [[nodiscard]] checkpointer_stats stats() const;

@@ -160,23 +160,23 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::enqueue(found_checkpoint what, std::uin
   changed_.notify_all();
 }
 
-LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_copied(std::uint64_t generation, std::uint64_t max_ns) {
+LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_copied(std::uint64_t generation, std::uint64_t limit_ns) {
   const std::uint64_t began = monotonic_ns();
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!folder_ || generation == 0) return false;
     if (stats_.last_copied.generation >= generation) return true;
     if (given_up_ >= generation && is_idle()) return false;
-    if (!wait_until(lock, began, max_ns)) return false;
+    if (!wait_until(lock, began, limit_ns)) return false;
   }
 }
 
 LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began,
-                                                    std::uint64_t max_ns) {
+                                                    std::uint64_t limit_ns) {
   constexpr std::uint64_t day_ns = 86'400'000'000'000;  // a clock cannot wait for an arbitrary time
   const std::uint64_t waited = monotonic_ns() - began;
-  if (waited >= max_ns) return false;
-  const auto left = static_cast<std::int64_t>(std::min(max_ns - waited, day_ns));
+  if (waited >= limit_ns) return false;
+  const auto left = static_cast<std::int64_t>(std::min(limit_ns - waited, day_ns));
   changed_.wait_for(lock, std::chrono::nanoseconds(left));
   return true;
 }

@@ -20,10 +20,10 @@ class spinner {
   /// More than the time to fill or empty a socket's buffer, less than the scheduler's time slice.
   static constexpr std::uint64_t crowded_ns = 1'000'000;
 
-  /// Begins a wait. @param max_ns  the longest time to spin; 0: never.
-  void begin(std::uint64_t now, std::uint64_t max_ns) noexcept {
+  /// Begins a wait. @param limit_ns  the longest time to spin; 0: never.
+  void begin(std::uint64_t now, std::uint64_t limit_ns) noexcept {
     since_ = now;
-    most_ns_ = max_ns;
+    most_ns_ = limit_ns;
     if (sleeps_ == 0) return;
     --sleeps_;
     most_ns_ = 0;
