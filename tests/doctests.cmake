@@ -67,8 +67,12 @@ function(llmmem_doctest_program target folder)
   add_executable(${target} ${ARGN})
   target_link_libraries(${target} PRIVATE llmmem_doctest_main llmmem_test_support nlohmann_json::nlohmann_json)
   # Tests of whole programs find them, and the files they read, here.
+  set(examples "${LLMMEM_TEST_EXAMPLES}")
+  if(TARGET ${folder})
+    set(examples "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  endif()
   target_compile_definitions(${target} PRIVATE "LLMMEM_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\""
-                                               "LLMMEM_EXAMPLES_DIR=\"${LLMMEM_TEST_EXAMPLES}\"")
+                                               "LLMMEM_EXAMPLES_DIR=\"${examples}\"")
   if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/examples/${folder}")
     target_compile_options(${target} PRIVATE -ffp-contract=off) # as the examples themselves
     llmmem_need_CLI11()
