@@ -192,7 +192,7 @@ TEST_SUITE("stream_ordered") {
             CHECK(range.error().code == errc::out_of_bytes);
             CHECK(memory.stats().pending_ranges == 0);  // it waited for all of them
           }
-          of.device.go_on(random() % 3);
+          of.device.proceed(random() % 3);
           CHECK(memory.used() <= memory.capacity());
         }
         for (const auto& each : live)
