@@ -39,6 +39,13 @@ set(worlds_of_kernels/check_kernels 60)
 set(worlds_of_kernels/kv_kernels 150)
 set(worlds_of_paged_decode/paged_decode 1)
 
+# Where tests write what they executed. An earlier run's profiles would be added to.
+list(GET LLMMEM_PTX_ARCHITECTURES -1 last_architecture)
+set(profiles "${CMAKE_CURRENT_BINARY_DIR}/profiles")
+add_test(NAME "${LLMMEM_TEST_PREFIX}empty_profiles" COMMAND "${CMAKE_COMMAND}" -DPROFILES=${profiles} -P
+                                                            "${CMAKE_CURRENT_SOURCE_DIR}/ptx_machine/empty_profiles.cmake")
+set_tests_properties("${LLMMEM_TEST_PREFIX}empty_profiles" PROPERTIES LABELS ptx FIXTURES_SETUP "${LLMMEM_TEST_PREFIX}profiles")
+
 # llmmem_add_ptx_test(<name> <source> [SEEDS <count>] [ARGUMENTS <argument>...]): <name> is the test's in ctest, without the architecture. Exit status
 # 77, "no device", is a failure here. With SEEDS it runs once more, with a few worlds, in that many orders of its
 # asynchronous work.
@@ -72,6 +79,12 @@ function(llmmem_add_ptx_test name source)
       list(APPEND environment "PTX_MACHINE_APART=1")
     endif()
     add_test(NAME "${test}" COMMAND ${target} ${arg_ARGUMENTS})
+    # The last architecture's runs say what they executed: see device_coverage below.
+    if(architecture EQUAL last_architecture AND NOT name MATCHES "^ptx_machine/")
+      list(APPEND environment "PTX_MACHINE_PROFILE_FILE=${profiles}/${target}.txt")
+      set_tests_properties("${test}" PROPERTIES FIXTURES_REQUIRED "${LLMMEM_TEST_PREFIX}profiles" FIXTURES_SETUP
+                                                "${LLMMEM_TEST_PREFIX}device_coverage")
+    endif()
     set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT "${environment}")
   endforeach()
   if(arg_SEEDS)
@@ -113,4 +126,15 @@ if(TARGET llmmem::nccl AND NOT LLMMEM_PTX_TESTS)
   add_library(nccl_transport_gpu_compiles OBJECT comm/nccl_transport_gpu_test.cu)
   set_target_properties(nccl_transport_gpu_compiles PROPERTIES CUDA_ARCHITECTURES 90-virtual)
   target_link_libraries(nccl_transport_gpu_compiles PRIVATE llmmem_test_support llmmem::nccl llmmem_warnings)
+endif()
+
+# How much of the device code all of these have executed.
+if(NOT LLMMEM_PTX_TESTS)
+  find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+  add_test(
+    NAME "${LLMMEM_TEST_PREFIX}device_coverage"
+    COMMAND "${Python3_EXECUTABLE}" tests/ptx_machine/coverage.py "${profiles}" 99
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  set_tests_properties("${LLMMEM_TEST_PREFIX}device_coverage" PROPERTIES LABELS ptx TIMEOUT 120 FIXTURES_REQUIRED
+                                                                         "${LLMMEM_TEST_PREFIX}device_coverage")
 endif()

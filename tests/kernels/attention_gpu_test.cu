@@ -18,6 +18,9 @@ void check_world(std::uint64_t seed, cudaStream_t stream) {
     world.share_rows(random, 3);
     world.shared = 3;
   }
+  if (seed % 7 == 0) world.name_no_block(random);
+  if (seed % 7 == 3 && world.shared == 1 && !world.sequences.empty())
+    world.sequences.back() = static_cast<std::int32_t>(world.tables.size());  // one past the last
   const attention_results here = attend_on_device(world, seed, stream);
   const attention_results host = attend_on_host(world, seed);
   require(here.out == host.out, "outputs differ from the host's", seed);

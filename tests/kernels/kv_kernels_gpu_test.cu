@@ -72,12 +72,26 @@ struct reachable {
   const float* scales[2];
   std::byte* cache;
   std::uint32_t* flag;
+  std::byte* const* plane_table = nullptr;  // null: planes are where the layout has them
 };
+
+/// Where the planes of a cache begin.
+std::vector<std::byte*> planes_in(std::byte* memory, const kernel_world& world) {
+  std::vector<std::byte*> table;
+  for (std::uint32_t p = 0; p < world.layout.planes(); ++p)
+    for (std::uint32_t l = 0; l < world.layout.layers; ++l)
+      table.push_back(memory + world.layout.strides(p, world.blocks).offset(l, 0, 0, 0));
+  return table;
+}
 
 /// Appends all, gathers all of it into the batch again, and copies blocks.
 template <class Run>
 result<void> run_all(const Run& run, const kernel_world& world, const reachable& at) {
-  const kv_memory cache{at.cache, world.blocks, world.layout};
+  // Addresses in a table are multiples of an element, and no more is known of them.
+  const kv_memory cache = at.plane_table == nullptr
+                              ? kv_memory{at.cache, world.blocks, world.layout}
+                              : kv_memory{nullptr, world.blocks, world.layout, at.plane_table,
+                                          static_cast<std::uint32_t>(element_bytes(world.layout.element))};
   const slot_front front({at.slots, world.slots.size()}, world.layout.block_tokens, world.blocks);
   kv_scales scales = world.scales;
   scales.keys = at.scales[0];
@@ -103,11 +117,15 @@ void check_world(std::uint64_t seed, cudaStream_t stream) {
                                              device_array<std::byte>(world.planes[1].bytes)};
   const device_array<std::byte> cache(world.cache);
   const device_array<std::uint32_t> flag(std::vector<std::uint32_t>{0});
+  const bool has_table = seed % 4 == 0;
+  const device_array<std::byte*> table_there(planes_in(cache.data(), world));
+  const std::vector<std::byte*> table_here = planes_in(world.cache.data(), world);
   const reachable on_device{slots.data(),
                             {planes[0].data(), planes[1].data()},
                             {scales[0].data(), scales[1].data()},
                             cache.data(),
-                            flag.data()};
+                            flag.data(),
+                            has_table ? table_there.data() : nullptr};
   const device_executor device(stream);
   launch_or_replay(seed, stream, "a launch", [&] { return run_all(device, world, on_device).has_value(); });
   std::uint32_t host_flag = 0;
@@ -115,7 +133,8 @@ void check_world(std::uint64_t seed, cudaStream_t stream) {
                           {world.planes[0].bytes.data(), world.planes[1].bytes.data()},
                           {world.planes[0].scales.data(), world.planes[1].scales.data()},
                           world.cache.data(),
-                          &host_flag};
+                          &host_flag,
+                          has_table ? table_here.data() : nullptr};
   require(run_all(host_executor{}, world, on_host).has_value(), "the host's run", seed);
   require(cache.host() == world.cache, "the cache differs from the host's", seed);
   for (int p = 0; p < 2; ++p)

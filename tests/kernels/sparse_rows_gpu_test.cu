@@ -47,22 +47,35 @@ void check_choice(std::uint64_t seed, cudaStream_t stream) {
 
 void check_summaries(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
-  const summary_world summarized(random);
+  summary_world summarized(random);
   const attention_world& world = summarized.world;
   std::vector<std::byte> expected = summarized.empty_summaries();
   require(summarized.summarize(host_executor{}, expected, true) == 0, "a block is none", seed);
   const device_array<std::byte> cache(world.cache);
   const device_array<std::byte> summaries(summarized.empty_summaries());
-  const device_array<std::int32_t> blocks(summarized.blocks);
-  const device_array<std::int32_t> ends(summarized.ends);
+  std::vector<std::int32_t> named = summarized.blocks;
+  std::vector<std::int32_t> named_ends = summarized.ends;
+  const bool names_none = seed % 3 == 0;  // a block that does not exist
+  if (names_none) {
+    named.push_back(static_cast<std::int32_t>(world.blocks));
+    named_ends.push_back(1);
+  }
+  const device_array<std::int32_t> blocks(named);
+  const device_array<std::int32_t> ends(named_ends);
+  const device_array<std::uint32_t> flag(std::vector<std::uint32_t>{0});
   const kv_memory memory{cache.data(), world.blocks, world.layout};
   launch_or_replay(seed, stream, "summaries", [&] {
     return summarize_keys(device_executor(stream),
                           {.blocks = blocks.data(), .ends = ends.data(), .count = blocks.size()}, memory,
-                          world.layer, {summaries.data(), summaries.size()})
+                          world.layer, {summaries.data(), summaries.size()}, flag.data())
         .has_value();
   });
   require(summaries.host() == expected, "summaries differ from the host's", seed);
+  require(flag.host()[0] == (names_none ? 1U : 0U), "a block that is none is flagged", seed);
+  if (names_none) summarized.world.name_no_block(random);
+  if (seed % 4 == 1 && !world.sequences.empty())
+    summarized.world.sequences.back() = static_cast<std::int32_t>(world.tables.size());  // one past the last
+  const device_array<std::uint32_t> bound_flag(std::vector<std::uint32_t>{0});
   const device_array<std::byte> queries(world.queries);
   const device_array<std::int32_t> padded(world.padded);
   const device_array<std::int32_t> tokens(world.tokens);
@@ -72,6 +85,7 @@ void check_summaries(std::uint64_t seed, cudaStream_t stream) {
   const device_array<float> scores(std::vector<float>(world.rows * summarized.columns, 12345.0F));
   attention_options options = world.options;
   if (!world.scales[0].empty()) options.scales.keys = scales.data();
+  options.out_of_range = bound_flag.data();
   const padded_table_view tables{.block_table = padded.data(),
                                  .seq_lens = tokens.data(),
                                  .num_sequences = static_cast<std::int32_t>(world.tables.size()),

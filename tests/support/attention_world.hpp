@@ -199,6 +199,17 @@ struct attention_world {
                 padded.begin() + static_cast<std::ptrdiff_t>(i * static_cast<std::size_t>(columns)));
   }
 
+  /// Names a block that does not exist, in a table that has any.
+  void name_no_block(std::mt19937_64& random) {
+    for (auto& table : tables) {
+      if (table.empty()) continue;
+      table[random() % table.size()] =
+          random() % 2 == 0 ? -1 : static_cast<std::int32_t>(blocks + random() % 9);
+      break;
+    }
+    flatten();
+  }
+
   /// Makes `count` rows of each, with queries of their own.
   void share_rows(std::mt19937_64& random, std::uint32_t count) {
     const auto repeat = [&](std::vector<std::int32_t>& of) {

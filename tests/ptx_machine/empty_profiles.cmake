@@ -1,0 +1,3 @@
+# Empties the folder PROFILES.
+file(REMOVE_RECURSE "${PROFILES}")
+file(MAKE_DIRECTORY "${PROFILES}")
