@@ -105,7 +105,7 @@ std::vector<row> rows() {
       {"`device_fence::hold`, of a point that has passed",
        [](parts& of) { return answer_of(of.passed.hold(of.stream).has_value()); },
        {does, does, does}},
-      {"`stream_ordered::deallocate` behind the stream",
+      {"`stream_ordered::deallocate` after work of the stream",
        [](parts& of) {
          const auto range = of.memory.try_allocate(bytes, 256).value();
          of.memory.deallocate(range, of.stream);
