@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <random>
 #include <span>
@@ -257,12 +258,12 @@ TEST_SUITE("thread_network") {
     };
     thread_network net(2);
     thread_endpoint from(net, seat_id{0});
-    std::optional<thread_endpoint> to(std::in_place, net, seat_id{1});
+    auto to = std::make_unique<thread_endpoint>(net, seat_id{1});
     counter others;
     while (from.poll({0}, others) || to->poll({0}, others)) {
     }
     to.reset();
-    to.emplace(net, seat_id{1});
+    to = std::make_unique<thread_endpoint>(net, seat_id{1});
     counter newcomer;
     const std::array<std::byte, 100> bytes{};
     CHECK(from.is_connected(seat_id{1}));  // it has not noticed yet
@@ -290,7 +291,7 @@ TEST_SUITE("thread_network") {
       int deaths = 0;
     };
     thread_network net(2);
-    std::optional<thread_endpoint> from(std::in_place, net, seat_id{0});
+    auto from = std::make_unique<thread_endpoint>(net, seat_id{0});
     thread_endpoint to(net, seat_id{1});
     full handler;
     while (from->poll({0}, handler) || to.poll({0}, handler)) {
@@ -314,7 +315,7 @@ TEST_SUITE("thread_network") {
       int tellings = 0;
     };
     thread_network net(2);
-    std::optional<thread_endpoint> giver(std::in_place, net, seat_id{0});
+    auto giver = std::make_unique<thread_endpoint>(net, seat_id{0});
     thread_endpoint given(net, seat_id{1});
     listener handler;
     listener other;
@@ -390,7 +391,7 @@ TEST_SUITE("thread_network") {
       int deaths = 0;
     };
     thread_network net(2, {.copied_bytes = 100, .lane_bytes = 150});
-    std::optional<thread_endpoint> from(std::in_place, net, seat_id{0});
+    auto from = std::make_unique<thread_endpoint>(net, seat_id{0});
     thread_endpoint to(net, seat_id{1});
     order handler;
     while (from->poll({0}, handler) || to.poll({0}, handler)) {
