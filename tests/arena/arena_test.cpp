@@ -210,13 +210,13 @@ void survives_each_refusal(Check check) {
 
 }  // namespace
 
-TEST_CASE("a size class arena gives out what it says, apart, and keeps exact account") {
+TEST_CASE("a size class arena returns the reported sizes, without overlap, and keeps exact account") {
   behaves<size_class_arena<simulated>>(256 * mib);
 }
-TEST_CASE("a caching split arena gives out what it says, apart, and keeps exact account") {
+TEST_CASE("a caching split arena returns the reported sizes, without overlap, and keeps exact account") {
   behaves<caching_split_arena<simulated>>(256 * mib);
 }
-TEST_CASE("a stitched arena gives out what it says, apart, and keeps exact account") {
+TEST_CASE("a stitched arena returns the reported sizes, without overlap, and keeps exact account") {
   behaves<stitched_arena<simulated>>(256 * mib);
 }
 

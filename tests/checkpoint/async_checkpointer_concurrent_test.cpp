@@ -408,7 +408,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(find_checkpoint(storage).found->manifest.files.empty());
   }
 
-  TEST_CASE("what is described and not given ends the checkpoint, and nothing beyond is read") {
+  TEST_CASE("bytes that are described but not provided end the checkpoint, and nothing beyond them is read") {
     state of(5);
     simulated_storage storage;
     solo_coordinator coordinator(storage);

@@ -266,7 +266,7 @@ TEST_SUITE("comm_coordinator") {
     }
   }
 
-  TEST_CASE("several ranks die at any time, some return and are admitted, and reports match the folder") {
+  TEST_CASE("ranks die at any time, some return and are admitted, and all reports match the folder") {
     std::size_t most_there = 0;
     std::uint64_t failures = 0;
     for (const auto seed : seeds(200, 70)) {
@@ -292,7 +292,7 @@ TEST_SUITE("comm_coordinator") {
     CHECK(failures > (llmmem_tests::is_watched ? 15 : 50));
   }
 
-  TEST_CASE("a rank 0 that is silent and comes back does not make the others say what is not so") {
+  TEST_CASE("a silent rank 0 that comes back makes no other rank report a false outcome") {
     // It may commit while they have given it up: whoever cannot tell must say so.
     std::uint64_t uncertain = 0;
     for (const auto seed : seeds(100, 30)) {
@@ -310,7 +310,8 @@ TEST_SUITE("comm_coordinator") {
     CHECK(uncertain > 0);
   }
 
-  TEST_CASE("a rank that dies before its files are there stops the checkpoint, and all learn which it was") {
+  TEST_CASE(
+      "a rank that dies before its files exist stops the checkpoint, and all ranks learn which rank died") {
     in_threes([](auto& self, sim_endpoint& end, simulated_storage& storage) {
       CHECK(self.save(10) == "committed");
       if (self.rank() == 2) {
@@ -354,7 +355,8 @@ TEST_SUITE("comm_coordinator") {
     rank_0_dies_in(storage_call::rename, "step-", false, true, check);
   }
 
-  TEST_CASE("rank 0 dies before it has synced its rename: the others do, and call it committed") {
+  TEST_CASE(
+      "rank 0 dies before it syncs its rename: the others sync it and report the checkpoint committed") {
     const auto check = [](auto& self, sim_endpoint&, simulated_storage& below) {
       const std::string told = self.save(20);
       CHECK(told == "committed");

@@ -173,7 +173,7 @@ TEST_SUITE("copy_checkpoint") {
           "local/step-0000000030-g00000001/rank0-0.bin: has 24 bytes, but the manifest says 25");
   }
 
-  TEST_CASE("after any crash the copy is there whole or not at all, and once it returned, it is there") {
+  TEST_CASE("after any crash the copy is complete or absent, and complete if the call had returned") {
     const checkpoint_world world{.ranks = 2, .files = 1};
     const simulated_storage local = with_step(world, 30);
     for (const bool renames : {true, false}) {

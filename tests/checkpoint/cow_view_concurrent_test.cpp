@@ -152,7 +152,8 @@ TEST_SUITE("cow_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE("a disk that hangs stalls the writer only once the pool is used up, and then for max_stall_ns") {
+  TEST_CASE(
+      "a disk that hangs stalls the writer only after the pool is exhausted, and then for max_stall_ns") {
     one_range w(64, 8);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);

@@ -202,7 +202,7 @@ struct both_voted {
 }  // namespace
 
 TEST_SUITE("file_coordinator") {
-  TEST_CASE("a checkpoint of several ranks has the bytes of each, and what was said of it goes") {
+  TEST_CASE("a checkpoint of several ranks has the bytes of each, and the messages about it are removed") {
     const checkpoint_world world{.ranks = 3, .files = 2};
     for (const int how : {0, 1, 2}) {  // by rename, by link, by the file itself
       CAPTURE(how);
@@ -271,7 +271,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("of two processes that joined as one rank, the one that lives takes part") {
+  TEST_CASE("if two processes joined as one rank, the live process takes part") {
     simulated_storage storage(tiny());
     session zero(storage, {.rank = 0, .world = 3});
     session two_of(storage, {.rank = 2, .world = 3});
@@ -734,7 +734,8 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("whichever call fails, no rank reports committed what is not, or lost what exists") {
+  TEST_CASE(
+      "whichever call fails, no rank reports a missing checkpoint as committed, or an existing one as lost") {
     const simulated_storage start = settled(two, {10}, tiny());
     for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
       bool ended = false;
@@ -994,7 +995,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 0);
   }
 
-  TEST_CASE("what goes wrong once it is committed does not make it seem that it is not") {
+  TEST_CASE("a failure after the commit does not make a checkpoint look uncommitted") {
     simulated_storage storage(tiny());
     std::string forbidden;
     const auto before = [&](storage_call what, const std::string& path) {
@@ -1030,7 +1031,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("ranks that together have not all of a tensor commit nothing, and all learn which") {
+  TEST_CASE("ranks that together lack a part of a tensor commit nothing, and all ranks learn which part") {
     using part = element_runs;
     struct example {
       std::vector<std::uint64_t> shape;

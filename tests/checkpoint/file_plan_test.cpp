@@ -277,7 +277,7 @@ TEST_SUITE("file plan") {
     CHECK(of_part({}, element_runs::all_of(1)) == expected({}, "shape begin 0 run 1 stride 1 count 1"));
   }
 
-  TEST_CASE("tensors without elements, and single ones, are in the files; parts without any are not") {
+  TEST_CASE("tensors without elements and scalars are in the files; parts without elements are not") {
     std::vector<state_tensor> tensors{tensor("none", {0, 3}), tensor("one", {}, safetensors_type::i64),
                                       tensor("elsewhere", {4})};
     tensors[2].part = element_runs{};

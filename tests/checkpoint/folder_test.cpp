@@ -247,7 +247,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
-  TEST_CASE("a rename whose outcome is unknown is reported as such, even if there is no memory to look") {
+  TEST_CASE("a rename with an unknown outcome is reported as such, even without memory to check it") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     bool is_short = false;

@@ -39,7 +39,7 @@ std::string text_of_file(simulated_storage& storage, const std::string& path) {
 }  // namespace
 
 TEST_SUITE("checkpoint_folder, in trouble") {
-  TEST_CASE("a checkpoint that cannot be given another name is reported, and all others go") {
+  TEST_CASE("a checkpoint that cannot be renamed is reported, and all others are removed") {
     // As where a layer below has it (EXDEV), it is a mount (EBUSY), or somebody pinned it (EPERM).
     for (const int number : {EXDEV, EBUSY, EPERM}) {
       simulated_storage storage;

@@ -45,7 +45,8 @@ void save_and_tidy(Folder& folder, std::uint64_t step) {
 }  // namespace
 
 TEST_SUITE("checkpoint_hold") {
-  TEST_CASE("what a reader holds stays, however much the run prunes, and goes once it is held no more") {
+  TEST_CASE(
+      "a checkpoint that a reader holds stays while the run prunes, and is removed after the hold ends") {
     for (const bool renames : {true, false}) {
       simulated_storage_options options;
       options.rename_allowed = renames;

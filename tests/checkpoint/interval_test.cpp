@@ -150,7 +150,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what the tuner chooses is within 1 % of the best interval there is, for failures as published") {
+TEST_CASE("the tuner chooses within 1 % of the best interval, for the published failure rates") {
   // MTTF 7.9 h on 1,024 GPUs and 1.8 h on 16,384; 419 unexpected interruptions in 54 days on 16,384 GPUs.
   struct world {
     double mtbf_s;
@@ -265,7 +265,7 @@ TEST_CASE("CheckFreq's cap of 3.5 % is kept while steps and saves vary as they a
   CHECK(stalled / work > 0.025);
 }
 
-TEST_CASE("what is free is done at every step, and what never fails is never saved") {
+TEST_CASE("a save without cost happens at every step, and a run that never fails is never saved") {
   CHECK(young_interval(0, 100) == 0);
   CHECK(daly_interval(0, 100) == 0);
   CHECK(availability_period(0, 100, 5) == 0);

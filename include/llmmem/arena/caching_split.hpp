@@ -42,6 +42,7 @@ class caching_split_arena {
   static constexpr std::uint64_t medium_below = 10 * mib;    ///< requests from here on get their own size
   static constexpr std::uint64_t medium_segment = 20 * mib;  ///< the segment of smaller requests
   static constexpr std::uint64_t large_step = 2 * mib;       ///< sizes of such segments are multiples of this
+  [[deprecated("its name is max_small")]] static constexpr std::uint64_t small_most = max_small;
 
   /// @param memory  outlives the arena, which may share it.
   explicit caching_split_arena(Memory& memory, arena_options options = {})

@@ -32,7 +32,7 @@ enum class reduce_algorithm : std::uint8_t {
 
 using reduce_way [[deprecated("its name is reduce_algorithm")]] = reduce_algorithm;
 
-/// The state of a collective, without its data. If it is reused, it allocates no more once it has grown.
+/// The state of a collective, without its data. If it is reused, it stops allocating once it is large enough.
 struct collective_call {
   deadline by = no_deadline;
   std::uint32_t tag = 0;  ///< the same for all ranks; two concurrent collectives need two

@@ -40,7 +40,7 @@ struct frame_header {
   friend constexpr bool operator==(const frame_header&, const frame_header&) noexcept = default;
 };
 
-/// The most bytes that `post` takes at once. A frame of data may have `frame_bytes()`.
+/// The maximum number of bytes in one `post`. A frame of data may have `frame_bytes()`.
 inline constexpr std::uint32_t max_post_bytes = 4096;
 [[deprecated("its name is max_post_bytes")]] inline constexpr std::uint32_t max_told_bytes = max_post_bytes;
 

@@ -19,7 +19,7 @@ enum class rank_count : std::uint32_t {};
 /// processes and changes when one of them dies; a seat stays the same.
 enum class seat_id : std::uint32_t {};
 
-/// The most seats in a job, all of which are connected with each other.
+/// The maximum number of seats in a job. Each is connected with every other.
 inline constexpr std::uint32_t max_seats = 256;
 
 /// No seat.

@@ -70,14 +70,14 @@ struct socket_options {
   std::uint32_t seats = 1;
   std::string folder{};                  ///< an existing folder for Unix sockets, `seat-<n>.sock` each; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
-  /// What every process must prove to know. It may be empty over Unix sockets: there, all must belong to one
-  /// user, and only that user may own and write the folder.
+  /// The secret that every process must prove to know. It may be empty over Unix sockets: there, all must
+  /// belong to one user, and only that user may own and write the folder.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
   socket_seal seal = socket_seal::off_machine;
-  /// What the bytes of TCP connections go through: `tls_wrapper`. It outlives the endpoint; all processes of
-  /// the job need one. Null: frames go over the network as they are. A process over a wrapper is treated as
-  /// on another machine.
+  /// The wrapper that carries the bytes of TCP connections, such as `tls_wrapper`. It outlives the endpoint;
+  /// all processes of the job need one. Null: frames go over the network as they are. A process over a
+  /// wrapper is treated as on another machine.
   socket_wrapper* wrapper = nullptr;
   on_silence silence = on_silence::suspect;
   on_reset reset = on_reset::dead;
@@ -98,10 +98,10 @@ struct socket_options {
   /// time in which its heartbeats wait for a core does not count: a process that starves on a busy machine is
   /// healthy.
   std::uint64_t hard_silence_ns = 5'000'000'000;
-  /// The most time for a handshake, and for another process that starts to listen in the folder.
+  /// The time limit for a handshake, and for another process that starts to listen in the folder.
   std::uint64_t handshake_ns = 2'000'000'000;
-  /// The most time from the end of a local process's connections to its exit, and from a notice to the end of
-  /// the data before it.
+  /// The time limit from the end of a local process's connections to its exit, and from a notice to the end
+  /// of the data before it.
   std::uint64_t confirm_ns = 200'000'000;
   std::uint64_t first_call_ns = 5'000'000;   ///< before an unanswered call is repeated; doubled each time
   std::uint64_t last_call_ns = 200'000'000;  ///< up to this

@@ -52,7 +52,7 @@ inline namespace v0 {
 struct tls_stats {
   std::uint64_t open = 0;       ///< connections now, handshakes included
   std::uint64_t shaken = 0;     ///< handshakes that succeeded
-  std::uint64_t refused = 0;    ///< that did not: another secret, or no TLS there
+  std::uint64_t refused = 0;    ///< that did not: another secret, or a peer without TLS
   std::uint64_t tampered = 0;   ///< connections ended by a record that the other end did not write
   std::uint64_t cut = 0;        ///< connections that ended without the notice of their end (a killed process,
                                 ///< or another machine in the network)

@@ -32,8 +32,8 @@ struct stream_ordered_options {
 
 /// The counters of a `stream_ordered` space. A plain value.
 struct stream_ordered_stats {
-  std::uint64_t live_ranges = 0;     ///< that callers have
-  std::uint64_t pending_ranges = 0;  ///< returned; a stream still uses them
+  std::uint64_t live_ranges = 0;     ///< ranges that callers have
+  std::uint64_t pending_ranges = 0;  ///< ranges returned that a stream still uses
   std::uint64_t pending_bytes = 0;
   /// Returned during a capture, or to a device that then failed; see `release_captured`.
   std::uint64_t captured_ranges = 0;
@@ -227,8 +227,8 @@ class stream_ordered {
       returned_.push_back({range, after, {}, true});
     }
   }
-  /// Takes back what has passed. Points of one stream pass in order, so the first that has not ends the
-  /// questions to that stream.
+  /// Takes back the ranges whose points have passed. Points of one stream pass in order, so this object stops
+  /// asking a stream at the first point that has not passed.
   void take_back_passed() noexcept {
     std::array<stream, 16> busy{};
     std::size_t count = 0;

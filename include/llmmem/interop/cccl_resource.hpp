@@ -29,7 +29,8 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Which processors can dereference the addresses of a space, for the properties of a resource. A space of
-/// your own specialises `memory_access_of`; a file's addresses are no memory, so no resource is made of one.
+/// your own specialises `memory_access_of`; a file's addresses are not memory, so a file space cannot become
+/// a resource.
 enum class memory_access : std::uint8_t { host, device, both };
 
 /// @tparam Space  `host_space` and other `basic_host_space`s: `host`, those over pinned memory: `both`;
@@ -124,7 +125,7 @@ class space_resource {
   friend void get_property(const space_resource&, cuda::mr::device_accessible) noexcept
     requires(is_device_accessible)
   {}
-  /// The handle alone is an environment, from which algorithms of CUB take their temporary storage.
+  /// The handle by itself is an environment, from which algorithms of CUB take their temporary storage.
   [[nodiscard]] const space_resource& query(const decltype(cuda::mr::get_memory_resource)&) const noexcept {
     return *this;
   }

@@ -21,7 +21,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The calls of a runtime, whose memory comes from a resource in place of a pool of the driver.
+/// A runtime that allocates from a resource instead of a pool of the driver.
 template <class Resource, device_runtime Runtime>
 class resource_runtime : public Runtime {
  public:
@@ -30,7 +30,7 @@ class resource_runtime : public Runtime {
   resource_runtime(Resource resource, Runtime runtime) : Runtime(runtime), resource_(std::move(resource)) {}
 
   device_status make_pool(pool*, device_id) const noexcept { return 0; }
-  /// Which devices may access it is the resource's to decide.
+  /// The resource decides which devices may access its memory.
   device_status share_pool(pool, device_id) const noexcept { return not_supported; }
   device_status trim_pool(pool, std::size_t) const noexcept { return 0; }
   device_status end_pool(pool) const noexcept { return 0; }
@@ -69,7 +69,7 @@ class resource_runtime : public Runtime {
 ///     cuda::mr::any_resource<cuda::mr::device_accessible> theirs = ...;
 ///     basic_device_space space(cccl_source(device_id{0}, theirs, cuda_runtime{}), {.budget = bytes});
 ///
-/// It is `device_pool_source` with the resource in the place of the driver's pool, and keeps its promises:
+/// It is `device_pool_source` with the resource instead of the driver's pool, and keeps the same promises:
 /// - requests go to a stream of the right device, which the source makes and waits for, so that memory is
 ///   valid on every stream. `allocate_sync` of CCCL's pools runs on a stream of device 0 instead, which costs
 ///   a context there in each process;
@@ -78,7 +78,8 @@ class resource_runtime : public Runtime {
 /// - a refusal's index is the status of the `cuda::cuda_error` that the resource threw, else 2
 ///   (`cudaErrorMemoryAllocation`).
 ///
-/// `resource_source` (device/device.hpp) does without CCCL, and takes any resource by its shape.
+/// `resource_source` (device/device.hpp) does not need CCCL, and accepts any type with the functions of a
+/// resource.
 ///
 /// @tparam Resource  copyable; must have the property `cuda::mr::device_accessible`: host memory in a space
 ///                   of device memory does not compile

@@ -36,7 +36,7 @@ concept dlpack_managed = requires(M& tensor) {
   tensor.deleter(&tensor);
 };
 
-/// The one that has a version, and flags such as read-only.
+/// `DLManagedTensorVersioned`, which has a version, and flags such as read-only.
 template <class M>
 concept dlpack_versioned = dlpack_managed<M> && requires(M& tensor) {
   tensor.version.major;

@@ -46,7 +46,7 @@ struct host_executor {
     return {};
   }
 
-  /// One lane for each item: there is no other lane to ask.
+  /// One lane for each item, so no other lane needs to be asked.
   template <group_work Work>
   result<void> each(const Work& work) const noexcept {
     run_groups(work, item_share{}, detail::no_other_lane{});

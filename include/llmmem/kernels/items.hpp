@@ -77,7 +77,7 @@ inline constexpr std::uint32_t warp_threads = 32;
 
 /// Threads of a launch over items.
 struct item_launch {
-  std::uint32_t blocks = 0;  ///< 0: there is no work
+  std::uint32_t blocks = 0;  ///< 0: no work
   std::uint32_t lane_bits = 0;
   std::uint32_t threads = default_threads;  ///< of a block
 

@@ -27,7 +27,7 @@ class slot_front {
   [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
-  /// Returns the name of what is null though it is needed; null if nothing is.
+  /// Returns the name of a required pointer that is null; null if there is none.
   [[nodiscard]] const char* missing() const noexcept {
     return tokens_ != 0 && slots_ == nullptr ? "slots" : nullptr;
   }
@@ -71,7 +71,7 @@ class position_front {
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
 
-  /// Returns the name of what is null though it is needed; null if nothing is.
+  /// Returns the name of a required pointer that is null; null if there is none.
   [[nodiscard]] const char* missing() const noexcept {
     if (tokens_ == 0) return nullptr;
     if (batch_indices_ == nullptr) return "batch_indices";

@@ -22,8 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A block's number in the one memory and in the other: two adjacent int64, as in vLLM's block mappings. A
-/// negative one is padding.
+/// A block's number in one memory and its number in the other: two adjacent int64, as in vLLM's block
+/// mappings. A negative one is padding.
 struct block_pair {
   std::int64_t from = -1;
   std::int64_t to = -1;

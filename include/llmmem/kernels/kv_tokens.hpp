@@ -236,6 +236,7 @@ template <token_front Front, kv_direction Direction>
 class kv_token_map {
  public:
   static constexpr std::uint32_t max_segments = 2;
+  [[deprecated("its name is max_segments")]] static constexpr std::uint32_t most_segments = max_segments;
 
   /// @param by_head       each head in its own row.
   /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.

@@ -1,5 +1,6 @@
 /// @file
-/// How many threads run over rows, and which of them takes what. Plain arithmetic that hosts can test.
+/// How many threads run over rows, and which thread takes which packets. Plain arithmetic that hosts can
+/// test.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -49,7 +50,7 @@ struct launch_limits {
 
 /// Threads of a launch: blocks by rows and by parts, and in a block lanes that share a row.
 struct row_launch {
-  std::uint32_t row_blocks = 0;  ///< 0: there is no work
+  std::uint32_t row_blocks = 0;  ///< 0: no work
   std::uint32_t part_blocks = 0;
   std::uint32_t lane_bits = 0;  ///< 2^lane_bits lanes share a row
 

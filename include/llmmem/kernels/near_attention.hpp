@@ -97,7 +97,7 @@ concept attention_holder =
 template <class Run, class Tables>
 class table_holder {
  public:
-  /// How this holder attends; scale, window and the other data of a query come from the query.
+  /// The options of this holder's attention; scale, window and the other data of a query come from the query.
   struct options {
     attention_split split{};
     attention_arithmetic arithmetic = attention_arithmetic::reproducible;

@@ -1,6 +1,5 @@
 /// @file
-/// What a step of an optimizer reads and changes: a piece of a tensor, its gradients, and the numbers of the
-/// step.
+/// The inputs and outputs of an optimizer step: a piece of a tensor, its gradients, and the step's settings.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,7 +32,7 @@ struct gradient_piece {
   std::uint64_t count = 0;
 };
 
-/// What a step does, the same for all pieces of a tensor.
+/// The settings of a step, the same for all pieces of a tensor.
 struct optimizer_hyper {
   double rate = 1e-3;
   double mean_decay = 0.9;  ///< of SGD: the momentum

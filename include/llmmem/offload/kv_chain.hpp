@@ -30,14 +30,14 @@ inline namespace v0 {
 /// @par Thread safety   as a plain value.
 class kv_chain {
  public:
-  /// Of tokens, which it copies. Tokens after the last whole chunk have no key yet.
+  /// Makes a chain of tokens, which it copies. Tokens after the last whole chunk have no key yet.
   template <class Cache>
   kv_chain(const Cache& cache, std::span<const token_id> tokens, const prefix_context& context = {})
       : context_(context), chunk_tokens_(chunk_of(cache)), epoch_(cache.epoch()) {
     append(cache, tokens);
   }
 
-  /// Of keys that the caller has, for a `paged_allocator`; the last may name a partial block.
+  /// Makes a chain of the caller's keys, for a `paged_allocator`; the last may name a partial block.
   template <class Cache>
     requires requires(const Cache& cache) { cache.block_tokens(); }
   kv_chain(const Cache& cache, const keyed_blocks& blocks, const prefix_context& context = {})
@@ -56,7 +56,7 @@ class kv_chain {
     }
   }
 
-  /// Adds tokens after those that it has. @pre it was made of tokens, of this cache in this epoch
+  /// Adds tokens at the end. @pre the chain was made of tokens, for this cache in this epoch
   template <class Cache>
   void append(const Cache& cache, std::span<const token_id> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
@@ -68,10 +68,10 @@ class kv_chain {
   }
 
   [[nodiscard]] std::span<const block_key> keys() const noexcept LLMMEM_LIFETIMEBOUND { return keys_; }
-  /// Their values; none where the chain was made of keys.
+  /// Returns the tokens; none if the chain was made of keys.
   [[nodiscard]] std::span<const token_id> token_ids() const noexcept LLMMEM_LIFETIMEBOUND { return tokens_; }
   [[nodiscard]] std::uint64_t tokens() const noexcept { return tokens_told_; }
-  /// Tokens that the first `chunks` keys stand for.
+  /// Returns how many tokens the first `chunks` keys cover.
   [[nodiscard]] std::uint64_t tokens_of(std::uint64_t chunks) const noexcept {
     const std::uint64_t whole = chunks * chunk_tokens_;
     return whole < tokens_told_ ? whole : tokens_told_;
@@ -79,9 +79,9 @@ class kv_chain {
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   [[nodiscard]] const prefix_context& context() const noexcept LLMMEM_LIFETIMEBOUND { return context_; }
-  /// Whether it was made of keys.
+  /// Whether the chain was made of keys.
   [[nodiscard]] bool is_keyed() const noexcept { return !given_.empty(); }
-  /// The first `chunks` blocks as they were given, for the cache. @pre `is_keyed()`
+  /// Returns the first `chunks` keys as the caller gave them, for the cache. @pre `is_keyed()`
   [[nodiscard]] keyed_blocks blocks(std::uint64_t chunks) const noexcept LLMMEM_LIFETIMEBOUND {
     keyed_blocks out{.keys = std::span(given_).first(static_cast<std::size_t>(chunks))};
     out.tokens = tokens_of(chunks);

@@ -39,21 +39,21 @@ struct slot_pair {
   std::uint32_t slot = 0;
 };
 
-/// The most pairs that a mover is given at once.
+/// The maximum number of pairs in one call of a mover.
 inline constexpr std::size_t max_slot_pairs = 128;
 [[deprecated("its name is max_slot_pairs")]] inline constexpr std::size_t most_slot_pairs = max_slot_pairs;
 
-/// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer where it is asked to.
+/// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer on request.
 ///
-/// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
+/// - `groups()`: the number of groups of layers that it serves; 1 for a `paged_allocator`.
 /// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
 /// - `layers(g)`: parts of a block that `restore` can bring one by one.
 /// - `save(g, slots, pairs, after)`: begins after `after`, and reads the blocks before the engine's later
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
-/// - Its fence, and all later fences of the mover, report a copy that fails, as for a stream whose device is
+/// - If a copy fails, its fence and all later fences of the mover report that, as on a stream whose device is
 ///   lost; or the call returns the failure.
-/// - `blocks()`, where it has that: blocks of its memory, which must be those of the cache at least.
+/// - `blocks()`, optional: the number of blocks in its memory, at least the number in the cache.
 /// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
 ///   that have passed.
 template <class M>
@@ -73,7 +73,7 @@ concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
                      { M::runs_on_caller } -> std::convertible_to<bool>;
                    };
 
-/// The end of work that a host executor was given: it has passed.
+/// The fence after work on a host executor, which has always passed.
 struct passed_mark {
   using fence_type = host_fence;
   static constexpr bool runs_on_caller = true;
@@ -84,7 +84,7 @@ struct passed_mark {
   }
 };
 
-/// The end of what a queue was given so far, for an executor that runs on the same stream:
+/// The fence after the work submitted to a queue so far, for an executor that runs on the same stream:
 ///
 ///     offload::layout_mover mover(device_executor(stream), memory, offload::queue_mark(queue));
 ///
@@ -112,7 +112,8 @@ class queue_mark {
 ///
 /// @tparam Run   `host_executor`, or a `device_executor` whose kernels can access the slots (pinned
 ///               memory).
-/// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or
+/// @tparam Mark  returns a fence for the work submitted to `Run` so far, and lets `Run` wait for one:
+/// `passed_mark`, or
 ///               `queue_mark` of a stream's queue.
 template <class Run, class Mark = passed_mark>
 class layout_mover {
@@ -209,10 +210,10 @@ class page_mover {
   using fence_type = host_fence;
   static constexpr bool runs_on_caller = true;
 
-  /// What one group's blocks hold.
+  /// The contents of one group's blocks.
   struct group_form {
     std::uint64_t block_bytes = 0;
-    std::uint32_t layers = 1;  ///< parts of equal length that a block is made of
+    std::uint32_t layers = 1;  ///< parts of equal length in a block
   };
 
   /// @param pages   the memory of the allocator's pool, its null page included.
@@ -299,7 +300,7 @@ class joint_mover {
     return first_.block_bytes(group) + second_.block_bytes(group);
   }
   [[nodiscard]] std::uint32_t layers(std::size_t group) const noexcept { return first_.layers(group); }
-  /// Blocks that both memories have.
+  /// Returns the number of blocks that both memories have.
   [[nodiscard]] std::uint64_t blocks() const noexcept
     requires requires(const First& one, const Second& other) {
       one.blocks();

@@ -34,7 +34,7 @@ struct store_policy {
         on_eviction(std::same_as<Write, write_back> || llmmem::detail::demotes<Write>()) {}
 };
 
-/// One memory below a cache, its budget, and which blocks leave it.
+/// One memory below a cache, its budget, and the policy that picks the blocks to evict.
 ///
 /// @tparam Space     the memory of the bytes; outlives the tiers. The host must be able to access that of the
 ///                   first tier; a `persistent_file_space` keeps its blocks across restarts.
@@ -48,7 +48,7 @@ struct kv_tier {
 
   Space* space = nullptr;
   std::uint64_t budget = 0;       ///< bytes; `kv_tiers` takes them all from the space when it is built
-  store_policy down{};            ///< when its blocks go to the next tier; says nothing in the last
+  store_policy down{};            ///< when its blocks go to the next tier; unused in the last
   std::uint64_t granularity = 0;  ///< bytes: slots begin at its multiples; 0: 1 in memory, 4096 in files
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
     return Eviction(slots, source);

@@ -152,7 +152,7 @@ class kv_tiers final : private offload::loss_listener {
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited) {
     return prepare_load(sequence, chain, offload::load_limits{.upto = upto});
   }
-  /// The same, with a patience of its own: a request that may wait longer, or not at all.
+  /// The same, with a patience for this request, which may wait longer, or not at all.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, const offload::load_limits& limits);
   /// A load keeps a reference to its chain, which a temporary would leave dangling.
   result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,

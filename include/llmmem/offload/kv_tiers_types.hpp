@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most tiers below a cache.
+/// The maximum number of tiers below a cache.
 inline constexpr std::size_t max_kv_tiers = 4;
 
 /// How `kv_tiers` is set up.
@@ -32,7 +32,7 @@ struct kv_tiers_options {
   /// Transfers under way at once: between the cache and the first tier, and again to and from each lower
   /// tier.
   std::uint32_t max_transfers = 256;
-  std::uint32_t max_loads = 64;  ///< loads that are prepared and not over
+  std::uint32_t max_loads = 64;  ///< loads that are prepared and have not ended
   /// How many slots of the first tier stores leave to loads, in each group. Default: a sixteenth.
   std::uint64_t load_headroom = ~std::uint64_t{0};
   /// How many nanoseconds loads leave a tier alone after a read or write failed there: its blocks are
@@ -93,7 +93,7 @@ struct load_result {
   std::uint64_t tokens = 0;         ///< leading tokens that are right: truncate to them, compute the rest
   std::uint64_t wanted = 0;         ///< tokens that the load was to make right, `first` included
   std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
-  std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the load was cancelled
+  std::uint64_t late_blocks = 0;    ///< had not arrived when the patience ended or the load was cancelled
   std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier that had them
   failure why{};  ///< of a block that failed; late and withdrawn blocks may leave `errc::ok`
 
@@ -101,7 +101,7 @@ struct load_result {
   [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
 };
 
-/// What one tier holds, and did.
+/// The contents of one tier, and its counters.
 struct kv_tier_stats {
   std::uint64_t slots = 0;
   std::uint64_t held = 0;    ///< slots that are filling or ready
@@ -123,7 +123,7 @@ struct kv_tiers_stats {
   std::uint64_t saving = 0;       ///< blocks on their way from the cache
   std::uint64_t invalidated = 0;  ///< blocks withdrawn because contents were wrong
   std::uint64_t metadata_bytes = 0;
-  failure last_failure{};  ///< the last of a transfer between tiers, or of a file's index
+  failure last_failure{};  ///< the latest failure of a transfer between tiers, or of a file's index
 };
 
 }  // namespace offload

@@ -29,6 +29,7 @@ concept partial_reuse_policy = requires {
 struct full_blocks_only {
   static constexpr partial_source source = partial_source::none;
   static constexpr std::uint32_t max_compared = 0;
+  [[deprecated("its name is max_compared")]] static constexpr std::uint32_t most_compared = max_compared;
 };
 
 static_assert(partial_reuse_policy<full_blocks_only>);
@@ -42,6 +43,7 @@ template <partial_source Source>
 struct partial_blocks {
   static constexpr partial_source source = Source;
   static constexpr std::uint32_t max_compared = 64;
+  [[deprecated("its name is max_compared")]] static constexpr std::uint32_t most_compared = max_compared;
 };
 
 /// Copies the shared beginning.

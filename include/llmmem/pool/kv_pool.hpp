@@ -56,7 +56,7 @@ inline namespace v0 {
 /// **Nodes that fetch become holders** once they publish, so a popular prompt has many holders. A request
 /// takes the holder from which its node awaits the fewest blocks.
 ///
-/// **Nothing waits but `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
+/// **Only these wait: `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
 /// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports
 /// whose owner must take part.
 ///
@@ -103,9 +103,9 @@ class kv_pool {
   /// has nothing else to do.
   void progress(std::uint64_t wait_ns);
 
-  /// Nodes with which blocks pass, without this one.
+  /// Returns the number of other nodes with which this node exchanges blocks.
   [[nodiscard]] std::uint32_t peers() const noexcept;
-  /// Whether blocks pass between this node and the one in a seat.
+  /// Returns whether this node exchanges blocks with the node in a seat.
   [[nodiscard]] pool::peer_state state_of(seat_id seat) const noexcept {
     return to_index(seat) < peers_.size() ? peers_[to_index(seat)].state : pool::peer_state::absent;
   }
@@ -116,7 +116,7 @@ class kv_pool {
   using part = detail::pool_part;
   using part_state = detail::pool_part_state;
 
-  /// What the endpoint calls.
+  /// The handler that the endpoint calls.
   struct hearing {
     kv_pool* all;
     frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
@@ -225,7 +225,7 @@ class kv_pool {
   std::vector<detail::pool_peer> peers_;  // by seat
   std::vector<record> requests_;
   std::uint32_t in_flight_ = 0;    // blocks asked of other nodes
-  bool must_republish_ = false;    // the nodes have changed
+  bool must_republish_ = false;    // because the set of nodes has changed
   std::uint32_t republished_ = 0;  // entries looked at since
   pool::stats counted_{};
 };
@@ -252,18 +252,20 @@ class kv_pool<Tiers, Endpoint>::request {
   /// How much of the chain this node's tiers and others' have: `next` is `pending` until the directory has
   /// answered for what comes next, and `unknown` where it has not within the patience. Moves nothing.
   [[nodiscard]] offload::kv_lookup_result where() const noexcept;
-  /// Begins to bring the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Once.
+  /// Begins to fetch the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Call
+  /// it once.
   void fetch(std::uint64_t upto = unlimited) {
     if (pool_ != nullptr) pool_->begin_fetch(slot_, upto);
   }
-  /// Whether all blocks that were fetched are in the first tier, or will not come. What came stays there
-  /// until `end`.
+  /// Whether each fetched block has arrived in the first tier, or will not arrive. Blocks that arrived stay
+  /// there until `end`.
   [[nodiscard]] bool has_arrived() const noexcept;
   /// Returns when the directory has answered, or the patience has ended. Serves other nodes meanwhile.
   void wait_for_answers();
   /// Returns when `has_arrived`, at the latest when the patience has ended. Serves other nodes meanwhile.
   void wait();
-  /// Gives up what has not come, and lets the first tier evict what has: prepare the load before.
+  /// Gives up blocks that have not arrived, and lets the first tier evict those that have: prepare the load
+  /// first.
   pool::fetch_result end() noexcept {
     if (pool_ == nullptr) return result_;
     return result_ = std::exchange(pool_, nullptr)->finish(slot_);

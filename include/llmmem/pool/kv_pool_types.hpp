@@ -15,8 +15,8 @@ inline namespace v0 {
 
 /// How a `kv_pool` is set up. Times in nanoseconds.
 struct kv_pool_options {
-  /// How long a request may take, from `ask` on. It gives up what has not come by then, and the engine
-  /// computes it. Default: 1 s.
+  /// How long a request may take, from `ask` on. It gives up blocks that have not arrived by then, and the
+  /// engine computes them. Default: 1 s.
   std::uint64_t patience_ns = 1'000'000'000;
   std::uint32_t max_requests = 64;  ///< requests that are asked and not ended
   std::uint32_t max_gets = 256;     ///< blocks that all requests together await from other nodes at once
@@ -30,7 +30,7 @@ struct kv_pool_options {
   std::uint64_t slow_ns = 1'000'000'000;
   /// Spans that this node can remember for all nodes, and again of its own. The oldest is forgotten first.
   std::uint32_t directory_spans = 16384;
-  /// What else two nodes must have in common for a block of one to be right in the other: the weights, the
+  /// What two nodes must also have in common for a block of one to be right in the other: the weights, the
   /// layout (`kv_layout::fingerprint`), the split over ranks. Nodes that differ exchange nothing.
   std::uint64_t model = 0;
   std::string name = "kv_pool";  ///< what error texts call it
@@ -39,7 +39,7 @@ struct kv_pool_options {
 
 namespace pool {
 
-/// The chunks of a chain that one node looks after in the directory, and that travel together.
+/// The number of chunks of a chain that one node records in the directory, and that move together.
 inline constexpr std::uint32_t span_chunks = 64;
 /// The nodes that a directory names for a span.
 inline constexpr std::uint32_t max_holders = 4;
@@ -57,10 +57,10 @@ struct fetch_result {
   std::uint64_t first = 0;          ///< tokens that the caller had
   std::uint64_t tokens = 0;         ///< tokens that this node's tiers have, or load, `first` included
   std::uint64_t blocks = 0;         ///< that came from other nodes
-  std::uint64_t failed_blocks = 0;  ///< damaged on their way, or their node died, or had them no more
-  std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the request was ended
+  std::uint64_t failed_blocks = 0;  ///< damaged in flight, or their node died or no longer had them
+  std::uint64_t late_blocks = 0;    ///< had not arrived when the patience or the request ended
   std::uint64_t without_slot = 0;   ///< for which the first tier had no space
-  failure why{};                    ///< of a block that failed; `errc::ok` where its node had it no more
+  failure why{};                    ///< of a block that failed; `errc::ok` if its node no longer had it
 };
 
 /// Counters of a `kv_pool`.

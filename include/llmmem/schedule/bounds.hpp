@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a bound holds for.
+/// The iterations that a bound holds for.
 enum class bounded_iteration : std::uint8_t {
   first,   ///< one iteration, from a machine with all chunks in the last tier only
   steady,  ///< each of endlessly many, on average

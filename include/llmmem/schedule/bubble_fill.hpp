@@ -65,8 +65,8 @@ struct bubble_options {
   bubble_search search = bubble_search::greedy;
 };
 
-/// The most items of one device that `bubble_search::exact` takes, because it tries each of their 2^n
-/// subsets.
+/// The maximum number of items of one device that `bubble_search::exact` takes, because it tries each of
+/// their 2^n subsets.
 inline constexpr std::size_t max_exact_bubble_items = 16;
 
 /// Part of an item, or all of it.
@@ -79,7 +79,7 @@ struct bubble_piece {
   friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
 };
 
-/// What is placed where, and what found no space.
+/// The place of each item, and the items that found no space.
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending

@@ -16,7 +16,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most devices that `cross_mapping` takes, because it may have to try each of their n! orders.
+/// The maximum number of devices that `cross_mapping` takes, because it may have to try each of their n!
+/// orders.
 inline constexpr std::uint32_t max_cross_mapping_devices = 10;
 
 namespace schedule {

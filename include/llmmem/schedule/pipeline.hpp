@@ -39,8 +39,8 @@ struct pipeline_task {
   friend constexpr bool operator==(const pipeline_task&, const pipeline_task&) noexcept = default;
 };
 
-/// What each device computes, in its order: `tasks[d]` is device d's list. It contains no times: see
-/// `simulate_pipeline`, which also refuses an order that cannot run.
+/// The tasks that each device computes, in its order: `tasks[d]` is device d's list. It contains no times:
+/// see `simulate_pipeline`, which also refuses an order that cannot run.
 struct pipeline_order {
   pipeline_shape shape{};
   std::vector<std::vector<pipeline_task>> tasks{};
@@ -48,7 +48,7 @@ struct pipeline_order {
   friend bool operator==(const pipeline_order&, const pipeline_order&) = default;
 };
 
-/// The most tasks of one order: forward and backward of each micro-batch in each stage.
+/// The maximum number of tasks in one order: forward and backward of each micro-batch in each stage.
 inline constexpr std::uint64_t max_pipeline_tasks = std::uint64_t{1} << 28;
 
 namespace detail {

@@ -37,8 +37,8 @@ struct pipeline_timeline {
   std::uint64_t makespan_ns = 0;                ///< when the last task ends
   std::vector<std::uint64_t> busy_ns{};
   std::vector<std::uint64_t> bubble_ns{};  ///< makespan less busy
-  /// The most activations at once: forward passes begun whose backward pass has not ended, each of one
-  /// micro-batch in one chunk.
+  /// The maximum number of activations at once: forward passes begun whose backward pass has not ended, each
+  /// of one micro-batch in one chunk.
   std::vector<std::uint64_t> peak_activations{};
 };
 

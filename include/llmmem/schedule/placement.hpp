@@ -107,8 +107,8 @@ struct chunk_counts {
 
 using chunk_counts [[deprecated("its name is schedule::chunk_counts")]] = schedule::chunk_counts;
 
-/// The most ways to distribute chunks over the tiers among which `round_placement` is certain to find the
-/// best: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
+/// The maximum number of ways to distribute chunks over the tiers among which `round_placement` is certain to
+/// find the best: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
 inline constexpr std::uint64_t max_exact_placements = std::uint64_t{1} << 18;
 
 /// Whole chunks in each tier, and the resulting time of a step.

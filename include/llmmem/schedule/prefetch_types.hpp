@@ -72,11 +72,11 @@ inline constexpr std::size_t step_causes = 4;
   return names[static_cast<std::size_t>(cause)];
 }
 
-/// What one step of a plan has done, over all iterations in which it was due.
+/// Counters of one step of a plan, over all iterations in which it was due.
 struct step_record {
   std::uint64_t begun = 0;     ///< times that it was executed
   std::uint64_t late = 0;      ///< times that its event, or a lease of what it fetches, came before its end
-  std::uint64_t late_ns = 0;   ///< that those leases waited, in all
+  std::uint64_t late_ns = 0;   ///< total time that those leases waited
   std::uint64_t unneeded = 0;  ///< times that its effect was there already, or was no longer possible
   std::uint64_t unused = 0;  ///< a fetch to tier 0: times that the chunk was dropped or fetched again without
                              ///< a lease in between

@@ -13,7 +13,7 @@ inline namespace v0 {
 
 namespace schedule {
 
-/// What a span of a time line shows.
+/// The kind of activity that a span of a time line shows.
 enum class span_kind : std::uint8_t { compute, stall, transfer };
 
 }  // namespace schedule

@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What happens to a chunk at an event.
+/// The kind of an event of a chunk.
 enum class trace_call : std::uint8_t {
   acquire,  ///< from here to its release it must be in tier 0
   release,  ///< the lease ends; what was written remains

@@ -1,5 +1,5 @@
 /// @file
-/// Which rank writes what all ranks hold: replicated items dealt out so that all ranks write about as much.
+/// Picks which rank writes each replicated item, so that all ranks write about as much.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// What a rank of a partition holds and owns, in bytes.
+/// The bytes that a rank of a partition holds and owns.
 #pragma once
 
 #include <llmmem/config.hpp>

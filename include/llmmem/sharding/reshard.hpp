@@ -16,7 +16,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most runs in a plan for one tensor whose pieces do not share one row length.
+/// The maximum number of runs in a plan for one tensor whose pieces do not share one row length.
 inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 
 /// Returns the plan that fills each wanted piece and reads each of its elements once, in as few copies as

@@ -67,7 +67,7 @@ struct reshard_copy {
   friend constexpr bool operator==(const reshard_copy&, const reshard_copy&) noexcept = default;
 };
 
-/// What a plan reads from a holder, or brings to a rank.
+/// The amounts that a plan reads from a holder, or brings to a rank.
 template <class Id>
 struct reshard_share {
   Id id{};
@@ -78,7 +78,8 @@ struct reshard_share {
   friend constexpr bool operator==(const reshard_share&, const reshard_share&) noexcept = default;
 };
 
-/// What to copy from where to where, and the cost. Each wanted element is read once.
+/// The copies to make, each with its source and destination, and their cost. Each wanted element is read
+/// once.
 ///
 /// @par Thread safety   a plain value.
 struct reshard_plan {

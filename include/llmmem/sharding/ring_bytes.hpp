@@ -1,5 +1,5 @@
 /// @file
-/// What each rank sends in the ring algorithms of the common collectives.
+/// The bytes that each rank sends in the ring algorithms of the common collectives.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -20,7 +20,7 @@ inline namespace v0 {
 
 namespace sharding {
 
-/// What happens to one key range when servers are lost, or return.
+/// The change of one key range when servers are lost, or return.
 struct range_change {
   tensor_id range{};
   rank_id owner_before{};

@@ -47,7 +47,7 @@ struct moved_bytes {
   friend constexpr bool operator==(const moved_bytes&, const moved_bytes&) noexcept = default;
 };
 
-/// What a sharded state has counted.
+/// Counters of a sharded state.
 struct sharded_stats {
   moved_bytes gathers{};          ///< of the world and of a group
   moved_bytes reduces{};          ///< includes the first half of an all-reduce
@@ -298,7 +298,7 @@ class sharded_state {
     requires(S::is_host_accessible)
   friend class sharded_state;
 
-  /// Where pieces are in memory, or how long each is.
+  /// The offsets of pieces in memory, or only their lengths.
   struct piece_places {
     std::vector<std::uint64_t> offsets{};
     std::vector<std::uint64_t> sizes{};

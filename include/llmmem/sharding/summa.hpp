@@ -134,7 +134,7 @@ struct summa_plan {
   return plan;
 }
 
-/// What a plan carries, in elements of A and B.
+/// The number of elements of A and B that a plan moves.
 struct summa_traffic {
   std::vector<std::uint64_t> received{};  ///< by each rank, for any broadcast algorithm
   std::uint64_t total = 0;                ///< by all

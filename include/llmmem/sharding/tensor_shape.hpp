@@ -1,5 +1,6 @@
 /// @file
-/// What a partition needs to know of a tensor: its rows and columns, its name and the width of an element.
+/// The properties of a tensor that a partition needs: its rows and columns, its name and the width of an
+/// element.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -158,7 +158,7 @@ class kept_records {
     }
     return std::span<const std::byte>(all);
   }
-  /// Record `i` has no more use, wherever it is in its life.
+  /// Record `i` is no longer needed, in any state.
   void drop(std::uint32_t i) noexcept {
     entry& it = entries_[i];
     if (it.form.is_complete() || !std::holds_alternative<std::monostate>(it.lease)) end_use(it);

@@ -116,7 +116,7 @@ struct loss_scale_options {
 /// @par Source   Micikevicius et al., "Mixed Precision Training", 2018 (arXiv 1710.03740).
 class loss_scale {
  public:
-  /// What a checkpoint has of it.
+  /// The values that a checkpoint saves.
   struct state {
     double scale = 1;
     std::uint32_t clean_steps = 0;
@@ -146,7 +146,7 @@ class loss_scale {
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
   /// Continues from what `saved` returned.
-  /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed then.
+  /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed.
   void restore(const state& saved) {
     if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
       throw argument_error(

@@ -78,7 +78,7 @@ class memory_chunks {
       free(each);
   }
 
-  /// A chunk without contents, which takes nothing yet. @pre `bytes` is not 0
+  /// Adds a chunk without contents, which takes no memory yet. @pre `bytes` is not 0
   [[nodiscard]] result<chunk_handle> create(std::uint64_t bytes) {
     entries_.push_back({});
     entries_.back().bytes = bytes;

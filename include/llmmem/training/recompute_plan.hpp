@@ -40,9 +40,9 @@ struct recompute_plan {
 
 namespace detail {
 
-/// What lives while a record is made or used, of those before it nothing. A record that is kept whole is used
-/// where it is kept; of another the kept part and the record live together, for as long as the one is copied
-/// from the other.
+/// The bytes alive while a record is made or used, without earlier records. A record that is kept whole is
+/// used where it is kept. Otherwise the kept part and the record are alive together, while one is copied from
+/// the other.
 [[nodiscard]] constexpr std::uint64_t in_use_bytes(const record_choices& record, const record_way& way) {
   return way.kept_bytes == record.bytes
              ? record.bytes

@@ -45,7 +45,7 @@ enum class optimizer_time : std::uint8_t {
   after_backward  ///< after all of them
 };
 
-/// What a `host_space` takes for a range: whole pages from a size on (`page_options`).
+/// The bytes that a `host_space` takes for a range: whole pages from a certain size on (`page_options`).
 struct memory_rounding {
   std::uint64_t from_bytes = std::uint64_t{1} << 20;
   std::uint64_t page_bytes = 4096;
@@ -57,7 +57,7 @@ struct memory_rounding {
   }
 };
 
-/// What of the state has a range of memory of its own, where it is not in tiers.
+/// The parts of the state that have a separate range of memory, if they are not in tiers.
 enum class state_ranges : std::uint8_t {
   per_kind,  ///< all layers' weights, and so on: `sharded_state`
   per_layer  ///< each piece
@@ -67,8 +67,8 @@ enum class state_ranges : std::uint8_t {
 ///
 /// Every combination is allowed, but those that `check_plan` names.
 struct training_plan {
-  std::uint32_t ranks = 1;             ///< that share each batch
-  zero_stage zero = zero_stage::none;  ///< what of the state each keeps in shards
+  std::uint32_t ranks = 1;             ///< ranks that share each batch
+  zero_stage zero = zero_stage::none;  ///< the parts of the state that each rank keeps in shards
   std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered before their use, with stage 3
   std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
@@ -92,7 +92,7 @@ struct predicted_bytes {
   }
 };
 
-/// What one rank takes.
+/// The memory and traffic of one rank.
 struct training_prediction {
   training_bytes kept{};                   ///< weights, gradients and moments between operations, in any tier
   std::uint64_t resident_state_bytes = 0;  ///< what these take in plain memory; 0 in tiers

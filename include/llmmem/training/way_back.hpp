@@ -39,7 +39,7 @@ struct way_back {
   std::uint64_t kept_bytes = 0;  ///< of fast memory, between
 };
 
-/// What brings pieces back: a link, and after it something that computes; one piece at a time each.
+/// The path by which pieces come back: a link, then a processor; each handles one piece at a time.
 struct way_back_machine {
   link_model link{};
   std::uint64_t kept_budget = 0;  ///< fast memory for what stays
@@ -49,8 +49,8 @@ struct way_back_machine {
 struct way_back_plan {
   std::vector<std::uint32_t> ways{};  ///< an index, by piece
   std::uint64_t time_ns = 0;          ///< until all are back
-  std::uint64_t link_ns = 0;          ///< that the link works
-  std::uint64_t compute_ns = 0;       ///< that the other works
+  std::uint64_t link_ns = 0;          ///< for which the link works
+  std::uint64_t compute_ns = 0;       ///< for which the processor works
   std::uint64_t kept_bytes = 0;
 };
 

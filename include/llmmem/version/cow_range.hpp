@@ -32,6 +32,7 @@ class cow_range;
 /// `versioned<std::byte, copy_on_write>` is `cow_range`.
 struct copy_on_write {
   static constexpr const char* default_name = "copy_on_write";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   /// Bytes a page, a power of two of at least 64. From 16 KiB on, the bookkeeping of a first write, about 0.3
   /// us with its release, is small compared with the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB

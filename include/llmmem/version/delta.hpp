@@ -63,6 +63,7 @@ class delta_state;
 /// even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
 struct delta {
   static constexpr const char* default_name = "delta";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   std::uint32_t versions = 8;     ///< kept unpinned, the newest among them; at least 1
   std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes a run of changed bytes, and the bytes

@@ -21,6 +21,7 @@ inline namespace v0 {
 /// Complexity, thread safety and errors: `detail::version_slots`.
 struct double_buffer {
   static constexpr const char* default_name = "double_buffer";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   [[nodiscard]] static constexpr std::uint32_t slots() noexcept { return 2; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return 1; }

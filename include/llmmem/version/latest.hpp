@@ -20,6 +20,7 @@ inline namespace v0 {
 /// Complexity, thread safety and errors: `detail::version_slots`.
 struct latest {
   static constexpr const char* default_name = "latest";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   std::uint32_t versions = 4;  ///< slots: the newest, one to write into, and those that readers may hold
 

@@ -40,6 +40,7 @@ inline namespace v0 {
 template <std::uint32_t Depth = 0>
 struct stash {
   static constexpr const char* default_name = "stash";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   [[nodiscard]] static constexpr std::uint32_t slots() noexcept { return Depth; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return Depth; }
@@ -52,6 +53,7 @@ struct stash {
 template <>
 struct stash<0> {
   static constexpr const char* default_name = "stash";
+  [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
   std::uint32_t depth = 0;
 
