@@ -243,7 +243,7 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   const seat_id directory = directory_of(key);
   if (directory == self() || may_post(directory)) return post_published(entry);
   published_.at(entry).place = to_index(no_seat);
-  has_passed_over_ = has_passed_over_ || must_republish_;  // a round that is under way goes on
+  has_passed_over_ = has_passed_over_ || must_republish_;  // a round that is under way continues
   if (!std::exchange(must_republish_, true)) republished_ = 0;
 }
 
