@@ -358,5 +358,58 @@ TEST_SUITE("connections over TLS") {
         "socket_endpoint: a wrapper is given, and a folder for Unix sockets, whose bytes leave this machine "
         "nowhere; give addresses for TCP, or no wrapper");
   }
+
+  TEST_CASE("what an endpoint wrote last arrives, also if the other one sends to it meanwhile") {
+    tls_wrapper one(secret);
+    tls_wrapper other(secret);
+    detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in where{};
+    where.sin_family = AF_INET;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(where);
+    REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&where), size) == 0);
+    REQUIRE(::listen(listener.get(), 1) == 0);
+    REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&where), &size) == 0);
+    detail::descriptor caller(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(caller.get(), reinterpret_cast<sockaddr*>(&where), size) == 0);
+    detail::descriptor called(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ::fcntl(caller.get(), F_SETFL, O_NONBLOCK);
+    ::fcntl(called.get(), F_SETFL, O_NONBLOCK);
+    detail::descriptor writer(one.wrap(caller.get(), true));
+    detail::descriptor reader(other.wrap(called.get(), false));
+    caller.close();
+    called.close();
+    const auto until = [](auto is) {
+      for (int i = 0; i < 2000 && !is(); ++i)
+        ::usleep(500);
+    };
+    until([&] { return one.stats().shaken == 1 && other.stats().shaken == 1; });
+    // As much as the sockets in between take, so that some of it is on its way at the end.
+    const std::vector<std::byte> part(65536);
+    std::uint64_t written = 0;
+    for (int idle = 0; idle < 40; ++idle) {
+      const ssize_t went = ::send(writer.get(), part.data(), part.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (went > 0) {
+        written += static_cast<std::uint64_t>(went);
+        idle = 0;
+      } else {
+        ::usleep(500);
+      }
+    }
+    writer.close();
+    CHECK(::send(reader.get(), part.data(), 5, MSG_NOSIGNAL) == 5);
+    until([&] { return one.stats().bytes_in == 5; });
+    std::uint64_t seen = 0;
+    std::vector<std::byte> into(65536);
+    until([&] {
+      ssize_t got = 0;
+      while ((got = ::recv(reader.get(), into.data(), into.size(), MSG_DONTWAIT)) > 0)
+        seen += static_cast<std::uint64_t>(got);
+      return got == 0;
+    });
+    CHECK(written > 0);
+    CHECK(seen == written);
+    CHECK(other.stats().cut == 0);
+  }
 }
 #endif

@@ -5,9 +5,12 @@
 #include <llmmem/space/buffer.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "support/fake_device.hpp"
@@ -44,6 +47,20 @@ struct world {
   fake_device device;
   fake_space space;
   std::uintptr_t streams[2]{};
+};
+
+/// Calls a function before each point is recorded, outside all locks of `stream_ordered`.
+class interrupted_runtime : public fake_runtime {
+ public:
+  interrupted_runtime(fake_device& device, const std::function<void()>& before)
+      : fake_runtime(device), before_(&before) {}
+  device_status record(event of, stream on) const noexcept {
+    if (*before_) (*before_)();
+    return fake_runtime::record(of, on);
+  }
+
+ private:
+  const std::function<void()>* before_;
 };
 
 void note_misuse(const misuse& what, void* into) noexcept {
@@ -164,15 +181,41 @@ TEST_SUITE("stream_ordered") {
     memory.release_captured();
   }
 
+  TEST_CASE("an allocation waits for a range that another thread is just returning") {
+    world of;
+    std::function<void()> before;
+    stream_ordered memory(of.space, first, interrupted_runtime(of.device, before));
+    const auto range = memory.try_allocate(64 * kib, 256).value();
+    std::atomic<bool> is_over{false};
+    bool has_got = false;
+    std::thread other;
+    before = [&] {
+      other = std::thread([&] {
+        const auto got = memory.try_allocate(64 * kib, 256);
+        has_got = got.has_value();
+        is_over = true;
+        if (got) memory.deallocate(*got);
+      });
+      // Time to be refused, for one that does not wait.
+      for (int i = 0; i < 2000 && !is_over; ++i)
+        std::this_thread::yield();
+    };
+    memory.deallocate(range, of.streams[0]);
+    other.join();
+    before = nullptr;
+    CHECK(has_got);
+    CHECK(memory.used() == 0);
+  }
+
   TEST_CASE("no memory is reused before its stream has passed, in any order of two streams") {
     for (const auto seed : llmmem_tests::seeds(30)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
+      const std::vector<std::byte> bytes(16 * kib, std::byte{1});  // copies read it until `memory` ends
       world of(seed);
       {
         ordered_space memory(of.space, first, of.device, {.depth = 4});
         std::vector<ordered_space::range_type> live;
-        const std::vector<std::byte> bytes(16 * kib, std::byte{1});
         for (int i = 0; i < 200; ++i) {
           const std::uintptr_t stream = of.streams[random() % 2];
           if (!live.empty() && random() % 2 == 0) {

@@ -179,6 +179,11 @@ TEST_SUITE("dlpack") {
     constexpr std::int64_t large = std::numeric_limits<std::int64_t>::max() / 4;
     CHECK(changed([&] { theirs.shape = {large, large}; }).find("exceeds 2^63 - 1 bytes") !=
           std::string::npos);
+    theirs.shape = {3, 5};
+    CHECK(changed([&] { of.dl_tensor.data = nullptr; }).find("its address is null") != std::string::npos);
+    CHECK(changed([&] {
+            of.dl_tensor.byte_offset = ~std::uint64_t{0};
+          }).find("past the end of the addresses") != std::string::npos);
     CHECK(theirs.deleted == 0);
     CHECK_THROWS_AS(tensor(nullptr), argument_error);
   }
@@ -227,8 +232,25 @@ TEST_SUITE("dlpack") {
                          argument_error);
     CHECK_THROWS_WITH_AS(to_dlpack<dl_managed>({.shape = shape, .strides = strides}, 0),
                          "to_dlpack: 1 strides for 2 dimensions; give one for each, or none", argument_error);
+    CHECK_THROWS_WITH_AS(to_dlpack<dl_managed>({.shape = shape}, 0),
+                         "to_dlpack: the address of a tensor with elements is null; give that of its first",
+                         argument_error);
     const std::array<std::int64_t, 2> negative{2, -3};
     CHECK_THROWS_AS(to_dlpack<dl_managed>({.shape = negative}, 0), argument_error);
+  }
+
+  TEST_CASE("a tensor without elements has any extents, no address, and strides that fit") {
+    const std::array<std::int64_t, 4> shape{7, 0, std::int64_t{1} << 40, std::int64_t{1} << 40};
+    dl_managed_versioned* const out = to_dlpack<dl_managed_versioned>({.shape = shape}, 0);
+    CHECK(out->dl_tensor.strides[3] == 1);
+    CHECK(out->dl_tensor.strides[2] == std::int64_t{1} << 40);
+    CHECK(out->dl_tensor.strides[0] == std::numeric_limits<std::int64_t>::max());
+    out->dl_tensor.byte_offset = 8;
+    const tensor taken(out);
+    CHECK(taken.elements() == 0);
+    CHECK(taken.is_contiguous());
+    CHECK(taken.data() == nullptr);
+    CHECK(taken.bytes().empty());
   }
 
   TEST_CASE("a chunk of a tiered buffer is exported under its lease, and a foreign tensor becomes a chunk") {

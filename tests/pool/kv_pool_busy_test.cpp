@@ -25,9 +25,9 @@ constexpr std::uint64_t span_tokens = std::uint64_t{4} * pool::span_chunks;
 const std::array small_group{full_attention({"kv", 1, 16, 4})};
 
 /// The smallest buffers that a socket has: a few messages of a pool fill them.
-socket_options options_of(const std::string& folder, std::uint32_t seat) {
+socket_options options_of(const std::string& folder, std::uint32_t seat, std::uint32_t seats = 2) {
   return {.seat = seat_id{seat},
-          .seats = 2,
+          .seats = seats,
           .folder = folder,
           .post_queue_bytes = 8 * max_post_bytes,
           .socket_bytes = 4096};
@@ -84,9 +84,87 @@ struct pair_of_nodes {
   kv_chain chain{holder.cache(), prompt};
 };
 
+/// Three nodes, the last of which stops reading once they have met.
+struct trio_of_nodes {
+  trio_of_nodes() {
+    const auto have_met = [this] {
+      return first.pool().peers() == 2 && second.pool().peers() == 2 && silent.pool().peers() == 2;
+    };
+    for (int i = 0; i < 4000 && !have_met(); ++i) {
+      step_two();
+      silent.pool().progress();
+    }
+    REQUIRE(have_met());
+  }
+  void step_two() {
+    first.pool().progress();
+    second.pool().progress();
+  }
+
+  /// Asks more than nodes take that read nothing.
+  void fill() {
+    for (int i = 0; i < 32; ++i)
+      static_cast<void>(first.pool().ask(chain, 0).value());
+  }
+
+  temporary_folder folder;
+  socket_endpoint first_end{options_of(folder.path(), 0, 3)};
+  socket_endpoint second_end{options_of(folder.path(), 1, 3)};
+  socket_endpoint silent_end{options_of(folder.path(), 2, 3)};
+  node_form form{.groups = small_group, .slots = spans + 8, .lower_slots = 4};
+  node_type first{first_end, form, {}};
+  node_type second{second_end, form, {}};
+  node_type silent{silent_end, form, {}};
+  std::vector<token_id> prompt = [] {
+    std::vector<token_id> out(spans * span_tokens);
+    std::iota(out.begin(), out.end(), token_id{1});
+    return out;
+  }();
+  kv_chain chain{first.cache(), prompt};
+};
+
 }  // namespace
 
 TEST_SUITE("kv_pool busy") {
+  TEST_CASE("a node that reads nothing holds up no question to another node") {
+    trio_of_nodes nodes;
+    nodes.fill();
+    const std::uint64_t before = nodes.first.pool().stats().asked_spans;
+    const auto request = nodes.first.pool().ask(nodes.chain, 0, ~std::uint64_t{0}).value();
+    for (int i = 0; i < 200; ++i)
+      nodes.step_two();
+    // Two nodes of three keep the entries of some 400 spans.
+    CHECK(nodes.first.pool().stats().asked_spans > before + spans / 2);
+    CHECK(nodes.first.pool().stats().asked_spans < before + spans);
+    CHECK(nodes.first.pool().peers() == 2);
+  }
+
+  TEST_CASE("a node that reads nothing holds up no announcement to another node, and gets its own later") {
+    trio_of_nodes nodes;
+    for (std::uint64_t span = 0; span < spans; ++span) {
+      const std::uint64_t chunk = span * pool::span_chunks;
+      const std::uint64_t parent = chunk == 0 ? 0 : paging::key_digest(nodes.chain.keys()[chunk - 1]);
+      const auto slot = nodes.first.tiers().begin_arrival(0, nodes.chain.keys()[chunk], parent).value();
+      CHECK(nodes.first.tiers().end_arrival(slot, true));
+      nodes.first.tiers().release(slot);
+    }
+    nodes.fill();
+    const auto known = [](node_type& node) { return node.pool().stats().directory_spans; };
+    nodes.first.pool().publish(nodes.chain, nodes.chain.tokens());
+    for (int i = 0; i < 200; ++i)
+      nodes.step_two();
+    const std::uint64_t of_two = known(nodes.first) + known(nodes.second);
+    CHECK(of_two > spans / 2);
+    CHECK(of_two < spans);
+    for (int i = 0; i < 1000; ++i) {
+      nodes.step_two();
+      nodes.silent.pool().progress();
+    }
+    CHECK(known(nodes.first) + known(nodes.second) == of_two);
+    CHECK(of_two + known(nodes.silent) == spans);
+    CHECK(nodes.first.pool().peers() == 2);
+  }
+
   TEST_CASE(
       "a node that asks faster than the other one reads keeps its peer, and every question is answered") {
     pair_of_nodes nodes;

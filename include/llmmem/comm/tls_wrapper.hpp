@@ -436,6 +436,10 @@ inline bool tls_wrapper::send_out(connection& c) noexcept {
   }
   if (c.out.is_over) {  // the endpoint has closed its socket
     static_cast<void>(::SSL_shutdown(c.session.get()));
+    // What is left to read would make the system reset the connection before the other end has read all.
+    for (int i = 0;
+         i < 64 && ::recv(c.network.get(), c.out.bytes.data(), c.out.bytes.size(), MSG_DONTWAIT) > 0; ++i) {
+    }
     c.is_broken = true;
   }
   return has_moved;
@@ -471,10 +475,11 @@ inline bool tls_wrapper::take_in(connection& c) noexcept {
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
     c.local_events = static_cast<short>(c.local_events | POLLOUT);
-  } else {
-    c.is_broken = true;
+    return false;
   }
-  return false;
+  // The endpoint has closed its socket and takes nothing more. What it wrote last is still sent.
+  c.in.begin = c.in.end;
+  return true;
 }
 
 }  // namespace v0

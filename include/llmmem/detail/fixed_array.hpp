@@ -58,7 +58,7 @@ class fixed_array {
   }
 
   ~fixed_array() {
-    if (data_ != nullptr) source_.deallocate(source_.context, data_, bytes(), alignment);
+    if (data_ != nullptr) source_.deallocate(source_.context, static_cast<void*>(data_), bytes(), alignment);
   }
 
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -109,16 +110,18 @@ class stream_ordered {
   /// Takes back a range at once: no stream uses it any longer.
   void deallocate(range_type range) noexcept {
     if (range.empty()) return;
+    misuse wrong;
     {
       const std::lock_guard lock(mutex_);
-      if (is_right(range)) {
+      wrong = live_.check("stream_ordered", range.data, range.bytes);
+      if (wrong.what == misuse::kind::none) {
         live_.remove(range.data);
         beneath_->deallocate(range);
         return;
       }
       ++misuses_;
     }
-    refuse(range);
+    options_.on_misuse(wrong, options_.misuse_context);
   }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return beneath_->capacity(); }
   /// Returns what the space beneath has charged: live, pending and captured ranges.
@@ -134,16 +137,18 @@ class stream_ordered {
   /// Takes back a range that the work in `after` still uses.
   void deallocate(range_type range, stream_argument<stream> after) noexcept {
     if (range.empty()) return;
+    misuse wrong;
     {
       std::unique_lock lock(mutex_);
-      if (is_right(range)) {
+      wrong = live_.check("stream_ordered", range.data, range.bytes);
+      if (wrong.what == misuse::kind::none) {
         live_.remove(range.data);
         keep(lock, range, after.get());
         return;
       }
       ++misuses_;
     }
-    refuse(range);
+    options_.on_misuse(wrong, options_.misuse_context);
   }
 
   /// Returns to the space beneath what no stream uses any longer. `try_allocate` does it too.
@@ -194,18 +199,6 @@ class stream_ordered {
     }
     return true;
   }
-  [[nodiscard]] bool is_right(range_type range) const noexcept {
-    return live_.check("", range.data, range.bytes).what == misuse::kind::none;
-  }
-  void refuse(range_type range) noexcept {
-    misuse wrong;
-    {
-      const std::lock_guard lock(mutex_);
-      wrong = live_.check("stream_ordered", range.data, range.bytes);
-    }
-    options_.on_misuse(wrong, options_.misuse_context);
-  }
-
   /// Notes a range behind a stream's work.
   void keep(std::unique_lock<std::mutex>& lock, range_type range, stream after) noexcept {
     if (runtime_.is_capturing(after)) {
@@ -218,6 +211,8 @@ class stream_ordered {
     const bool has_passed = !mark && runtime_.wait_stream(after) == 0;
     lock.lock();
     --leaving_;
+    ++left_;
+    has_left_.notify_all();
     if (has_passed) {
       beneath_->deallocate(range);
     } else if (mark) {
@@ -257,7 +252,13 @@ class stream_ordered {
   [[nodiscard]] bool wait_for_oldest(std::unique_lock<std::mutex>& lock) noexcept {
     const auto oldest =
         std::find_if(returned_.begin(), returned_.end(), [](const entry& each) { return !each.is_captured; });
-    if (oldest == returned_.end()) return false;
+    if (oldest == returned_.end()) {
+      if (leaving_ == 0) return false;
+      // Another thread is just returning one.
+      ++waits_;
+      has_left_.wait(lock, [this, before = left_] { return left_ != before; });
+      return true;
+    }
     ++waits_;
     const device_fence<Runtime> passed = oldest->passed;
     lock.unlock();
@@ -280,6 +281,8 @@ class stream_ordered {
   live_ranges<nothing> live_;
   std::vector<entry> returned_;  // in the order of their return
   std::size_t leaving_ = 0;      // ranges whose point is being recorded, in neither table
+  std::uint64_t left_ = 0;       // ranges that were
+  std::condition_variable has_left_;
   device_events<Runtime> events_;
   std::uint64_t waits_ = 0;
   std::uint64_t misuses_ = 0;

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -136,21 +137,25 @@ struct dlpack_export {
 ///               thread.
 /// @par Complexity   one allocation.
 /// @par Errors   throws `argument_error` if strides and shape differ in length, an extent is negative, the
-///      bytes exceed 2^63 - 1, or a read-only tensor is exported without a version, which could not say so;
-///      `std::bad_alloc`. The owner is destroyed then.
+///      bytes exceed 2^63 - 1, a tensor with elements has no address, or a read-only tensor is exported
+///      without a version, which could not say so; `std::bad_alloc`. The owner is destroyed then.
 template <dlpack_managed Managed, class Owner>
 [[nodiscard]] Managed* to_dlpack(const dlpack_view& view, Owner owner) {
   if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
     throw argument_error("to_dlpack: " + std::to_string(view.strides.size()) + " strides for " +
                          std::to_string(view.shape.size()) + " dimensions; give one for each, or none");
   }
-  if (!detail::dlpack_elements(view.shape, bits_of(view.type))) {
+  const std::optional<std::uint64_t> elements = detail::dlpack_elements(view.shape, bits_of(view.type));
+  if (!elements) {
     throw argument_error("to_dlpack: the shape has a negative extent, or exceeds 2^63 - 1 bytes");
   }
   if (view.is_read_only && !dlpack_versioned<Managed>) {
     throw argument_error(
         "to_dlpack: DLManagedTensor cannot say that a tensor is read-only; use DLManagedTensorVersioned, or "
         "export a copy");
+  }
+  if (view.data == nullptr && *elements != 0) {
+    throw argument_error("to_dlpack: the address of a tensor with elements is null; give that of its first");
   }
   using exported = detail::dlpack_export<Managed, Owner>;
   auto made = std::make_unique<exported>(exported{.tensor = {},
@@ -171,9 +176,14 @@ template <dlpack_managed Managed, class Owner>
   // DLPack 1.2 wants strides where there are dimensions.
   if (made->strides.empty()) {
     made->strides.resize(made->shape.size());
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
     std::int64_t stride = 1;
-    for (std::size_t i = made->shape.size(); i-- != 0; stride *= made->shape[i] == 0 ? 1 : made->shape[i])
+    for (std::size_t i = made->shape.size(); i-- != 0;) {
       made->strides[i] = stride;
+      // Next to an extent of 0 the others may have any product.
+      const std::int64_t times = made->shape[i] == 0 ? 1 : made->shape[i];
+      stride = stride > most / times ? most : stride * times;
+    }
   }
   tensor.shape = made->shape.data();
   tensor.strides = made->strides.data();
@@ -196,7 +206,8 @@ template <dlpack_managed Managed, class Owner>
 /// @par Thread safety   none; const calls may run concurrently.
 /// @par Errors   the constructor throws `argument_error` for null, and `format_error` for a major version
 ///      other than 1, an element type without a `safetensors_type`, vector lanes, padded sub-byte elements, a
-///      negative extent or a size past 2^63 - 1. The caller then keeps the tensor.
+///      negative extent, a size past 2^63 - 1, or elements without an address. The caller then keeps the
+///      tensor.
 template <dlpack_managed Managed>
 class dlpack_tensor {
  public:
@@ -238,9 +249,10 @@ class dlpack_tensor {
   [[nodiscard]] std::uint64_t elements() const noexcept {
     return detail::dlpack_elements(shape(), bits_of(type_)).value_or(0);
   }
-  /// Returns the address of the first element, also of device memory.
+  /// Returns the address of the first element, also of device memory. Null only without elements.
   [[nodiscard]] const std::byte* data() const noexcept {
-    return static_cast<const std::byte*>(tensor_->dl_tensor.data) + tensor_->dl_tensor.byte_offset;
+    const auto* const start = static_cast<const std::byte*>(tensor_->dl_tensor.data);
+    return elements() == 0 ? start : start + tensor_->dl_tensor.byte_offset;
   }
   /// Whether the elements are adjacent, in row-major order.
   [[nodiscard]] bool is_contiguous() const noexcept {
@@ -301,8 +313,17 @@ class dlpack_tensor {
     }
     if (of.ndim < 0 || (of.ndim != 0 && of.shape == nullptr))
       malformed(std::to_string(of.ndim) + " dimensions without a shape");
-    if (!detail::dlpack_elements({of.shape, static_cast<std::size_t>(of.ndim)}, bits_of(*type)))
-      malformed("the shape has a negative extent, or exceeds 2^63 - 1 bytes");
+    const auto elements =
+        detail::dlpack_elements({of.shape, static_cast<std::size_t>(of.ndim)}, bits_of(*type));
+    if (!elements) malformed("the shape has a negative extent, or exceeds 2^63 - 1 bytes");
+    if (*elements != 0) {
+      if (of.data == nullptr) malformed("the tensor has elements, but its address is null");
+      const std::uint64_t left = ~reinterpret_cast<std::uintptr_t>(of.data);
+      if (of.byte_offset > left || (*elements * bits_of(*type) + 7) / 8 > left - of.byte_offset) {
+        malformed("the byte offset " + std::to_string(of.byte_offset) +
+                  " leads past the end of the addresses");
+      }
+    }
     return *type;
   }
 

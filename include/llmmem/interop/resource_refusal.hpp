@@ -26,7 +26,8 @@ class resource_refusal : public std::bad_alloc {
       text = message;
     } catch (const std::bad_alloc&) {
     }
-    std::copy_n(text.data(), std::min(text.size(), text_.size() - 1), text_.data());
+    text = text.substr(0, text_.size() - 1);
+    std::copy(text.begin(), text.end(), text_.begin());
   }
   [[nodiscard]] const failure& why() const noexcept { return why_; }
   /// Returns the failure's message, at most 255 bytes of it.

@@ -226,7 +226,8 @@ class kv_pool {
   std::vector<record> requests_;
   std::uint32_t in_flight_ = 0;    // blocks asked of other nodes
   bool must_republish_ = false;    // because the set of nodes has changed
-  std::uint32_t republished_ = 0;  // entries looked at since
+  std::uint32_t republished_ = 0;  // entries looked at in this round
+  bool has_passed_over_ = false;   // some of them, whose receiver was busy: there is another round
   pool::stats counted_{};
 };
 

@@ -124,8 +124,8 @@ class link_meter {
 
  private:
   struct movement {
-    chunk_handle chunk;
-    plan_operation operation;
+    chunk_handle chunk{};
+    plan_operation operation{};
   };
 
   [[nodiscard]] static std::uint64_t median(std::vector<std::uint64_t>& of) {

@@ -243,8 +243,8 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   const seat_id directory = directory_of(key);
   if (directory == self() || may_post(directory)) return post_published(entry);
   published_.at(entry).place = to_index(no_seat);
-  must_republish_ = true;
-  republished_ = 0;
+  has_passed_over_ = has_passed_over_ || must_republish_;  // a round that is under way continues
+  if (!std::exchange(must_republish_, true)) republished_ = 0;
 }
 
 /// A block is no longer here. Corrects the directory also when this node no longer remembers to have
@@ -266,21 +266,29 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
 }
 
 /// Announces what this node holds to the nodes that now keep the spans' entries. A node that is busy receives
-/// the rest in a later step.
+/// the rest in a later step, and holds up no other.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::republish() noexcept {
-  constexpr std::uint32_t most = 64;  // entries told in one step
+  constexpr std::uint32_t most = 64;         // entries told in one step
+  constexpr std::uint32_t most_seen = 4096;  // and looked at
   if (!must_republish_) return;
+  if (republished_ == 0) has_passed_over_ = false;
   std::uint32_t told = 0;
-  for (; republished_ < published_.capacity() && told < most; ++republished_) {
+  for (std::uint32_t seen = 0; republished_ < published_.capacity() && told < most && seen < most_seen;
+       ++republished_, ++seen) {
     const detail::span_entry& each = published_.at(republished_);
     const seat_id directory = directory_of(each.span);
     if (each.holder == no_seat || each.place == to_index(directory)) continue;
-    if (directory != self() && !may_post(directory)) return;
+    if (directory != self() && !may_post(directory)) {
+      has_passed_over_ = true;
+      continue;
+    }
     post_published(republished_);
     ++told;
   }
-  if (republished_ == published_.capacity()) must_republish_ = false;
+  if (republished_ < published_.capacity()) return;
+  must_republish_ = has_passed_over_;
+  republished_ = 0;
 }
 
 // Sending words

@@ -58,11 +58,14 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
 }
 
 /// Sends the questions of a request, as far as their receivers take them; the next `progress` sends the rest.
+/// A busy receiver holds up no question to another one.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::ask_spans(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
-  while (of.asked_spans < of.spans.size() && ask_span(slot, of.asked_spans))
-    ++of.asked_spans;
+  for (std::size_t i = of.asked_spans; i < of.spans.size(); ++i) {
+    const bool is_asked = of.spans[i].asked != no_seat || ask_span(slot, i);
+    if (is_asked && i == of.asked_spans) ++of.asked_spans;
+  }
 }
 
 /// Returns false, and sends nothing, while the receiver is busy.
@@ -165,7 +168,8 @@ void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upt
   proceed(slot);
 }
 
-/// The holder of a block to ask next, of those from which the least is awaited; `max_holders`: none is left.
+/// The holder of a block to ask next, of those from which the least is awaited, a busy one last;
+/// `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint>
 std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const part& each) const noexcept {
   const std::uint64_t span = each.chunk / pool::span_chunks;
@@ -179,7 +183,9 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
     if ((mask(of, index, h, each.group) >> each.chunk % pool::span_chunks & 1U) == 0) continue;
     // Equal ones are taken in an order that differs from node to node.
     const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, nonce_) >> 32;
-    const std::uint64_t cost = std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
+    const std::uint64_t busy = may_post(in.holders[h].seat) ? 0 : std::uint64_t{1} << 63;
+    const std::uint64_t cost =
+        busy | std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;
     least = cost;
     best = h;

@@ -64,7 +64,7 @@ struct pool_record {
   const kv_chain* chain = nullptr;
   std::uint64_t deadline = 0;
   std::uint64_t first_span = 0;  ///< of the chain, that was asked for
-  std::size_t asked_spans = 0;   ///< spans whose question has been sent; the others wait for their receiver
+  std::size_t asked_spans = 0;   ///< the questions of all spans before it have been sent
   std::uint64_t chunks = 0;      ///< of the chain when it was asked for: it may have grown since
   std::size_t first_open = 0;    ///< parts before it are done
   pool::fetch_result came{};
