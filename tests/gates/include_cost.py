@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 193_000
+UMBRELLA_LIMIT = 194_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups.
@@ -21,6 +21,8 @@ TOOL_LIMITS = {
     "llmmem/paging/journal_what_if.hpp": 80_000,
     # A super-page pool, a prefix chain and all that a paged allocator does, for every kind of layers.
     "llmmem/paging/hybrid_allocator.hpp": 62_000,
+    # A thread waits for another one's return: <condition_variable> alone is 57,000.
+    "llmmem/device/stream_ordered.hpp": 78_000,
     # <thread> alone is 52,000; <signal.h>, with which writes past `ulimit -f` are errors, 2,700.
     "llmmem/transfer/file_queue.hpp": 62_000,
     "llmmem/transfer/file_space.hpp": 67_000,
