@@ -175,7 +175,7 @@ template <dlpack_managed Managed, class Owner>
   // DLPack 1.2 wants strides where there are dimensions.
   if (made->strides.empty()) {
     made->strides.resize(made->shape.size());
-    constexpr std::int64_t most = static_cast<std::int64_t>(max_bytes);
+    constexpr auto most = static_cast<std::int64_t>(max_bytes);
     std::int64_t stride = 1;
     for (std::size_t i = made->shape.size(); i-- != 0;) {
       made->strides[i] = stride;

@@ -27,7 +27,7 @@ class resource_refusal : public std::bad_alloc {
     } catch (const std::bad_alloc&) {
     }
     text = text.substr(0, text_.size() - 1);
-    std::copy(text.begin(), text.end(), text_.begin());
+    std::ranges::copy(text, text_.begin());
   }
   [[nodiscard]] const failure& why() const noexcept { return why_; }
   /// Returns the failure's message, at most 255 bytes of it.
