@@ -34,10 +34,10 @@ struct attention_rows {
   /// to by its length and its window, only those in the range are read. Null: from the first, to the last.
   const std::int32_t* begins = nullptr;
   const std::int32_t* ends = nullptr;
-  /// How many consecutive rows attend to the same tokens, which are read once for all of them: those of the
-  /// first of these rows, whose numbers above apply to all of them. So a prefix that a batch shares is read
-  /// once (cascade): a part of it with `shared` rows, a part of each row's own tokens, and a merge. Divides
-  /// `rows`.
+  /// The number of consecutive rows that attend to the same tokens; divides `rows`. The kernel reads these
+  /// tokens once for all of the rows, and takes the numbers above from the first of them. A batch that shares
+  /// a prefix (cascade) calls it once for the prefix with `shared` rows and once for each row's own tokens,
+  /// and merges the two parts.
   std::uint32_t shared = 1;
 };
 

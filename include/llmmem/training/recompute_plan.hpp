@@ -61,8 +61,8 @@ inline void check_choices(std::span<const record_choices> records) {
   }
 }
 
-/// Whether some choice stays within `budget`: of the ways that fit, the one that keeps least leaves the most
-/// space for all after it.
+/// Whether any choice stays within `budget`. Of the ways of a record that fit, it takes the one that keeps
+/// least, because that leaves the most space for the records after it.
 [[nodiscard]] inline bool fits_budget(std::span<const record_choices> records, std::uint64_t budget) {
   std::uint64_t kept = 0;
   for (const record_choices& record : records) {

@@ -116,15 +116,16 @@ struct training_prediction {
 ///                         holds whole: there is nothing to gather.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
-/// What the calls of one rank's step come to on a store of chunks (`leased_pieces`, `kept_records`): weights,
-/// gradients and the optimizer's arrays of the layers (means, variances, low halves), then each record and,
-/// where it is kept in part, its kept part; chunks of no bytes are left out. What is gathered ahead is leased
-/// earlier than it is here.
+/// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,
+/// `kept_records`). The chunks are the layers' weights, gradients and optimizer arrays (means, variances, low
+/// halves), then each record and, if only a part of it is kept, that part. Chunks without bytes are left out.
+/// A run that gathers weights ahead leases them earlier than this trace does.
 /// @throws as `check_plan`.
 [[nodiscard]] schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank);
 
-/// What `rank` takes under `plan`, byte by byte as the parts of the library take it. Of terms that depend on
-/// timing, `is_bound` says so: the tiers above the last, within their budgets, and weights gathered ahead.
+/// Returns the memory that `rank` takes under `plan`, counted to the byte as the parts of the library
+/// allocate it. Two terms depend on timing, so they are upper bounds and have `is_bound` set: the tiers above
+/// the last one, within their budgets, and the weights gathered ahead.
 ///
 /// @param links   between tiers, as many as there are budgets; none: nothing is said of stalls.
 /// @param network between ranks; without bandwidth nothing is said of its stalls.
