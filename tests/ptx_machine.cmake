@@ -10,7 +10,7 @@ set(LLMMEM_PTX_TESTS
 option(LLMMEM_PTX_OF_EACH "Compile every device test for each architecture, not only those whose code depends on it" ON)
 # Without, the others are compiled for the lowest one: a newer device executes that PTX as well. What depends on the
 # architecture is how fp8 is converted (include/llmmem/kernels/detail/e4m3_steps.hpp), and what CUB does.
-set(depends_on_architecture "^ptx_machine/(arithmetic|conversions|machine|tensor_cores)$|^kernels/(elements|kernel_costs|kv_kernels|number_kernels)$|^interop/cccl$")
+set(depends_on_architecture "^ptx_machine/(arithmetic|conversions|machine|tensor_cores|unknown)$|^kernels/(elements|kernel_costs|kv_kernels|number_kernels)$|^interop/cccl$")
 
 # Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
 add_library(

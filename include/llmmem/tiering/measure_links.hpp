@@ -231,17 +231,17 @@ result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measure
     bytes /= 2;
   }
   const std::uint32_t repeats = std::max(how.repeats, 1U);
-  const auto large = meter.measure(repeats);
-  if (!large) return large.error();
+  const auto of_wholes = meter.measure(repeats);
+  if (!of_wholes) return of_wholes.error();
   meter.remove();
   const std::uint64_t few = std::max<std::uint64_t>(bytes / 16, 1);
   if (const auto made = meter.create(few); !made) return made.error();
-  const auto small = meter.measure(repeats);
-  if (!small) return small.error();
+  const auto of_parts = meter.measure(repeats);
+  if (!of_parts) return of_parts.error();
   std::vector<link_model> links;
   for (std::size_t i = 0; i + 1 < Buffer::tiers; ++i) {
-    const auto& whole = (*large)[i];
-    const auto& part = (*small)[i];
+    const auto& whole = (*of_wholes)[i];
+    const auto& part = (*of_parts)[i];
     // Both sizes have the latency once: their difference has the rate alone. Noise may hide it.
     const std::uint64_t rest = buffer.rounded_bytes(bytes) - std::min(buffer.rounded_bytes(few), bytes);
     const std::uint64_t for_rest = whole.up > part.up ? whole.up - part.up : 0;
