@@ -312,8 +312,8 @@ class dlpack_tensor {
     }
     if (of.ndim < 0 || (of.ndim != 0 && of.shape == nullptr))
       malformed(std::to_string(of.ndim) + " dimensions without a shape");
-    const auto elements =
-        detail::dlpack_elements({of.shape, static_cast<std::size_t>(of.ndim)}, bits_of(*type));
+    const std::span<const std::int64_t> shape(of.shape, static_cast<std::size_t>(of.ndim));
+    const auto elements = detail::dlpack_elements(shape, bits_of(*type));
     if (!elements) malformed("the shape has a negative extent, or exceeds 2^63 - 1 bytes");
     if (*elements != 0) {
       if (of.data == nullptr) malformed("the tensor has elements, but its address is null");
