@@ -33,17 +33,26 @@ socket_options options_of(const std::string& folder, std::uint32_t seat, std::ui
           .socket_bytes = 4096};
 }
 
+std::vector<token_id> long_prompt() {
+  std::vector<token_id> out(spans * span_tokens);
+  std::iota(out.begin(), out.end(), token_id{1});
+  return out;
+}
+
+/// Puts the first block of each span of a chain into a node's tiers.
+void hold_first_blocks(node_type& node, const kv_chain& chain) {
+  for (std::uint64_t span = 0; span < spans; ++span) {
+    const std::uint64_t chunk = span * pool::span_chunks;
+    const std::uint64_t parent = chunk == 0 ? 0 : paging::key_digest(chain.keys()[chunk - 1]);
+    const auto slot = node.tiers().begin_arrival(0, chain.keys()[chunk], parent).value();
+    CHECK(node.tiers().end_arrival(slot, true));
+    node.tiers().release(slot);
+  }
+}
+
 /// Two nodes; one holds the first block of each span of a chain.
 struct pair_of_nodes {
-  pair_of_nodes() {
-    for (std::uint64_t span = 0; span < spans; ++span) {
-      const std::uint64_t chunk = span * pool::span_chunks;
-      const std::uint64_t parent = chunk == 0 ? 0 : paging::key_digest(chain.keys()[chunk - 1]);
-      const auto slot = holder.tiers().begin_arrival(0, chain.keys()[chunk], parent).value();
-      CHECK(holder.tiers().end_arrival(slot, true));
-      holder.tiers().release(slot);
-    }
-  }
+  pair_of_nodes() { hold_first_blocks(holder, chain); }
   void meet() {
     for (int i = 0; i < 2000 && (holder.pool().peers() == 0 || asker.pool().peers() == 0); ++i)
       step_both();
@@ -76,11 +85,7 @@ struct pair_of_nodes {
   node_form form{.groups = small_group, .slots = spans + 8, .lower_slots = 4};
   node_type holder{one, form, {}};
   node_type asker{other, form, {}};
-  std::vector<token_id> prompt = [] {
-    std::vector<token_id> out(spans * span_tokens);
-    std::iota(out.begin(), out.end(), token_id{1});
-    return out;
-  }();
+  std::vector<token_id> prompt = long_prompt();
   kv_chain chain{holder.cache(), prompt};
 };
 
@@ -115,11 +120,7 @@ struct trio_of_nodes {
   node_type first{first_end, form, {}};
   node_type second{second_end, form, {}};
   node_type silent{silent_end, form, {}};
-  std::vector<token_id> prompt = [] {
-    std::vector<token_id> out(spans * span_tokens);
-    std::iota(out.begin(), out.end(), token_id{1});
-    return out;
-  }();
+  std::vector<token_id> prompt = long_prompt();
   kv_chain chain{first.cache(), prompt};
 };
 
@@ -141,13 +142,7 @@ TEST_SUITE("kv_pool busy") {
 
   TEST_CASE("a node that reads nothing holds up no announcement to another node, and gets its own later") {
     trio_of_nodes nodes;
-    for (std::uint64_t span = 0; span < spans; ++span) {
-      const std::uint64_t chunk = span * pool::span_chunks;
-      const std::uint64_t parent = chunk == 0 ? 0 : paging::key_digest(nodes.chain.keys()[chunk - 1]);
-      const auto slot = nodes.first.tiers().begin_arrival(0, nodes.chain.keys()[chunk], parent).value();
-      CHECK(nodes.first.tiers().end_arrival(slot, true));
-      nodes.first.tiers().release(slot);
-    }
+    hold_first_blocks(nodes.first, nodes.chain);
     nodes.fill();
     const auto known = [](node_type& node) { return node.pool().stats().directory_spans; };
     nodes.first.pool().publish(nodes.chain, nodes.chain.tokens());
