@@ -283,7 +283,7 @@ class process_job {
     if (log_->finished() != 0) return;
     const planned_fault& fault = faults_[next_fault_];
     hear();
-    if (!log_->is_complete()) return;  // somebody else was quicker: it is planned anew
+    if (!log_->is_complete()) return;  // another fault came first: this one is planned again
     ++next_fault_;
     const int signal = fault.kind == fault_kind::kill ? SIGKILL : SIGSTOP;
     log_->fault(fault.seats, signal, time);

@@ -110,10 +110,10 @@ inline std::uint64_t sim_network::calls(seat_id seat, std::uint32_t incarnation)
 
 /// Determines which process suspects which, and when: known in advance, for the first processes.
 inline void sim_network::plan_silences() {
-  const auto suspects = [this](std::uint32_t who, std::uint32_t whom, std::uint64_t from,
+  const auto suspects = [this](std::uint32_t observer, std::uint32_t silent, std::uint64_t from,
                                std::uint64_t until) {
-    if (who == whom || until - from <= options_.hard_silence_ns) return;
-    notify(*processes_[who], from + options_.hard_silence_ns + draw(0, options_.max_notice_ns), whom,
+    if (observer == silent || until - from <= options_.hard_silence_ns) return;
+    notify(*processes_[observer], from + options_.hard_silence_ns + draw(0, options_.max_notice_ns), silent,
            sim_endpoint::notice::kind::suspected);
   };
   for (std::uint32_t a = 0; a < options_.seats; ++a) {
