@@ -43,6 +43,22 @@ function(llmmem_optimise_if_listed target)
   endif()
 endfunction()
 
+# llmmem_use_instances(<target> <primitive>...): the target's sources declare what the default form of each primitive
+# instantiates, and link what is compiled once for all such targets: see docs/your_engine.md.
+find_package(Threads REQUIRED)
+foreach(primitive IN ITEMS checkpoint paging)
+  string(TOUPPER ${primitive} name)
+  add_library(llmmem_${primitive}_instances STATIC EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/${primitive}_instances.cpp")
+  target_link_libraries(llmmem_${primitive}_instances PRIVATE llmmem::llmmem llmmem_warnings Threads::Threads)
+  target_compile_definitions(llmmem_${primitive}_instances PUBLIC LLMMEM_EXTERN_${name})
+  llmmem_optimise_if_listed(llmmem_${primitive}_instances)
+endforeach()
+function(llmmem_use_instances target)
+  foreach(primitive IN LISTS ARGN)
+    target_link_libraries(${target} PRIVATE llmmem_${primitive}_instances)
+  endforeach()
+endfunction()
+
 # What the reader of request traces, examples/replay_trace/read_trace.hpp, unpacks with: each library is optional, and a
 # file that needs one that is missing is refused by name.
 add_library(llmmem_trace_reader INTERFACE)

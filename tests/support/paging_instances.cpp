@@ -1,2 +1,0 @@
-// `paged_allocator<>`, once for all test programs: see LLMMEM_EXTERN_PAGING in docs/your_engine.md.
-#include <llmmem/instantiate/paged_allocator.hpp>
