@@ -221,7 +221,7 @@ TEST_SUITE("gather_schedule") {
                            argument_error);
       std::vector<std::vector<tensor_id>> beyond{{tensor_id{0}}, {tensor_id{2}}};
       CHECK_THROWS_WITH_AS(gather_schedule(state, queue, beyond, std::vector<std::uint32_t>{0, 1}, plan),
-                           "gather_schedule: tensor 2 in a scope, of 2", argument_error);
+                           "gather_schedule: tensor 2 is in a scope, and there are 2", argument_error);
     });
   }
 }

@@ -35,7 +35,7 @@ inline namespace v0 {
 /// Moves data between the device memory of ranks by NCCL, on one stream. The side channel detects dead ranks,
 /// agrees on them, and ends the calls that wait for them. A `transport`: `broadcast`, `all_gather` and
 /// `barrier` of collectives.hpp run over it with device pointers. The other collectives there copy or add on
-/// the host: use the members below instead, which NCCL does natively.
+/// the host: use the members below instead, which are NCCL's own.
 ///
 ///     communicator side(endpoint);                                     // over the host
 ///     side.join(side.after(10'000'000'000)).value();
@@ -52,8 +52,8 @@ inline namespace v0 {
 /// - **Calls** wait until the stream has done their work, their deadline has passed, or the epoch has ended:
 ///   every `poll_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
 ///   work of the stream. The stream must not be captured into a graph.
-/// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. The
-///   call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
+/// - **A call that fails ends the epoch**, on all ranks, by `revoke`, because NCCL cannot cancel one message.
+///   The call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
 ///   aborted if NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has failed,
 ///   or when the revoke takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,

@@ -45,7 +45,7 @@ void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes,
   const std::size_t count = bytes / sizeof(Element);
   for (std::size_t tiles = count / tile; tiles != 0; --tiles)
     some(tile);
-  if (count % tile != 0) some(count % tile);  // with nothing left there may be no memory at all
+  if (count % tile != 0) some(count % tile);  // with nothing left the pointers may be null
 }
 
 }  // namespace detail

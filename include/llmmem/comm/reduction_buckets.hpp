@@ -28,9 +28,8 @@ struct bucket_options {
   const char* name = "reduction_buckets";  ///< the name in error texts; outlives it
 };
 
-/// Sums tensors over the ranks. An all-reduce costs a latency however little it carries, and a model has
-/// hundreds of small tensors: so neighbours share a bucket, which is summed as one when its last tensor is
-/// ready.
+/// Sums tensors over the ranks. An all-reduce costs a latency even for few bytes, and a model has hundreds of
+/// small tensors. So neighbours share a bucket, which is summed as one when its last tensor is ready.
 ///
 ///     reduction_buckets sums(ranks, bytes_of_gradients, sum_f32);     // in the order of the backward pass
 ///     for (layer = last; ...) {

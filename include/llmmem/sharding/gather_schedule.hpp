@@ -88,7 +88,7 @@ struct gather_schedule_stats {
 ///     }
 ///
 /// It follows the steps of a plan, not the clock: when a gather begins depends only on what the program has
-/// used, so that all ranks gather in one order. (Therefore this is no `prefetch_schedule`: there each process
+/// used, so that all ranks gather in one order. (A `prefetch_schedule` does not, because there each process
 /// leaves a late step to the lease independently. The planners are the same.) A gather without space waits
 /// for the drop that frees it.
 ///
@@ -165,7 +165,7 @@ class gather_schedule {
           scope(std::move(scope_of)),
           bytes(bytes_of) {}
     [[nodiscard]] result<void> gather() {
-      if (!refused) {  // its pieces could not be held: the other ranks are not to wait for this one
+      if (!refused) {  // its pieces could not be held: the other ranks must not wait for this one
         state->ranks().revoke();
         return refused;
       }
@@ -179,7 +179,7 @@ class gather_schedule {
     std::vector<tensor_id> scope;
     std::uint64_t bytes;
     hold_type held{};        // its pieces, until it has arrived: leased and ended by the program's thread
-    result<void> refused{};  // why they are not
+    result<void> refused{};  // why they could not be leased
     whole_type whole{};
     bool is_here = false;  // gathered or in flight
     bool is_pending = false;
@@ -204,10 +204,10 @@ class gather_schedule {
   }
 
   operation_queue* queue_;
-  std::vector<std::unique_ptr<slot>> slots_;  // that stay where they are
+  std::vector<std::unique_ptr<slot>> slots_;  // each stays at its address
   std::vector<std::uint32_t> uses_;
   schedule_plan plan_;
-  std::vector<std::uint32_t> pending_{};  // in the plan's order, without space as yet
+  std::vector<std::uint32_t> pending_{};  // in the plan's order, still without space
   std::size_t cursor_ = 0;                // the next step
   std::size_t use_ = 0;                   // the next use
   bool is_in_use_ = false;                // a lease lives

@@ -32,7 +32,7 @@ struct live_reshard {
 };
 
 /// Returns the plan from `from` to `to` that moves the fewest bytes: each element that a rank needs and does
-/// not hold is sent to it once, and nothing else is. Replicas are read alternately, as `make_reshard`
+/// not hold is sent to it once, and nothing else is sent. Replicas are read alternately, as `make_reshard`
 /// documents.
 ///
 ///     const live_reshard plan = reshard(tensors, sharding::replicated(tensors, four),

@@ -36,13 +36,13 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// @param stored   in any order; pieces may be empty, overlap, and repeat one another.
 /// @param wanted   in any order; pieces may be empty or overlap. Each is filled independently.
 ///
-/// @par Complexity   O(p log p + c log c) for p pieces and c copies, and an O(1) for each replica a copy may
-///                   come from. If the strided pieces of a tensor are bands of one matrix (equal strides, no
-///                   run across the end of a row), the rows in which no piece begins or ends are planned as
-///                   one, and each other row costs the pieces in it. For any other strided pieces, their runs
-///                   count for p.
-/// @throws argument_error  when a piece names no tensor of the catalogue or is no canonical set, or when no
-///                         piece has a wanted element: with the tensor and the first such element.
+/// @par Complexity   O(p log p + c log c) for p pieces and c copies, plus O(1) for each replica that a copy
+///                   may come from. If the strided pieces of a tensor are bands of one matrix (equal strides,
+///                   no run across the end of a row), the rows in which no piece begins or ends are planned
+///                   as one, and each other row costs the pieces in it. For any other strided pieces, each
+///                   run counts as a piece of p.
+/// @throws argument_error  when a piece names no tensor of the catalogue or is not a canonical set, or when
+///                         no piece has a wanted element: with the tensor and the first such element.
 /// @throws length_error    when a piece passes its tensor, pieces 2^32, bytes 2^63 - 1, or the runs of other
 ///                         strided pieces `max_reshard_runs`.
 [[nodiscard]] reshard_plan make_reshard(std::span<const tensor_facts> tensors,

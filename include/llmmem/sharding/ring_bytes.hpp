@@ -23,11 +23,11 @@ enum class ring_collective : std::uint8_t {
 /// Returns the bytes that `rank` sends to its successor on a ring, for a tensor of `units` (rows, elements:
 /// what is not cut) of `unit_bytes` each, in even shares.
 ///
-/// A rank does not send, in a reduce-scatter, the share that it ends with: the sum of share c starts at rank
-/// c + 1 and moves around to c. In an all-gather share c starts at c and stops before it, so that a rank does
-/// not send the share of its successor. If shares are equal, each of the two is (N - 1)/N of the tensor, and
-/// the all-reduce 2 (N - 1)/N (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009). So replacing an
-/// all-reduce by the two costs no byte.
+/// In a reduce-scatter, a rank does not send the share that it ends with, because the sum of share c starts
+/// at rank c + 1 and moves around to c. In an all-gather, share c starts at c and stops before it, so that a
+/// rank does not send the share of its successor. If shares are equal, each of the two is (N - 1)/N of the
+/// tensor, and the all-reduce 2 (N - 1)/N (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009). So the
+/// two send as many bytes as the all-reduce that they replace.
 ///
 /// @pre `rank` is less than `world`
 /// @par Complexity   O(1).

@@ -1,5 +1,5 @@
 /// @file
-/// `staleness_clock`: how far ahead of the slowest worker another one may run.
+/// `staleness_clock`: how far ahead of the slowest worker another worker may run.
 #pragma once
 
 #include <llmmem/config.hpp>

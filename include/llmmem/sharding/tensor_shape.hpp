@@ -15,8 +15,8 @@ inline namespace v0 {
 
 /// A row-major tensor as rows x columns: the first dimension, and the product of all others.
 ///
-/// A tensor of no dimensions is one row of one element; one of a single dimension has columns of 1, so that
-/// its elements are its rows. A dimension of 0 is legal: the tensor has no elements.
+/// A tensor of no dimensions is one row of one element; one of a single dimension has one column, so that its
+/// elements are its rows. A dimension of 0 is legal: the tensor has no elements.
 ///
 /// @par Thread safety   a plain value.
 class tensor_shape {

@@ -58,8 +58,8 @@ struct dispatch_options {
   return static_cast<std::uint32_t>(capacity);
 }
 
-/// Assigns the tokens of one group, the batch of one rank, to their experts. A plan only: it says where rows
-/// go, and moves none.
+/// Assigns the tokens of one group, the batch of one rank, to their experts. It only plans: it says where
+/// rows go, and moves none.
 ///
 /// A token makes `choices` choices of an expert; choice c of token t is *assignment* t x choices + c. An
 /// assignment gets the next place of its expert's buffer while that has fewer than `capacity`, in the order
@@ -110,7 +110,7 @@ class token_dispatch {
   }
 
   /// Replaces the plan. @param chosen the expert of each assignment, [tokens, choices]. @returns
-  /// `errc::size_mismatch` if that is no multiple of the choices, `errc::out_of_range` for more than
+  /// `errc::size_mismatch` if that is not a multiple of the choices, `errc::out_of_range` for more than
   /// `max_tokens` or an expert that does not exist; the previous plan then stays.
   result<void> plan(std::span<const expert_id> chosen) noexcept;
 
@@ -151,8 +151,8 @@ class token_dispatch {
     const std::uint32_t begin = begins_[static_cast<std::size_t>(experts.first)];
     return {begin, begins_[static_cast<std::size_t>(experts.first + experts.count)] - begin};
   }
-  /// Returns the place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` is one, and
-  /// `expert` the one it belongs to
+  /// Returns the place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` exists, and
+  /// belongs to `expert`
   [[nodiscard]] std::uint64_t padded_slot_of(std::uint32_t slot, expert_id expert) const noexcept {
     return std::uint64_t{to_index(expert)} * options_.capacity + (slot - begins_[to_index(expert)]);
   }

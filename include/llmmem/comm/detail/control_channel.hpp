@@ -124,7 +124,7 @@ class control_channel {
     out.is_overflowed = false;
     put(out, frame_sort::given_up, {}, {});
   }
-  /// Announces that this process leaves, behind the waiting bytes.
+  /// Announces, after the waiting bytes, that this process leaves.
   void leave(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
@@ -165,7 +165,7 @@ class control_channel {
     std::uint64_t beats = 0;
   };
 
-  // All of these: @pre the mutex is held
+  // @pre of each: the mutex is held
   void put(writer& out, frame_sort sort, const frame_header& header,
            std::span<const std::byte> bytes) noexcept;
   void flush(writer& out) noexcept;

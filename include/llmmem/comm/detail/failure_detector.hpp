@@ -78,7 +78,7 @@ class failure_detector {
   /// The process as a pidfd, closed if it is unknown.
   [[nodiscard]] const descriptor& process(seat_id seat) const noexcept { return at(seat).process; }
   /// Records that a process is connected from now on.
-  /// @param is_own  it is this very process, which is never killed.
+  /// @param is_own  the process is this one, which is never killed.
   void seat(seat_id seat, const incarnation_id& incarnation, descriptor process, bool is_own) noexcept {
     seat_record& of = at(seat);
     of.process = std::move(process);
@@ -129,7 +129,7 @@ class failure_detector {
   /// @}
 
   /// @name Reports
-  /// Whether to report it to the handler: it has not been reported before.
+  /// Whether to report it to the handler: true once for each seat.
   /// @{
   [[nodiscard]] bool report_suspected(seat_id seat) noexcept {
     if (at(seat).reported != report::none) return false;

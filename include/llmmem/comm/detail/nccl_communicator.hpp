@@ -29,14 +29,14 @@ namespace detail {
 /// `stop` ends NCCL's work, so that it no longer touches memory: it keeps what can be shrunk, and aborts the
 /// rest. A stopped communicator can only be shrunk or aborted. Windows end with their communicator.
 ///
-/// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` as
-///   long as NCCL does; nothing else waits.
+/// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` for
+///                      as long as NCCL takes; nothing else waits.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          NCCL's status.
 template <class Api>
 class nccl_communicator {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive it.
   nccl_communicator(Api& api, stream_marker<Api>& marker, const nccl_options& options, nccl_stats& stats)
       : api_(api), marker_(marker), options_(options), stats_(stats) {}
   nccl_communicator(const nccl_communicator&) = delete;
@@ -210,7 +210,7 @@ void nccl_communicator<Api>::abort() noexcept {
     static_cast<void>(api_.abort(take_child()));
     ++stats_.aborted;
   } else if (making_ == making::grown) {
-    // Nothing ends that: NCCL writes there when it is done, or fails.
+    // No call stops the making of a child: NCCL writes there when it succeeds or fails.
     static_cast<void>(child_.release());
   }
   making_ = making::nothing;

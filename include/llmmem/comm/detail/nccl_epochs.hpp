@@ -35,7 +35,7 @@ namespace detail {
 template <nccl_side Side, class Api>
 class nccl_epochs {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive it.
   nccl_epochs(side_channel<Side>& channel, nccl_communicator<Api>& comm, Api& api, const nccl_report& report,
               const nccl_options& options) noexcept
       : channel_(channel), comm_(comm), api_(api), report_(report), options_(options) {}

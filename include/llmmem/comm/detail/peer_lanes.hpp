@@ -33,7 +33,7 @@ namespace detail {
 struct outgoing_frame {
   std::array<std::byte, wire_header_bytes> head{};
   std::span<const std::byte> bytes;
-  std::size_t sent = 0;  ///< bytes of both
+  std::size_t sent = 0;  ///< sent bytes, of `head` and then of `bytes`
 
   [[nodiscard]] bool is_begun() const noexcept { return sent != 0; }
   [[nodiscard]] bool is_complete() const noexcept { return sent == head.size() + bytes.size(); }

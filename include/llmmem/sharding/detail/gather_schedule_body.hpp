@@ -24,7 +24,7 @@ gather_schedule<State>::gather_schedule(State& state, operation_queue& queue,
     for (const tensor_id each : scope) {
       if (to_index(each) >= state.tensors().size()) {
         throw argument_error("gather_schedule: tensor " + std::to_string(to_index(each)) +
-                             " in a scope, of " + std::to_string(state.tensors().size()));
+                             " is in a scope, and there are " + std::to_string(state.tensors().size()));
       }
       bytes += state.tensors()[to_index(each)].bytes();
     }
@@ -71,7 +71,7 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   return result<lease>(lease(*this, scope));
 }
 
-/// Executes all steps before that moment of that event, and those of it.
+/// Executes all steps of the plan up to moment `when` of `event`, including those at it.
 template <class State>
 void gather_schedule<State>::issue_up_to(std::uint32_t event, plan_moment when) {
   for (; cursor_ < plan_.first.steps.size(); ++cursor_) {

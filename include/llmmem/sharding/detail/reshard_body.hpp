@@ -208,7 +208,7 @@ class reshard_planner {
     std::uint64_t runs = 0;
     bool is_shared = true;
     each_elements([&](const element_runs& each) {
-      // Saturates: two counts are less than 2^64 together, but not many.
+      // Saturates, because the sum of many counts may pass 2^64.
       runs = each.count > max_reshard_runs ? each.count : std::min(runs, max_reshard_runs) + each.count;
       if (each.count == 1) return;
       if (row == 0) row = each.stride;
