@@ -1,6 +1,6 @@
 /// @file
-/// Checksums of blocks that a kernel can access, alone or during a copy: they show whether what returns to a
-/// device is what left it.
+/// Checksums of blocks that a kernel can access, alone or during a copy: they show whether the bytes that
+/// return to a device are those that left it.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -35,7 +35,7 @@ inline namespace v0 {
 /// the codes of int4 by channel stay where the tokens stay.
 ///
 /// **Copy on write**: the last block of a fork is open, and copied with `copy_few_kv_blocks` in the pool. A
-/// closed block is never written, so it is shared as long as sequences want it: to write into it after a
+/// closed block is never written, so it is shared as long as sequences use it: to write into it after a
 /// truncation, reopen it into the writer's own open block. The other owners' bits stay.
 ///
 /// With amax the largest size of a group's values and qmax 7 (int4) or 127 (int8):
@@ -55,28 +55,27 @@ inline namespace v0 {
 /// @param to     the cache: keys and values each in `int4` or `int8` (`element`, `value_element`), with one
 ///      scale in `f32` or `bf16` for each channel (one element of a head over the block's tokens) or each
 ///      vector (one head of one token), at any `scale_place`.
-/// @param from   the same shape in `bf16` or `f32`, without scales; the order may be another.
+/// @param from   the same shape in `bf16` or `f32`, without scales; its order may differ.
 /// @param pairs  [n], in the executor's memory: a block of `from`, and the block of `to`. Negative ones are
 ///      padding.
 /// @pre blocks of `from` are full; no block of `to` occurs twice; the memories share no byte
 /// @return `errc::layout_mismatch` for two shapes: the field, and both numbers; `errc::unsupported_layout`
-/// for
-///      other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
-///      `errc::bad_granularity` for vectors that are no multiple of 8 elements, and for values or scales that
-///      are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
+///      for other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
+///      `errc::bad_granularity` for vectors that are not a multiple of 8 elements, and for values or scales
+///      that are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
 ///      `errc::out_of_range` for layers that do not exist; if there are pairs, `errc::too_short` for null
-///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
+///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then
 ///      nothing has begun. Else what `run` returns.
 /// @par Complexity   values are read twice, the second time from cache; codes and scales are written once. A
-/// launch for each of K and V.
+///                   launch for each of K and V.
 /// @par Thread safety   any number at once, on different blocks.
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                 std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// Converts blocks back: nearest(code x scale), and bf16's largest where a number is beyond that. To reopen a
-/// block, and to make floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes
-/// and scales from elsewhere are accepted.
+/// Converts blocks back: nearest(code x scale), or the largest bf16 for a number beyond that. It reopens a
+/// block, or makes floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes and
+/// scales from elsewhere are accepted.
 ///
 /// @param to    in `bf16` or `f32`.
 /// @param from  the cache in codes.

@@ -1,6 +1,6 @@
 /// @file
-/// Lanes: work with an item for each group of lanes that communicate throughout. Written once, by what each
-/// lane holds; on a device a lane is a thread of a warp, on a host a turn of a loop.
+/// Lanes: work with an item for each group of lanes that communicate throughout. Written once, in terms of
+/// what each lane holds; on a device a lane is a thread of a warp, on a host a turn of a loop.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -72,7 +72,7 @@ class host_lanes {
   std::uint32_t idle_turns_;
 };
 
-/// Work of which `lanes()` lanes, a power of two from 8 to 32, do an item together. Trivially copyable; the
+/// Work whose items each take `lanes()` lanes together, a power of two from 8 to 32. Trivially copyable; the
 /// pointers in it belong to the executor's memory. Its members are `LLMMEM_HD`, as a `row_map`'s.
 ///
 /// Each thread that is a lane of the group calls `run(item, group)`, or a host once. A lane's values are in a

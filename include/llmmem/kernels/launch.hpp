@@ -42,10 +42,10 @@ struct row_work {
   }
 };
 
-/// Limits of what a launch takes of a device.
+/// Limits on the part of a device that a launch takes.
 struct launch_limits {
   std::uint32_t multiprocessors = 132;
-  std::uint32_t blocks = 0;  ///< at most so many at once, to leave space for others; 0: as many as are useful
+  std::uint32_t blocks = 0;  ///< the most at once, to leave space for others; 0: as many as are useful
 };
 
 /// Threads of a launch: blocks by rows and by parts, and in a block lanes that share a row.

@@ -33,7 +33,7 @@ struct near_query {
   std::uint32_t window = 0;                 ///< as `attention_options::window`
   const std::int32_t* sequences = nullptr;  ///< [rows]; a negative one is padding
   const std::int32_t* lengths = nullptr;    ///< [rows]
-  const std::byte* queries = nullptr;       ///< [rows][query_heads][head_dim], side by side, aligned to 16
+  const std::byte* queries = nullptr;       ///< [rows][query_heads][head_dim], contiguous, aligned to 16
 
   /// Returns the shape of the parts that return.
   [[nodiscard]] constexpr attention_part_shape shape() const noexcept {
@@ -63,7 +63,7 @@ struct near_traffic {
 /// - `parts()` is how many parts it returns, the same at every call.
 /// - `begin(query, memory)` begins, and may return before any work is done. `memory` is `near_part_stride`
 ///   bytes for each part, aligned to 16; the holder writes each part to its beginning in the layout of
-///   `attention_part_in`. The query and what it points to stay valid until `finish`.
+///   `attention_part_in`. The query and the data that it points to stay valid until `finish`.
 /// - `finish()` returns once all parts are complete, with the bytes that went over a link for them; it is
 ///   called exactly once for each `begin` that succeeded.
 template <class H>

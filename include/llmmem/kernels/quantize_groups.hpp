@@ -52,8 +52,8 @@ struct group_scales {
 /// Each operation is rounded once to a float, the reciprocal too, so host and device have the same bits (a
 /// device whose code is compiled with `-use_fast_math` takes the least floats for zeros). The restored value,
 /// code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by at most half of
-/// the distance between neighbouring codes of e4m3; in addition by 2^-21 of amax for the roundings. A scale
-/// below 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.
+/// the distance between neighbouring codes of e4m3; plus 2^-21 of amax for the roundings. A scale below
+/// 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.
 ///
 /// A group of zeros has the scale 0 and codes of 0. A group with an infinite or NaN element has a NaN for its
 /// scale, so all of it is restored as NaNs: a broken value does not become a plausible one, and the
@@ -64,8 +64,8 @@ struct group_scales {
 /// @pre nothing that is written overlaps anything else
 /// @return `errc::no_conversion` for other types; `errc::out_of_range` for groups of another length;
 ///      `errc::too_short` for a null pointer, or for a stride shorter than a row; `errc::bad_granularity` for
-///      values or scales at addresses or strides that are no multiples of an element. Then nothing has begun.
-///      Else what `run` returns.
+///      values or scales at addresses or strides that are not multiples of an element. Then nothing has
+///      begun. Else what `run` returns.
 /// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
 ///      values and as many elements of codes if addresses and strides allow it, else narrower.
 /// @par Thread safety   any number at once, on different bytes.

@@ -40,8 +40,8 @@ inline namespace v0 {
 ///      a stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the
 ///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else
 ///      what `run` returns.
-/// @par Complexity   a row's scores are read 9 times, and another 8 times if some of equal ones are left out.
-///      One launch, and with a workspace another one, of k^2 steps for a row.
+/// @par Complexity   a row's scores are read 9 times, and another 8 times if only some of several equal
+///      candidates are chosen. One launch, and with a workspace another one, of k^2 steps for a row.
 /// @par Source   Alabi et al., "Fast k-selection algorithms for graphics processing units", 2012, for the
 ///      choice digit by digit.
 template <class Run>

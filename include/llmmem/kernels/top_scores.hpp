@@ -23,7 +23,8 @@ struct top_scores {
 
 /// The order of the chosen candidates.
 enum class top_order : std::uint8_t {
-  by_number,  ///< rising: the order of tokens, for `token_lists` whose attention equals that of the sequence
+  by_number,  ///< ascending: the order of tokens, for `token_lists` whose attention equals that of the
+              ///< sequence
   by_score,   ///< the highest first; among equals the lowest number
 };
 

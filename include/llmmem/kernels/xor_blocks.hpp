@@ -26,7 +26,7 @@ struct dirty_page_options {
   dirty_mark mark = dirty_mark::overwrite;
 };
 
-/// 32-bit words that the dirty bits of so many bytes take: page p has bit p % 32 of word p / 32.
+/// Returns the 32-bit words that the dirty bits of `bytes` bytes take: page p has bit p % 32 of word p / 32.
 ///
 /// @pre options.page_bytes is a power of two
 /// @par Complexity      O(1).
@@ -50,7 +50,7 @@ struct dirty_page_options {
 /// @param shards  up to `most_parity_shards`, each of `bytes` bytes. The list itself is read before this
 ///                returns.
 /// @return `errc::out_of_range` for more shards: wanted = how many, found = the most; `errc::null_handle` for
-///                a null pointer to bytes, index = the shard, or how many there are for the parity;
+///                a null pointer to bytes, index = the shard, or the number of shards for the parity;
 ///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run`
 ///                returns.
 /// @par Complexity   each shard read once, the parity written once; eight 16-byte reads of a thread, of two
@@ -65,7 +65,7 @@ result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards
 ///
 /// @param dirty_bits  `dirty_words(bytes, options)` words or more; further ones are not touched. With
 ///      `dirty_mark::overwrite` the caller need not clear them: a separate launch does, in a graph too.
-/// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is no
+/// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is not a
 ///      power of two; `errc::too_short`: wanted = words needed, found = words given; `errc::null_handle` and
 ///      `errc::overlapping_ranges`, index 0 the old bytes, 1 the new ones, 2 the delta, 3 the bitmap. Then
 ///      nothing has begun. Else what `run` returns.

@@ -1,6 +1,6 @@
 /// @file
 /// Conversions of e4m3 on a device: by its instructions from compute capability 8.9 on, else by a few integer
-/// instructions, because CUDA's own conversions are some forty and branch.
+/// instructions, because CUDA's own conversions take some forty instructions and branch.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -56,7 +56,7 @@ namespace detail {
 #endif
 }
 
-/// The codes nearest to two floats, the first in the lower bits: each as `e4m3_of_size` has it.
+/// The codes nearest to two floats, the first in the lower bits: each as `e4m3_of_size` returns it.
 [[nodiscard]] __device__ inline std::uint16_t e4m3_of_floats(float first, float second) noexcept {
 #if __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);

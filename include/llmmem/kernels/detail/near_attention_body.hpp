@@ -1,5 +1,5 @@
 /// @file
-/// How holders begin and are waited for, and the work of a holder of blocks.
+/// Begins the holders' work and waits for it; and the work of a holder of blocks.
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -37,7 +37,7 @@ class near_calls {
     if (!begun) first_ = begun.error();
     return begun.has_value();
   }
-  /// Waits for what was begun, after a failure too: no holder writes memory when the call returns.
+  /// Waits for all begun work, also after a failure: no holder writes memory when the call returns.
   template <class Holder>
   void finish(Holder& holder, bool has_begun) {
     if (!has_begun) return;
