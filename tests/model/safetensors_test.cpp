@@ -175,7 +175,7 @@ TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
   };
   CHECK(has(refusal(entry("[2]", "[0,4]"), 4),
             "tensor \"w\" has data_offsets [0, 4], its shape takes 8 bytes"));
-  CHECK(has(refusal(entry("[1]", "[4,8]"), 8), "behind a hole: it must begin at 0"));
+  CHECK(has(refusal(entry("[1]", "[4,8]"), 8), "after a gap: it must begin at 0"));
   CHECK(has(refusal(entry("[1]", "[4,0]"), 4), "its shape takes 4 bytes"));
   CHECK(has(refusal(entry("[1]", "[0,4]"), 5), "the tensors end at byte 4 of the data, the file at 5"));
   CHECK(has(refusal(entry("[1]", "[0,4]"), 3), "the file at 3"));
@@ -186,7 +186,7 @@ TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
       refusal(
           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
           3),
-      "tensor \"b\" has data_offsets [1, 3], which another reaches into"));
+      "tensor \"b\" has data_offsets [1, 3], which overlaps another tensor"));
 }
 
 TEST_CASE("invalid or unexpected JSON is refused with the byte") {

@@ -44,7 +44,7 @@ struct device_options {
 /// again in the next `take`, `give_back` and `trim`, and at the end.
 ///
 /// A pool can refuse a request although it has the bytes, while some of them are still being returned,
-/// because it remaps pages only then (rmm#1245): `take` waits for its stream and asks once more before it
+/// because it remaps pages only then (rmm#1245): `take` waits for its stream and requests once more before it
 /// refuses.
 ///
 /// @par Complexity      a request takes what a pool of the driver takes: microseconds if it has the bytes.
@@ -142,7 +142,7 @@ class device_pool_source {
 
   /// Bytes that were returned, and that the driver has not taken back.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
-  /// Tries to return those.
+  /// Tries to return these bytes.
   void give_back_kept() noexcept {
     while (kept_bytes_ != 0) {
       const std::byte* data = nullptr;

@@ -55,8 +55,8 @@ struct safetensors_header {
 /// The longest header, without its length, of the reference reader and writer.
 inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
-/// Returns the bytes of the header of a file that begins with these bytes, its length included; read so many
-/// before `read_safetensors`.
+/// Returns the bytes of the header of a file that begins with these bytes, its length included; read this
+/// many before `read_safetensors`.
 /// @param what  names the file, for error texts.
 /// @throws format_error  for less than 8 bytes, and a length beyond `max_safetensors_header`.
 [[nodiscard]] std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin,
@@ -92,7 +92,7 @@ struct safetensors_layout {
 ///                        the reference writer takes. 4096 allows direct reads of data, and mapped pages
 ///                        begin with it.
 /// @throws argument_error  for names or metadata keys that occur twice or are not UTF-8, a tensor called
-///      `__metadata__`, elements of less than a byte that fill no whole bytes, an alignment that is no
+///      `__metadata__`, elements of less than a byte that do not fill whole bytes, an alignment that is not a
 ///      multiple of 8.
 /// @throws length_error    for a shape whose bytes pass 2^63 - 1, or a header that is too long.
 [[nodiscard]] safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> tensors,

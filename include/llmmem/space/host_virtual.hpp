@@ -185,7 +185,7 @@ class host_mapper {
   host_mapper_report report_;
 };
 
-/// Virtual memory of the host: allows what a `growable_range` or a `stitched_arena` does on a device.
+/// Virtual memory of the host: `growable_range` and `stitched_arena` work over it as on a device.
 using host_virtual_memory = basic_virtual_memory<host_mapper>;
 
 static_assert(page_mapper<host_mapper>);

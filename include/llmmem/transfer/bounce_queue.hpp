@@ -77,7 +77,7 @@ struct bounce_checksum {
 ///   begin in `copy_*_async`, `poll`, and while a thread waits for a fence.
 /// - **Failures**: when a piece fails, no further piece of its operation begins; the operation is complete
 ///   when those in flight are. Its destination then has a mix of old and new bytes. `errc::completion_lost`
-///   only if the destination may still be written to; a slot that may be is never reused.
+///   only if a device may still write to the destination; a slot that it may still write to is never reused.
 ///
 /// @tparam Upper, Lower  spaces that are their own queues. "Down" is from the first to the second.
 /// @tparam Staging       the space of the ring: host memory, or pinned memory that devices read at full
@@ -97,13 +97,13 @@ class bounce_queue {
   using lower_range = typename Lower::range_type;
   static constexpr std::size_t max_after = 4;
 
-  /// The spaces must outlive it, and `staging` the other two: a device may write to a lost slot until they
-  /// are destroyed.
+  /// The spaces must outlive it, and `staging` must outlive the other two: a device may write to a lost slot
+  /// until they are destroyed.
   bounce_queue(Upper& upper, Lower& lower, Staging& staging, bounce_options options = {});
   bounce_queue(const bounce_queue&) = delete;
   bounce_queue& operator=(const bounce_queue&) = delete;
 
-  /// Waits for hops in flight; the rest is not done.
+  /// Waits for hops in flight, and begins no others.
   ~bounce_queue();
 
   /// Begins to copy `from` to `to`, when all of `after` have passed: fences of this queue or another, at most

@@ -22,7 +22,7 @@ struct file_copy {
   const io_file* file = nullptr;
   io_direction way = io_direction::read;
   std::uint64_t offset = 0;
-  std::byte* data = nullptr;  ///< only read from by a write
+  std::byte* data = nullptr;  ///< a write only reads it
   std::uint64_t bytes = 0;    ///< 0 moves nothing
 };
 
@@ -97,7 +97,7 @@ struct file_queue_stats {
   std::uint64_t cancelled = 0;         ///< of those, because of `cancel`
   std::uint64_t busy_ns = 0;           ///< while at least one request was in flight
   std::uint64_t files_registered = 0;  ///< descriptors in the engine's table: see `register_file`
-  std::uint64_t files_plain = 0;       ///< how often one did not fit
+  std::uint64_t files_plain = 0;       ///< descriptors that did not fit
   io_setting setting{};                ///< the present depth and block size
   io_setting best{};                   ///< with `io_tuning::on`: the best found so far
   bool is_at_rest = false;             ///< whether the tuner rests there

@@ -412,7 +412,7 @@ inline void transfer_core::settle(std::span<const io_completion> completions, st
     if (index >= pieces_.size() || pieces_[index].life != each.tag >> 32) continue;
     piece& p = pieces_[index];
     if (p.at == flight::lost) {
-      // Late, but now the memory is free.
+      // A late answer, but now the memory is free.
       p.at = flight::landed;
       free_pieces_[free_piece_count_++] = index;
       --lost_;
