@@ -14,8 +14,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// One piece of simulated device memory. The address given out stays PROT_NONE permanently, so no stray host
-/// access is ever unseen; the alias is readable and writable.
+/// One piece of simulated device memory. The address given out stays PROT_NONE permanently, so every stray
+/// host access crashes; the alias is readable and writable.
 ///
 /// A plain record of the mappings; `simulated_space` owns it.
 struct aliased_pages {

@@ -26,8 +26,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Thrown from an endpoint's call when its process is killed. It is no `std::exception`, so that no handler
-/// takes it for an error and continues: between two calls a killed process does nothing more.
+/// Thrown from an endpoint's call when its process is killed. It is not a `std::exception`, so that no
+/// handler takes it for an error and continues: a killed process does nothing more.
 struct process_killed {};
 
 /// No process can ever continue: a hang. The text says which process waits for what.
@@ -42,11 +42,12 @@ struct sim_options {
   std::uint64_t seed = 1;
   std::uint64_t min_delay_ns = 2'000;  ///< of a frame
   std::uint64_t max_delay_ns = 100'000;
-  std::uint64_t min_notice_ns = 10'000;  ///< until a death is noticed, by each process on its own
+  std::uint64_t min_notice_ns = 10'000;  ///< until a process notices a death, each in its own time
   std::uint64_t max_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until an unreachable process is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: further data waits
+  std::uint64_t lane_bytes = 16384;  ///< of data between two processes, sent and not taken: further data
+                                     ///< waits
   /// Data that a process can send, and equally much that it can take, from all others together; 0: unlimited.
   std::uint64_t bytes_per_second = 0;
   std::uint32_t corrupts_one_in = 0;  ///< frames of data in which one bit is flipped; 0: none
@@ -132,7 +133,7 @@ class sim_endpoint {
   void give_up(seat_id seat) noexcept;
   void wake() noexcept;
 
-  /// Computes: time passes, and it receives nothing.
+  /// Computes: time passes, and the process receives nothing.
   void work(std::uint64_t ns);
 
  private:
@@ -176,7 +177,7 @@ class sim_endpoint {
   std::uint64_t sends_until_ = 0;  // its sends occupy its link until then
   std::uint64_t takes_until_ = 0;
   std::uint32_t full_receiver_ = ~0U;  // process that must take its data first, or none
-  std::uint64_t bytes_to_send_ = 0;    // so many bytes
+  std::uint64_t bytes_to_send_ = 0;    // the number of its bytes
   std::uint64_t calls_ = 0;
   std::uint64_t dies_in_call_ = ~std::uint64_t{0};
   std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
@@ -201,8 +202,8 @@ class sim_endpoint {
 ///
 /// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
 /// @par Thread safety   plan from one thread, before `run`.
-/// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck` if
-///      no process can continue.
+/// @par Errors          `run` throws what a body threw, if several threw that of the lowest process;
+///      `sim_stuck` if no process can continue.
 /// @par Source          the method: FoundationDB's simulation (apple.github.io/foundationdb/testing.html).
 class sim_network {
  public:
@@ -222,17 +223,17 @@ class sim_network {
   /// `orders` chooses, instead of the seed, the order in which the seat's processes receive what has arrived,
   /// from `from_ns` until `until_ns`. `orders` outlives the run.
   void choose(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns, order_choices& orders);
-  /// A fresh process takes the seat that long after the last one died. May be called several times.
+  /// A fresh process takes the seat `ns` after the last one died. May be called several times.
   void restart_after(seat_id seat, std::uint64_t ns);
 
-  /// Runs them all until they have returned or were killed. Call it once.
+  /// Runs all processes until they have returned or were killed. Call it once.
   template <class Body>
   void run(Body body);
 
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return now_; }
   /// Whether the process was killed.
   [[nodiscard]] bool was_killed(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
-  /// Returns the calls of its endpoint that it made.
+  /// Returns how many calls of its endpoint the process made.
   [[nodiscard]] std::uint64_t calls(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
   [[nodiscard]] std::uint64_t frames_corrupted() const noexcept { return corrupted_; }
 

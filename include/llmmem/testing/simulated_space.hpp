@@ -56,8 +56,8 @@ struct simulated_stats {
   std::uint64_t in_flight = 0;  ///< copies that have not finished
 };
 
-/// A device's memory and its link, simulated so strictly that an engine without errors on it waits where it
-/// must.
+/// A device's memory and its link, simulated so strictly that an engine that runs on it without errors waits
+/// wherever it must.
 ///
 /// - **The host cannot touch it.** The addresses it gives out are PROT_NONE, permanently; its copies use an
 ///   alias.
@@ -69,7 +69,7 @@ struct simulated_stats {
 ///   or writes, without a wait for its fence or its fence in `after`, throws `fence_error`, even if the link
 ///   would have ordered them. Both ends count, on the host as in the space.
 ///
-/// Virtual time decides the order: a wait for something later also passes what is earlier. Run a test with
+/// Virtual time decides the order: a wait for a later event also passes all earlier ones. Run a test with
 /// several bandwidths if that could hide a missing fence.
 ///
 /// @par Complexity      O(copies in flight) for a copy; a few system calls for an allocation.

@@ -54,7 +54,7 @@ struct pending_effect {
   std::string text{};                ///< "data of 'a': 512 bytes at 0"
   std::vector<std::size_t> needs{};  ///< effects, by index, without which this one cannot have survived
   std::uint64_t offset = 0;          ///< of a write
-  std::uint64_t bytes = 0;           ///< of a write; 0: it is none, and cannot be torn
+  std::uint64_t bytes = 0;           ///< of a write; 0: not a write, and cannot be torn
 };
 
 /// Which of the pending effects a device has after a crash.
@@ -125,7 +125,7 @@ class simulated_storage {
   void link(const std::string& from, const std::string& to);
   void remove(const std::string& path);
   void remove_folder(const std::string& path);
-  /// In an order that depends on the seed alone.
+  /// Returns them in an order that depends on the seed alone.
   [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
   void sync_folder(const std::string& path);
   [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
@@ -225,8 +225,8 @@ class simulated_storage::lock_type {
   lock_type& operator=(lock_type&&) = delete;
   ~lock_type();
 
-  /// Whether the name still leads to the file that was locked. Never throws, and is no call: false if the
-  /// power is off.
+  /// Whether the name still leads to the file that was locked. Never throws, and does not count as a call:
+  /// false if the power is off.
   [[nodiscard]] bool is_held() const;
 
  private:
