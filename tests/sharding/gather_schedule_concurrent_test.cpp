@@ -215,7 +215,7 @@ TEST_SUITE("gather_schedule") {
       CHECK_THROWS_WITH_AS(
           made(2, {0}),
           "gather_schedule: a plan of 2 chunks, 4 events and 2 tiers, for 2 scopes and 1 uses "
-          "of them; plan_gathers makes one of two tiers, with two events a use",
+          "of them; plan_gathers makes one of two tiers, with two events per use",
           argument_error);
       CHECK_THROWS_WITH_AS(made(2, {0, 2}), "gather_schedule: scope 2 is used, and there are 2",
                            argument_error);

@@ -69,11 +69,11 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///     part.on_death(seat, comm::death::certain, post);      // for each detected death
 ///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
-/// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has
-/// a report of all members that it does not know to have failed, it proposes the AND of their values, and
+/// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has a
+/// report of all members that it does not know to have failed, it proposes the AND of their values, and
 /// decides once all of these have accepted. If a coordinator dies, the next one takes over: because members
-/// report what they had accepted, it finds what may have been decided, and proposes that. Without failures:
-/// four messages one after another, 4 (n - 1) in all.
+/// report what they had accepted, it finds the value that may have been decided, and proposes that. Without
+/// failures: four messages one after another, 4 (n - 1) in all.
 ///
 /// - **Failures** are permanent within an epoch, and spread: a member that hears of another member's failure
 ///   treats it as failed, too. A member that learns that it has failed itself stops listening to the sender,

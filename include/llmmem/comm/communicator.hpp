@@ -147,8 +147,7 @@ class communicator {
   /// Returns the length of the next message, once it is in flight.
   result<std::uint64_t> probe(rank_id from, std::uint32_t tag, deadline by);
 
-  /// Handles what has arrived, without waiting: so that other ranks get their answers while this one
-  /// computes.
+  /// Handles arrived messages without waiting, so that other ranks get their answers while this one computes.
   void poll();
 
   /// Members of this epoch that are dead or unreachable, as far as this process knows.

@@ -30,7 +30,7 @@ enum class seat_absence : std::uint32_t {
   given_up,       ///< it has given up this process
   ended,          ///< its process came, and has ended
   in_epoch,       ///< its process is a member of an epoch that began without this one
-  crowded,        ///< so many callers stayed silent that the oldest were closed
+  crowded,        ///< too many callers stayed silent, so the oldest were closed
   other_wrapper,  ///< it wraps its connections (`socket_options::wrapper`) and this process does not, or the
                   ///< other way round
   unheard [[deprecated("its name is no_contact")]] = no_contact,

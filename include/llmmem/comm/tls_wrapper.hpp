@@ -67,7 +67,7 @@ struct tls_stats {
 ///                          .reach = socket_reach::any_machine, .wrapper = &tls});
 ///
 /// TLS 1.3 with an external pre-shared key made of the secret by HMAC-SHA256, a fresh Diffie-Hellman exchange
-/// for each connection (`psk_dhe_ke`: a machine that learns the secret later cannot read what was recorded)
+/// for each connection (`psk_dhe_ke`: a machine that learns the secret later cannot read recorded traffic)
 /// and TLS_AES_128_GCM_SHA256. There are no certificates, no resumption, and no other version or cipher. The
 /// endpoints' own handshake runs inside: it says which process has which seat.
 ///
@@ -342,7 +342,7 @@ inline void tls_wrapper::run() noexcept {
   connections_.clear();
 }
 
-/// Moves what can be moved both ways, and sets what to wait for.
+/// Moves bytes both ways as far as possible, and sets the events to wait for.
 inline void tls_wrapper::move(connection& c) noexcept {
   c.network_events = c.local_events = 0;
   if (!c.is_shaken && !shake(c)) return;
@@ -464,7 +464,7 @@ inline bool tls_wrapper::take_in(connection& c) noexcept {
     }
   }
   if (c.in.empty()) {
-    if (c.in.is_over) c.is_broken = true;  // the endpoint reads what is there, and the end
+    if (c.in.is_over) c.is_broken = true;  // the endpoint reads the bytes that are there, and the end
     return false;
   }
   const ssize_t sent =

@@ -47,7 +47,7 @@ struct device_options {
 /// because it remaps pages only then (rmm#1245): `take` waits for its stream and requests once more before it
 /// refuses.
 ///
-/// @par Complexity      a request takes what a pool of the driver takes: microseconds if it has the bytes.
+/// @par Complexity      a request costs as much as one of a driver's pool: microseconds if it has the bytes.
 ///      O(ranges) in addition while the source keeps any.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `system_error` if there is no such device, with the reason, or
@@ -156,8 +156,8 @@ class device_pool_source {
     }
   }
 
-  /// Returns to the system the unused bytes of its pool, all but `keep` of them. Waits for its own stream,
-  /// and the driver may wait for the device.
+  /// Returns to the system the unused bytes of its pool, all except `keep`. Waits for its own stream, and the
+  /// driver may wait for the device.
   device_status trim(std::uint64_t keep) noexcept {
     give_back_kept();
     // Only memory that has returned to the pool can be trimmed.
@@ -309,7 +309,7 @@ class basic_device_space {
   /// cannot return yet stays charged, `stats().kept_bytes`, until it can.
   void deallocate(range_type range) noexcept { ledger_.give_back(range.data, range.bytes); }
 
-  /// After a peak: frees for other users the source's bytes that are in no range, all but `keep` of them.
+  /// After a peak: frees for other users the source's bytes that are in no range, all except `keep`.
   /// `errc::device_failed` if the driver refuses, index its status.
   result<void> trim(std::uint64_t keep = 0) noexcept
     requires requires(Source& source) {

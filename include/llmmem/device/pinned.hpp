@@ -55,8 +55,8 @@ struct pinned_report {
 ///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
 ///     bytes});
 ///
-/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
-///      more. Make few and large requests, once.
+/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds per GiB
+///                      and more. Make few and large requests, once.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `argument_error` for chunks that are not a multiple of 2 MiB.
 ///      A driver that refuses pages refuses the request: nothing stays registered. In a space on it,

@@ -36,7 +36,7 @@ inline namespace v0 {
 ///       const auto used = compute.mark().value();          // a device_queue on the kernels' stream
 ///       gpu.queue().follow(std::span(&used, 1)).value();   // then the leases may end
 ///
-/// - This covers what moves through this queue. If the tier below moves the bytes itself, as a
+/// - This covers bytes that move through this queue. If the tier below moves the bytes itself, as a
 ///   `straight_queue`, see its documentation: unless it says otherwise, wait for the kernels before the lease
 ///   ends.
 ///

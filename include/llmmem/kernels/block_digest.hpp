@@ -40,7 +40,7 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
   return (word + 1) * digest_position;
 }
 
-/// Returns what a length adds: one to one, as for words.
+/// Returns the number that a length adds: one to one, as for words.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_start(std::uint64_t bytes) noexcept {
   return digest_word(static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(bytes >> 32),
                      digest_length);

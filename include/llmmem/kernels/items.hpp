@@ -101,7 +101,7 @@ struct item_launch {
   return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits, threads};
 }
 
-/// Returns what a thread of a launch takes.
+/// Returns the items that a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr item_share share_of(const item_launch& launch, std::uint32_t block,
                                                       std::uint32_t thread) noexcept {
   const std::uint32_t items_a_block = launch.threads >> launch.lane_bits;

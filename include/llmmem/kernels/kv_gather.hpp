@@ -73,7 +73,7 @@ static_assert(token_front<table_front<csr_table_view>> && token_front<table_fron
 /// @param values  `data` null if the layout has no values.
 /// @pre the outputs share no byte with each other, the cache or the front's tables
 /// @return as `append_kv`; and `errc::too_short` for outputs whose vectors share bytes: a stride below a
-///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
+///      vector, or the wider stride below the span of the narrower one over `rows` or heads.
 /// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and in
 ///      addition log2(sequences) without `token_to_seq`.
 template <class Run, token_front Front>

@@ -38,7 +38,7 @@ struct page_expansion {
   std::uint64_t blocks = 0;           ///< of the cache
   std::uint32_t pages_per_block = 1;  ///< from a block's first to the next block's: planes x layers, if a
                                       ///< block contains these
-  std::uint32_t plane_offset = 1;  ///< from keys to values
+  std::uint32_t plane_offset = 1;     ///< from keys to values
   std::uint32_t planes = 2;
 };
 
@@ -217,7 +217,7 @@ result<void> token_positions(const Run& run, const batch_tokens& of, std::span<s
 /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
 /// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for 0 or
 ///         fewer tokens per block. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   O(slots), and what the front takes for each.
+/// @par Complexity   O(slots), and the front's cost for each.
 /// @par Thread safety   any number at once, on different results.
 template <class Run, token_front Front>
 result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int64_t> slots,

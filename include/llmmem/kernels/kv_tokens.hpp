@@ -50,8 +50,8 @@ concept telling_front = requires(const F& front) {
   { front.missing() } noexcept -> std::same_as<const char*>;
 };
 
-/// Divides by tokens a block. A front stores a number below 1 as 0, which cannot divide; the front's user
-/// refuses it.
+/// Divides by the tokens of a block. A front stores a number below 1 as 0, which cannot divide; the front's
+/// user refuses it.
 class block_divider {
  public:
   template <std::integral N>

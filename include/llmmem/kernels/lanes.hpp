@@ -17,7 +17,7 @@ class host_lanes {
  public:
   static constexpr std::uint32_t most = 32;
 
-  /// A value that each lane has one of.
+  /// One value for each lane.
   template <class T>
   class held {
    public:

@@ -83,7 +83,7 @@ struct row_launch {
   return out;
 }
 
-/// Returns what a thread of a launch takes.
+/// Returns the rows that a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr row_share share_of(const row_launch& launch, std::uint32_t row_block,
                                                      std::uint32_t part_block,
                                                      std::uint32_t thread) noexcept {

@@ -44,7 +44,7 @@ struct merged_attention {
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory, except `parts` itself,
 ///      which is read before the call returns.
 /// @param parts  all of the same rows, heads and elements: `shape`.
-/// @pre what is written shares no byte with anything else
+/// @pre the outputs share no byte with anything else
 /// @return `errc::out_of_range` for more than `max_merged_parts`; `errc::no_conversion` for an element that
 ///      is not f32, bf16 or f16; `errc::size_mismatch` for a shape without heads or elements;
 ///      `errc::bad_granularity` for vectors whose number of elements is not a multiple of 8, and for

@@ -80,7 +80,7 @@ concept attention_holder =
   return bytes > ~std::uint64_t{15} ? bytes : (bytes + 15) / 16 * 16;
 }
 
-/// Returns the bytes that `attend_near` needs for so many parts.
+/// Returns the bytes that `attend_near` needs for `parts` parts.
 [[nodiscard]] constexpr std::uint64_t near_workspace_bytes(const attention_part_shape& shape,
                                                            std::uint64_t parts) noexcept {
   const std::uint64_t each = near_part_stride(shape);
@@ -107,8 +107,8 @@ class table_holder {
     std::span<std::byte> workspace{};
   };
 
-  /// The cache and what the tables point to outlive it. With context parallelism (`cache.layout.part`) these
-  /// are the rank's own.
+  /// The cache and the memory that the tables point to outlive it. With context parallelism
+  /// (`cache.layout.part`) these are the rank's own.
   table_holder(const Run& run, const Tables& tables, const kv_memory& cache, const options& how = {})
       : run_(run), tables_(tables), cache_(cache), how_(how) {}
 
@@ -140,7 +140,7 @@ table_holder(Run, Tables, kv_memory) -> table_holder<Run, Tables>;
 /// link, regardless of the tokens that it attends to; its keys and values are 2 x heads x head_dim x element
 /// bytes for each token.
 ///
-/// @param run        merges; the workspace and what the holders write are of its memory.
+/// @param run        merges; the workspace and the outputs of holders are in its memory.
 /// @param workspace  `near_workspace_bytes(query.shape(), parts of all holders)`, aligned to 16.
 /// @return the bytes that went over links. If a holder fails, its failure, after all others that began have
 ///      finished; `errc::too_short` for the workspace and for null pointers of the query,

@@ -74,7 +74,7 @@ struct attention_options {
   dtype element = dtype::bf16;
   float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
   std::uint32_t window = 0;  ///< attends to this many last tokens of each row; 0: to all
-  kv_scales scales{};        ///< of what the cache holds
+  kv_scales scales{};        ///< of the elements of the cache
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::reproducible;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN
@@ -116,7 +116,7 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// @param queries    [rows][query_heads][head_dim]
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
-/// @pre what is written (`out`, `workspace`, `log_sum_exp`, `out_of_range`) shares no byte with anything else
+/// @pre the outputs (`out`, `workspace`, `log_sum_exp`, `out_of_range`) share no byte with anything else
 /// @return `errc::no_conversion` for an element that does not match the cache's, or a cache's that tensor
 ///      cores do not multiply; `errc::out_of_range` for a layer outside the cache, and for vectors of 0 or
 ///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is not a

@@ -80,7 +80,7 @@ result<void> quantize_groups(const Run& run, const group_shape& shape,
 /// Converts codes to values: nearest(code x scale). Otherwise as `quantize_groups`; codes and scales from
 /// elsewhere are accepted: a scale may be any float.
 ///
-/// @par Complexity   each code is read once, each value written once, at most 16 bytes an access; a scale is
+/// @par Complexity   each code is read once, each value written once, at most 16 bytes per access; a scale is
 ///      read for each 16 bytes of values.
 template <class Run>
 result<void> dequantize_groups(const Run& run, const group_shape& shape,

@@ -139,7 +139,7 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
 /// The loop. It looks a row up once, then moves its bytes: a lookup in the address of every access costs a
 /// third of the bandwidth or more.
 ///
-/// @tparam N  elements an access. @pre every row's ends are aligned to N elements
+/// @tparam N  elements per access. @pre every row's ends are aligned to N elements
 template <unsigned N, cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept,
           row_map Map, row_op Op>
 LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& share) noexcept {

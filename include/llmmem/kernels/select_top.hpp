@@ -13,8 +13,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Returns the bytes that `select_top` needs: none by number if numbers are places; else 4 for each entry
-/// that is written. 2^64 - 1 if they exceed that.
+/// Returns the bytes that `select_top` needs: none for `top_order::by_number` if numbers are places; else 4
+/// for each entry that is written. 2^64 - 1 if they exceed that.
 [[nodiscard]] constexpr std::uint64_t select_top_workspace_bytes(const top_scores& of, std::uint32_t k,
                                                                  top_order order) noexcept {
   if ((order == top_order::by_number && of.numbers == nullptr) || k == 0) return 0;

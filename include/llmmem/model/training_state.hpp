@@ -55,7 +55,7 @@ struct training_bytes {
   const std::uint64_t share = parameters / ranks + (parameters % ranks != 0 ? 1 : 0);
   const auto bytes = [&](zero_stage from, std::uint64_t per_parameter) {
     return checked_multiply(stage >= from ? share : parameters, per_parameter,
-                            "training_state: parameters x bytes a parameter");
+                            "training_state: parameters x bytes per parameter");
   };
   return {.weights = bytes(zero_stage::weights, each.weights),
           .gradients = bytes(zero_stage::gradients, each.gradients),

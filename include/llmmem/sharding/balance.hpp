@@ -1,5 +1,5 @@
 /// @file
-/// Picks which rank writes each replicated item, so that all ranks write about as much.
+/// Picks which rank writes each replicated item, so that all ranks write about equally many bytes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,9 +21,9 @@ inline namespace v0 {
 /// factor of 1.1. If an item is larger, use `cut_writes`.
 ///
 /// @param item_bytes  of each replicated item.
-/// @param already     bytes that each rank writes in addition: one entry per rank, so that its size is the
-///                    world. @returns the rank of each item. Equal inputs give equal answers: ties go to the
-///                    lower item and rank.
+/// @param already     bytes that each rank already writes: one entry per rank, so that its size is the world.
+///                    @returns the rank of each item. Equal inputs give equal answers: ties go to the lower
+///                    item and rank.
 /// @par Complexity   O(items x log items + items x log world).
 /// @throws argument_error  when `already` is empty; length_error when the bytes together pass 2^63 - 1.
 [[nodiscard]] std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_bytes,

@@ -49,7 +49,7 @@ template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
                                          const link_model& link, Planner planner = {}) {
-  planner.span = plan_span::single;  // what was gathered is stale once the weights have changed
+  planner.span = plan_span::single;  // gathered tensors are stale once the weights have changed
   trace_recorder recorder;
   for (const std::uint64_t bytes : scope_bytes)
     static_cast<void>(recorder.add_chunk(bytes));
@@ -143,7 +143,7 @@ class gather_schedule {
   /// Waits for operations in flight.
   ~gather_schedule() { static_cast<void>(drop_all()); }
 
-  /// Begins what the plan has before the first use. Drops what an earlier iteration left.
+  /// Begins the gathers that the plan has before the first use. Drops scopes that an earlier iteration left.
   void begin_iteration();
   /// Returns the next scope of the order. @pre the previous lease has ended, and a use is left
   [[nodiscard]] result<lease> next();

@@ -97,8 +97,8 @@ class hierarchical_zero {
   }
 
  private:
-  /// Returns the flat space's elements x part / parts, rounded down. Unlike `even_share` it cuts at the same
-  /// places for the parts of a node as for the parts of the world that are a multiple of them.
+  /// Returns the flat space's elements x part / parts, rounded down. Unlike `even_share`, it cuts a node's
+  /// parts at places where it also cuts the world's parts, if these are a multiple in number.
   [[nodiscard]] std::uint64_t cut(std::uint64_t part, std::uint64_t parts) const noexcept {
     return offsets_.back() / parts * part + offsets_.back() % parts * part / parts;
   }

@@ -147,7 +147,7 @@ class leased_pieces {
     std::uint32_t holders = 0;
     access_mode mode = access_mode::read;  // of the first holder
     std::byte* data = nullptr;
-    // One of them, according to `mode`.
+    // One of these leases, according to `mode`.
     typename Store::read_lease read{};
     typename Store::write_lease write{};
     typename Store::update_lease update{};

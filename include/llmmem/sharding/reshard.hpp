@@ -51,8 +51,8 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 
 namespace sharding {
 
-/// Returns what a checkpoint of `from` holds: each element once, with its owner, holder = rank. By tensor,
-/// then rank; pieces without elements are left out.
+/// Returns the pieces that a checkpoint of `from` holds: each element once, with its owner, holder = rank. By
+/// tensor, then rank; pieces without elements are left out.
 /// @par Complexity   O(tensors x world).
 template <partition From>
 [[nodiscard]] std::vector<stored_piece> owned_pieces(const From& from) {
@@ -66,8 +66,8 @@ template <partition From>
   return pieces;
 }
 
-/// Returns what the ranks of `from` hold while they live, replicas included, holder = rank. Otherwise as
-/// `owned_pieces`.
+/// Returns the pieces that the ranks of `from` hold while they live, replicas included, holder = rank.
+/// Otherwise as `owned_pieces`.
 template <partition From>
 [[nodiscard]] std::vector<stored_piece> held_pieces(const From& from) {
   std::vector<stored_piece> pieces;
@@ -90,7 +90,7 @@ enum class read_first : std::uint8_t {
 
 using read_first [[deprecated("its name is sharding::read_first")]] = sharding::read_first;
 
-/// Returns what the ranks of `to` will hold. Otherwise as `owned_pieces`.
+/// Returns the pieces that the ranks of `to` will hold. Otherwise as `owned_pieces`.
 template <partition To>
 [[nodiscard]] std::vector<wanted_piece> wanted_pieces(
     const To& to, sharding::read_first first = sharding::read_first::anywhere) {

@@ -71,7 +71,8 @@ class key_servers {
       : keys_(keys), followers_(followers) {
     detail::check_world(servers, 0, "key_servers");
     static_cast<void>(checked_add(keys, 0, "key_servers: keys"));
-    if (ranges_per_server == 0) throw argument_error("key_servers: 0 ranges a server; each has at least one");
+    if (ranges_per_server == 0)
+      throw argument_error("key_servers: 0 ranges per server; each has at least one");
     if (followers >= to_number(servers)) {
       throw argument_error("key_servers: " + std::to_string(followers) + " followers of each of " +
                            std::to_string(to_number(servers)) + " servers; a chain has no server twice");

@@ -141,7 +141,8 @@ class piece_lease {
 /// | `split_2d`, `grid_partition` | what the rank lacks | the same way | copies of blocks |
 /// | `hierarchical_zero` | see `gather_within` | | primaries to secondaries |
 ///
-/// n is the bytes of the scope, N the number of ranks; each entry is what an even share of all ranks sends.
+/// n is the bytes of the scope, N the number of ranks; each entry is the bytes that a rank with an even share
+/// sends.
 ///
 /// **All ranks of the partition call the same operations in the same order with the same scopes.** A failure
 /// that a rank finds ends its call and revokes the transport, so that no rank waits for it; the pieces are
@@ -211,7 +212,7 @@ class sharded_state {
   [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
   /// Returns the transport of its operations.
   [[nodiscard]] Transport& ranks() const noexcept { return *ranks_; }
-  /// Returns this rank's number, and whether it is one of the partition's.
+  /// Returns this rank's number, and whether it is a rank of the partition.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
   [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(layout_.world()); }
 
@@ -248,8 +249,8 @@ class sharded_state {
   /// it. Does nothing if pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
   result<void> discard(tensor_id tensor);
 
-  /// Returns the whole tensors: from this rank's piece what it holds, every other element from its owner.
-  /// After owners have changed their elements, call `refresh` first if other ranks hold copies.
+  /// Returns the whole tensors. Elements that this rank holds come from its piece, every other element from
+  /// its owner. After owners have changed their elements, call `refresh` first if other ranks hold copies.
   [[nodiscard]] result<whole> gather(std::span<const tensor_id> scope);
   /// The same among some ranks, such as those of a node with `hierarchical_zero`. Their pieces make up each
   /// tensor once, or each piece is the whole tensor. No other rank receives anything. All members of the

@@ -74,8 +74,8 @@ struct summa_plan {
 };
 
 /// C = A B by SUMMA (van de Geijn and Watts 1997), A and C laid out as activations of `grid_partition`, B as
-/// a weight of it: Optimus' forward pass (arXiv 2104.05343), and with depth Tesseract's (arXiv 2105.14500),
-/// in which every layer of depth does the same for its own rows of A.
+/// its weight: Optimus' forward pass (arXiv 2104.05343), and with depth Tesseract's (arXiv 2105.14500), in
+/// which every layer of depth does the same for its own rows of A.
 ///
 /// Steps go through k. On a square grid there are q, one for each column of blocks of A; on other grids, k is
 /// cut wherever a block of A or of B ends, which is q1 + q2 - gcd(q1, q2) steps if both divide k. A step
@@ -147,7 +147,7 @@ struct summa_traffic {
   friend bool operator==(const summa_traffic&, const summa_traffic&) = default;
 };
 
-/// Counts what a plan carries, in elements; multiply by the bytes of an element.
+/// Counts the elements that a plan carries; multiply by the bytes of an element.
 /// @par Complexity   O(steps x world).
 [[nodiscard]] inline summa_traffic traffic_of(const summa_plan& plan) {
   summa_traffic traffic;

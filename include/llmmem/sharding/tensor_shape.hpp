@@ -77,7 +77,7 @@ struct tensor_facts {
 
   /// @throws length_error  when they pass 2^63 - 1.
   [[nodiscard]] constexpr std::uint64_t bytes() const {
-    return checked_multiply(shape.elements(), element_bytes, "tensor_facts: elements x bytes an element");
+    return checked_multiply(shape.elements(), element_bytes, "tensor_facts: elements x bytes per element");
   }
 };
 

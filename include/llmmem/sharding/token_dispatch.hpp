@@ -53,7 +53,7 @@ struct dispatch_options {
   const std::uint64_t capacity = hundredths / divisor + (hundredths % divisor != 0 ? 1U : 0U);
   if (capacity >= dispatch_options::unlimited) {
     throw length_error("expert_capacity: " + std::to_string(capacity) +
-                       " tokens an expert; slots are 32 bits wide");
+                       " tokens per expert; slots are 32 bits wide");
   }
   return static_cast<std::uint32_t>(capacity);
 }

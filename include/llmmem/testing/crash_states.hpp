@@ -203,9 +203,9 @@ class crash_walk {
 
 }  // namespace detail
 
-/// Calls `visit(simulated_storage& after)` for what a device may have if the machine stopped now: every
-/// state, if few effects are pending; else: no effect survives; all survive; all but one (and those that need
-/// it), for each; one alone (with those that it needs), for each; each write torn; and a seeded sample.
+/// Calls `visit(simulated_storage& after)` for each state that a device may have if the machine stopped now:
+/// all states, if few effects are pending; else: no effect survives; all survive; all but one (and those that
+/// need it), for each; one alone (with those that it needs), for each; each write torn; and a seeded sample.
 /// States that look the same are visited once. `after` belongs to the visitor, to recover in and to crash
 /// again; `after.trace()` lists what was done and what survived.
 ///

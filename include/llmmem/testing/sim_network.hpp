@@ -255,7 +255,7 @@ class sim_network {
     std::uint64_t at = 0;
   };
   struct start {
-    std::uint64_t after = 0;  // the death of the one before
+    std::uint64_t after = 0;  // the death of the process before
     std::uint64_t at = ~std::uint64_t{0};
   };
 

@@ -152,9 +152,9 @@ class simulated_storage {
   void set_faults(std::vector<storage_fault> faults);
   /// Flips a bit of a file at rest, on the device too; `bit` counts from the lowest of the file's first byte.
   void flip(const std::string& path, std::uint64_t bit);
-  /// Truncates a file at rest to that many bytes, fewer than it has.
+  /// Truncates a file at rest to `bytes` bytes, fewer than it has.
   void truncate(const std::string& path, std::uint64_t bytes);
-  /// Extends a file at rest to that many bytes, more than it has, with `unwritten` bytes.
+  /// Extends a file at rest to `bytes` bytes, more than it has, with `unwritten` bytes.
   void grow(const std::string& path, std::uint64_t bytes);
 
   // What running code sees. None of these counts as a call, and all work while the power is off.
@@ -164,8 +164,8 @@ class simulated_storage {
   [[nodiscard]] std::vector<std::string> folders() const;
   /// Equal for storages with the same folders, files and links between them (or by a chance of 2^-64).
   [[nodiscard]] std::uint64_t fingerprint() const;
-  /// Returns what was done, a line a call: "sync_folder 'step-1'", and how it failed. After a crash: also
-  /// what was done before it, and which effects survived.
+  /// Returns the calls, one per line: "sync_folder 'step-1'", and how each failed. After a crash: also the
+  /// calls before it, and which effects survived.
   [[nodiscard]] std::vector<std::string> trace() const;
   [[nodiscard]] simulated_storage_options options() const;
 

@@ -82,8 +82,8 @@ class file_queue {
   file_queue(const file_queue&) = delete;
   file_queue& operator=(const file_queue&) = delete;
 
-  /// Cancels what has not begun, and waits for all requests to the system, including lost ones. Fences must
-  /// not be used afterwards.
+  /// Cancels operations that have not begun, and waits for all requests to the system, including lost ones.
+  /// Fences must not be used afterwards.
   ~file_queue();
 
   /// Begins all of `copies` as one operation, once all of `after` have passed; returns its fence. Files and
@@ -418,8 +418,8 @@ void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
   --followers_;
 }
 
-/// One turn: begins what can begin, takes completions, waits for `least` of them. Releases the lock while the
-/// engine waits; `driven_` keeps other threads away from the engine.
+/// One turn: begins all possible work, takes completions, waits for `least` of these. Releases the lock while
+/// the engine waits; `driven_` keeps other threads away from the engine.
 /// @pre not `driven_`.
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {

@@ -282,8 +282,8 @@ striped_space<Engine>::striped_space(std::span<member_type* const> members, stri
     capacity_ = checked_add(capacity_, each->capacity(), options_.name.c_str());
 }
 
-/// Reads what the members' queues have moved since the last time. A small amount is left for the next time,
-/// because it carries little information.
+/// Reads how many bytes the members' queues have moved since the last time. A small amount is left for the
+/// next time, because it carries little information.
 template <io_engine Engine>
 void striped_space<Engine>::measure() noexcept {
   for (std::uint32_t m = 0; m < members_.size(); ++m) {

@@ -40,7 +40,8 @@ class collective {
                                       std::span<std::byte> into, std::uint32_t from) {
     return ended(ranks_->exchange(out, rank_id{to}, into, rank_id{from}, call_->tag, call_->by));
   }
-  /// Blocks may differ in size, so one may have more pieces than the other: no bytes, no message.
+  /// Blocks may differ in size, so one may have more pieces than the other. A piece without bytes is not
+  /// sent.
   [[nodiscard]] result<void> exchange_pieces(std::span<const std::byte> out, std::uint32_t to,
                                              std::span<std::byte> into, std::uint32_t from) {
     if (out.empty() && into.empty()) return {};
@@ -51,7 +52,8 @@ class collective {
   [[nodiscard]] static failure misfit(std::uint64_t wanted, std::uint64_t found) noexcept {
     return {.code = errc::size_mismatch, .wanted = wanted, .found = found, .where = "collective"};
   }
-  /// Returns success if the blocks are as many as ranks, in order, of whole elements, and make up `bytes`.
+  /// Returns success if there is one block per rank, in order and of whole elements, and the blocks make up
+  /// `bytes`.
   [[nodiscard]] result<void> fit(std::span<const std::uint64_t> blocks, std::uint64_t bytes,
                                  std::uint32_t element_bytes) const noexcept {
     if (blocks.size() != std::size_t{world_} + 1) return misfit(std::size_t{world_} + 1, blocks.size());
@@ -185,7 +187,7 @@ result<void> tree_reduce(collective<T>& all, std::span<std::byte> data, const re
   return {};
 }
 
-/// One hop of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of that many bytes.
+/// One hop of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of `bundle` bytes.
 struct hop_shape {
   std::uint32_t count = 1;
   std::uint32_t self = 0;

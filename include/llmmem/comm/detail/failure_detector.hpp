@@ -124,7 +124,7 @@ class failure_detector {
     if (at(seat).process.is_open()) return death_verdict::undecided;
     return reset_ == on_reset::dead ? death_verdict::certain : death_verdict::suspected;
   }
-  /// The seat's next timer, for one that is `ending`.
+  /// Sets the timer of a seat that is `ending`.
   void remind(seat_id seat) noexcept { clock_.due(at(seat).ends_by); }
   /// @}
 

@@ -200,8 +200,8 @@ class inbox {
   struct sender {
     target into = target::none;
     std::uint32_t tag = 0;                    // of the message being assembled
-    std::uint64_t length = 0;                 // of it, by its first frame
-    std::uint64_t next = 0;                   // next byte of it
+    std::uint64_t length = 0;                 // of that message, by its first frame
+    std::uint64_t next = 0;                   // next byte of that message
     std::optional<early_message> building{};  // the message itself, if it has not been requested yet
     // Whole messages, by tag. The tag of `building` has an entry here.
     std::map<std::uint32_t, early_queue> early{};

@@ -26,8 +26,9 @@ namespace detail {
 /// NCCL makes it on its own threads; `look_at_child` returns the progress, and `adopt_child` replaces the
 /// previous one by it.
 ///
-/// `stop` ends NCCL's work, so that it no longer touches memory: it keeps what can be shrunk, and aborts the
-/// rest. A stopped communicator can only be shrunk or aborted. Windows end with their communicator.
+/// `stop` ends NCCL's work, so that it no longer touches memory: it keeps a communicator that can be shrunk,
+/// and aborts any other. A stopped communicator can only be shrunk or aborted. Windows end with their
+/// communicator.
 ///
 /// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` for
 ///                      as long as NCCL takes; nothing else waits.
@@ -58,8 +59,8 @@ class nccl_communicator {
   [[nodiscard]] ncclResult_t begin_fresh(int ranks, const ncclUniqueId& id, int self);
   /// From the present one, without the ranks `excluded`. @pre `is_there()`.
   [[nodiscard]] ncclResult_t begin_shrunk(std::vector<int>& excluded);
-  /// From the present one or, for a joining rank, from that of the others. Rank 0 and the joining ranks pass
-  /// the id.
+  /// From the present one or, for a joining rank, from that of the other ranks. Rank 0 and the joining ranks
+  /// pass the id.
   [[nodiscard]] ncclResult_t begin_grown(int ranks, const ncclUniqueId& id, int self)
     requires(Api::has_grow);
   /// Returns `ncclInProgress` while the child is being made, `ncclSuccess` when it exists. Only once: the

@@ -67,7 +67,7 @@ struct lane_read {
 enum class lane_flush : std::uint8_t { done, waits, broken };
 
 /// The two lanes to each seat: their sockets, the readers of incoming frames, and the rest of a frame of data
-/// that was begun. (`control_channel` writes control messages.) It reports what the sockets do and draws no
+/// that was begun. (`control_channel` writes control messages.) It reports events of the sockets and draws no
 /// conclusions.
 ///
 /// Epoll watches each open data lane that may be read, except the *hot* one: the caller polls a lane that was
@@ -112,7 +112,7 @@ class peer_lanes {
     return event_key(socket_event::told, generation(seat), to_index(seat));
   }
   /// Ends writing on both sockets, and reads what has arrived: TCP resets a connection that is closed with
-  /// unread bytes, and the peer would lose what was sent.
+  /// unread bytes, and the peer would lose the sent bytes.
   void shut_down(seat_id seat) noexcept;
   /// @}
 
@@ -172,7 +172,8 @@ class peer_lanes {
   /// Writes the rest of a frame.
   [[nodiscard]] lane_flush flush(seat_id to) noexcept;
   void forget_rest(seat_id to) noexcept { at(to).rest.clear(); }
-  /// Makes epoll watch for what can be done on the data lane. Call it after `flush` and `keep_rest`.
+  /// Makes epoll watch for the reads and writes that are possible on the data lane. Call it after `flush` and
+  /// `keep_rest`.
   void watch(seat_id seat) noexcept;
   /// @}
 

@@ -41,7 +41,7 @@ class side_channel {
   [[nodiscard]] Side& side() const noexcept { return side_; }
 
   /// Handles news. Fails when waiting is pointless: a death, the epoch's end, or the deadline.
-  /// @param with   the awaited rank; nothing: all of them.
+  /// @param with   the awaited rank; nothing: all ranks.
   /// @param bytes  for the failure's text.
   [[nodiscard]] result<void> listen(std::optional<rank_id> with, std::uint64_t bytes, deadline by);
 

@@ -249,7 +249,7 @@ bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
       return true;
     }
   }
-  // A death waits for what was sent before it, unless that has just found no space.
+  // A death waits for frames that were sent before it, unless one has just found no space.
   return deliver_notice(held, handler);
 }
 

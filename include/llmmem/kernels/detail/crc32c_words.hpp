@@ -49,7 +49,7 @@ LLMMEM_HD inline void crc32c_take(crc32c_state& state, const crc32c_state& next)
   state = out;
 }
 
-/// Halves a state whose last 2 * Width words are left: reduces what is above 32 * Width bits, modulo
+/// Halves a state whose last 2 * Width words are left: reduces the part above 32 * Width bits, modulo
 /// P(x^Width).
 template <std::uint32_t Width>
 LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {

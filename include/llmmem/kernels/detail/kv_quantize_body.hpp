@@ -312,7 +312,7 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
   return {};
 }
 
-/// Returns what all vectors of a plane are aligned to, up to 16.
+/// Returns the alignment of all vectors of a plane, up to 16.
 [[nodiscard]] inline std::uint32_t plane_width(const kv_plane& of) noexcept {
   const std::uint64_t base =
       of.layer_table != nullptr ? of.alignment : reinterpret_cast<std::uintptr_t>(of.data);

@@ -11,7 +11,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Checks what every holder may rely on.
+/// Checks the properties of a query that every holder relies on.
 [[nodiscard]] inline result<void> check_query(const near_query& query) noexcept {
   if (query.rows == 0) return {};
   const auto missing = [&](const char* what) { return failure{errc::too_short, 0, query.rows, 0, what}; };

@@ -63,7 +63,7 @@ LLMMEM_HD inline void store_elements(const T (&in)[N], std::byte* to, std::uint6
 #endif
 }
 
-/// Elements of a piece that an item has: what a device's lane accesses at once, or what a host vectorises.
+/// Elements of a piece per item: as many as a device's lane accesses at once, or as a host vectorises.
 template <class Run>
 inline constexpr unsigned elements_an_item = std::same_as<Run, host_executor> ? 64 : 4;
 

@@ -307,7 +307,7 @@ result<void> quantize_groups(const Run& run, const group_shape& shape,
                              const group_scales<std::byte>& scales) {
   return detail::run_all_groups<detail::quantize_works>(
       run, shape, values, codes, scales,
-      {.groups = "quantize_groups: elements a group, 32, 64 or 128",
+      {.groups = "quantize_groups: elements per group, 32, 64 or 128",
        .types = "quantize_groups",
        .values = "quantize_groups: values",
        .codes = "quantize_groups: codes",
@@ -321,7 +321,7 @@ result<void> dequantize_groups(const Run& run, const group_shape& shape,
                                const group_rows<std::byte>& values) {
   return detail::run_all_groups<detail::dequantize_works>(
       run, shape, values, codes, scales,
-      {.groups = "dequantize_groups: elements a group, 32, 64 or 128",
+      {.groups = "dequantize_groups: elements per group, 32, 64 or 128",
        .types = "dequantize_groups",
        .values = "dequantize_groups: values",
        .codes = "dequantize_groups: codes",

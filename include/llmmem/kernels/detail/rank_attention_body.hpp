@@ -76,7 +76,7 @@ template <class T>
   return {*code, rank, of.wanted, of.found, where};
 }
 
-/// Returns the bytes of the sequences and lengths of so many rows.
+/// Returns the bytes of the sequences and lengths of `rows` rows.
 [[nodiscard]] constexpr std::uint64_t near_tables_bytes(std::uint64_t rows) noexcept {
   return (rows * 8 + 15) / 16 * 16;
 }

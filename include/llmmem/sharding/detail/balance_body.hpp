@@ -29,8 +29,8 @@ inline void check_ranks(std::span<const std::uint64_t> already, const char* name
   }
 }
 
-/// Returns what each rank writes in addition, so that those that receive anything end up within one byte of
-/// each other.
+/// Returns the bytes to add to each rank, so that ranks that receive anything end up within one byte of each
+/// other.
 inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> already, std::uint64_t bytes) {
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)

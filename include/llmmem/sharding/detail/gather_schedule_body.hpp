@@ -17,7 +17,7 @@ gather_schedule<State>::gather_schedule(State& state, operation_queue& queue,
                          std::to_string(plan_.events) + " events and " +
                          std::to_string(plan_.machine.tiers()) + " tiers, for " +
                          std::to_string(scopes.size()) + " scopes and " + std::to_string(uses_.size()) +
-                         " uses of them; plan_gathers makes one of two tiers, with two events a use");
+                         " uses of them; plan_gathers makes one of two tiers, with two events per use");
   }
   for (std::vector<tensor_id>& scope : scopes) {
     std::uint64_t bytes = 0;
@@ -157,7 +157,7 @@ result<void> gather_schedule<State>::arrived(slot& it) {
   return queue_->wait(it);
 }
 
-/// An exception of the gather is a failure here: a `next` that waits for it throws it.
+/// An exception of the gather counts as a failure here: a `next` that waits for the gather throws it.
 template <class State>
 result<void> gather_schedule<State>::settled(slot& it) noexcept {
   try {

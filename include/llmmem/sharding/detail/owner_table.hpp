@@ -32,7 +32,7 @@ class owner_table {
   }
 
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept {
-    // Ranks take their ranges in rising order, so the shares of one item rise in rank, too.
+    // Ranks take their ranges in ascending order, so the shares of one item ascend in rank, too.
     const std::span<const sharding::write_share> shares = shares_of(tensor);
     const auto found = std::ranges::lower_bound(shares, rank, {}, &sharding::write_share::rank);
     if (found == shares.end() || found->rank != rank) return {};

@@ -469,7 +469,7 @@ inline void sim_endpoint::work(std::uint64_t ns) {
   net_->give_way(*this, held);
 }
 
-/// Offers again what the handler answered by `ask_again`.
+/// Offers again the frames that the handler answered by `ask_again`.
 inline void sim_endpoint::ask_again() noexcept {
   for (std::uint32_t from = 0; from < net_->processes_.size(); ++from)
     net_->wire_between(from, number_).is_held = false;

@@ -80,7 +80,7 @@ struct simulated_disk {
   struct place {
     std::uint64_t folder = simulated_tree::root;
     std::string name;
-    std::uint64_t node = 0;  ///< what it leads to; 0: nothing
+    std::uint64_t node = 0;  ///< the node that it leads to; 0: none
 
     [[nodiscard]] bool same_as(const place& other) const {
       return folder == other.folder && name == other.name;
