@@ -143,8 +143,8 @@ static_assert(sizeof(copy_map<few_copies>) <= 4096 - 64);
 /// @param aligned  what all addresses are multiples of, powers of two up to 16: the caller guarantees it.
 /// @pre no byte is written twice, or both read and written
 /// @return if there are tasks: `errc::past_the_bytes` for `longest` of 2^45 or more, `errc::bad_alignment`
-///      for another alignment, `errc::too_short` for a null list. Then nothing has begun. Else what `run`
-///      returns.
+///      for another alignment, `errc::too_short` for a null list. Then nothing has begun. Otherwise the
+///      result of `run`.
 /// @par Complexity   the tasks' bytes, read and written once; a lookup for each 16 KiB of tasks x longest.
 template <class Run>
 result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::uint64_t longest,
@@ -158,7 +158,7 @@ result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::u
 /// change when this returns; in a graph it stays fixed. Otherwise as `copy_batch`, but it finds lengths and
 /// alignment itself.
 /// @return `errc::past_the_bytes` for a task of 2^45 bytes and more: index = its place. Then nothing has
-///      begun. Else what `run` returns.
+///      begun. Otherwise the result of `run`.
 template <class Run>
 result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
   for (std::size_t i = 0; i < tasks.size(); ++i) {

@@ -213,8 +213,8 @@ static_assert(group_work<verify_work<poison_pattern>>);
 ///
 /// @param run     `host_executor` or `device_executor`; the memory is its own.
 /// @param memory  of any alignment and length.
-/// @return `errc::too_short` if `memory` is null and not empty. Then nothing has begun. Else what `run`
-///      returns.
+/// @return `errc::too_short` if `memory` is null and not empty. Then nothing has begun. Otherwise the result
+///         of `run`.
 /// @par Complexity   the bytes written once, 16 at a time except for fewer than 16 at either end.
 /// @par Thread safety   any number at once, on different bytes.
 template <class Run, memory_pattern Pattern>

@@ -111,7 +111,7 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 ///      cache or a null table, and for a token's or head's stride that is shorter than a vector if there are
 ///      several, `errc::bad_granularity` for addresses and strides that are not a multiple of a converted
 ///      element, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then nothing
-///      has begun. Else what `run` returns.
+///      has begun. Otherwise the result of `run`.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,

@@ -188,7 +188,7 @@ struct block_copy_options {
 /// @return `errc::layout_mismatch` if the layouts hold other values, `errc::out_of_range` for layers that do
 ///      not exist; if there are pairs, `errc::too_short` for null `data` or `pairs`, and
 ///      `errc::bad_alignment` for a `plane_alignment` that is not a power of two; then nothing has begun.
-///      Else what `run` returns.
+///      Otherwise the result of `run`.
 /// @par Complexity   the blocks' bytes of those layers, read and written once.
 template <class Run>
 result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,

@@ -30,7 +30,7 @@ inline namespace v0 {
 ///      `errc::bad_granularity` for vectors that are not a multiple of 8 bytes: wanted = those, found = 8;
 ///      `errc::unsupported_layout` for a layout of more than keys and values; `errc::past_the_bytes` for a
 ///      layer's plane of a block of 2^31 bytes or more, and for planes of 2^31 tiles of 8 KiB together. Then
-///      nothing has begun. Else what `run` returns.
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each byte read once; three multiplications for 8 bytes, and three divisions, which are
 ///      multiplications, for 16 if heads are outermost. One atomic operation for 8 KiB.
 template <class Run>

@@ -177,8 +177,8 @@ static_assert(item_work<page_work>);
 ///
 /// @param run            `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param batch_indices  [tokens], all written.
-/// @return `errc::too_short` if there are sequences and no `indptr`. Then nothing has begun. Else what `run`
-///      returns.
+/// @return `errc::too_short` if there are sequences and no `indptr`. Then nothing has begun. Otherwise the
+///         result of `run`.
 /// @par Complexity   O(tokens x log(sequences)).
 /// @par Thread safety   any number at once, on different results.
 template <class Run>
@@ -216,7 +216,7 @@ result<void> token_positions(const Run& run, const batch_tokens& of, std::span<s
 /// @param slots         at least the front's tokens; all written.
 /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
 /// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for 0 or
-///         fewer tokens per block. Then nothing has begun. Else what `run` returns.
+///         fewer tokens per block. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   O(slots), and the front's cost for each.
 /// @par Thread safety   any number at once, on different results.
 template <class Run, token_front Front>
@@ -241,7 +241,7 @@ result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int
 /// @param pages         [rows][planes][columns], at least; the rest is unchanged.
 /// @param out_of_range  set to 1 for a block without pages; not cleared. May be null.
 /// @return `errc::too_short` for fewer `pages`, a shorter `row_stride` than a row, or no table. Then nothing
-///      has begun. Else what `run` returns.
+///      has begun. Otherwise the result of `run`.
 /// @par Complexity   O(rows x columns x planes).
 /// @par Thread safety   any number at once, on different results.
 template <class Run>

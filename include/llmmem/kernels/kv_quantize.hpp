@@ -65,7 +65,7 @@ inline namespace v0 {
 ///      that are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
 ///      `errc::out_of_range` for layers that do not exist; if there are pairs, `errc::too_short` for null
 ///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then
-///      nothing has begun. Else what `run` returns.
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   values are read twice, the second time from cache; codes and scales are written once. A
 ///                   launch for each of K and V.
 /// @par Thread safety   any number at once, on different blocks.

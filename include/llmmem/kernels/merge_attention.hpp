@@ -50,7 +50,7 @@ struct merged_attention {
 ///      `errc::bad_granularity` for vectors whose number of elements is not a multiple of 8, and for
 ///      addresses and distances that are not multiples of their unit (16 bytes for vectors, 8 for states, 4
 ///      for logarithms); `errc::too_short` for null pointers, and for distances shorter than a vector, or
-///      with which written vectors share bytes. Then nothing has begun. Else what `run` returns.
+///      with which written vectors share bytes. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each part read once.
 /// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 template <class Run, log_base Base>

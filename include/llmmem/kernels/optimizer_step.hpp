@@ -42,13 +42,13 @@ inline namespace v0 {
 ///   divides a mean by epsilon alone. A group with a moment that is not finite is restored as NaNs.
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else
+/// @pre the outputs overlap no other memory of the call
 /// @pre hyper's rate, decays, epsilon and gradient_scale are finite; the two decays of moments are below 1
 /// @return `errc::size_mismatch` for gradients of another length; `errc::no_conversion` for gradients that
 ///      are neither f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array
 ///      that is not aligned to its element, and for a piece that does not begin at a multiple of
 ///      `cut_multiple`; `errc::out_of_range` for step 0, and for a `first` or `count` of 2^60 or more. Then
-///      nothing has begun. Else what `run` returns. Without elements it does nothing.
+///      nothing has begun. Otherwise the result of `run`. Without elements it does nothing.
 /// @par Complexity   each byte read once and written once.
 /// @par Thread safety   any number at once, on different pieces.
 /// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);

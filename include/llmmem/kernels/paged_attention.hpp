@@ -128,7 +128,7 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      not a multiple of 8, vector lengths that `tensor_cores` does not take, and a cache without values;
 ///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
 ///      for distances shorter than a vector, or with which vectors of `out` share bytes. Then nothing has
-///      begun. Else what `run` returns.
+///      begun. Otherwise the result of `run`.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them, those of `shared` rows among them, or of eight with tensor cores (from a cache of the device
 ///      except for the first); 2 x tokens x query_heads x (head_dim + value_dim) multiplications and

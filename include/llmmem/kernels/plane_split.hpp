@@ -163,8 +163,8 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
 ///
 /// @param run       `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param elements  [count], 2 bytes each, lowest first.
-/// @pre nothing that is written overlaps anything else
-/// @return `errc::too_short` for a null pointer. Then nothing has begun. Else what `run` returns.
+/// @pre the outputs overlap no other memory of the call
+/// @return `errc::too_short` for a null pointer. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   2 bytes per element are read and as many written, 16 at once if elements are at a
 ///      multiple of that and planes at multiples of 8; else 4 or 1 of a plane at once.
 /// @par Thread safety   any number at once, on different bytes.

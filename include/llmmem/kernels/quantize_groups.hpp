@@ -61,11 +61,11 @@ struct group_scales {
 /// where the elements were not finite.)
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else
+/// @pre the outputs overlap no other memory of the call
 /// @return `errc::no_conversion` for other types; `errc::out_of_range` for groups of another length;
 ///      `errc::too_short` for a null pointer, or for a stride shorter than a row; `errc::bad_granularity` for
 ///      values or scales at addresses or strides that are not multiples of an element. Then nothing has
-///      begun. Else what `run` returns.
+///      begun. Otherwise the result of `run`.
 /// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
 ///      values and as many elements of codes if addresses and strides allow it, else narrower.
 /// @par Thread safety   any number at once, on different bytes.

@@ -38,8 +38,8 @@ inline namespace v0 {
 /// @param workspace  `select_top_workspace_bytes`, aligned to 4.
 /// @return `errc::out_of_range` for more than 2^20 candidates; `errc::size_mismatch` for more candidates than
 ///      a stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the
-///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else
-///      what `run` returns.
+///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun.
+///      Otherwise the result of `run`.
 /// @par Complexity   a row's scores are read 9 times, and another 8 times if only some of several equal
 ///      candidates are chosen. One launch, and with a workspace another one, of k^2 steps for a row.
 /// @par Source   Alabi et al., "Fast k-selection algorithms for graphics processing units", 2012, for the

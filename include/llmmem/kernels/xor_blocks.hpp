@@ -51,8 +51,8 @@ struct dirty_page_options {
 ///                returns.
 /// @return `errc::out_of_range` for more shards: wanted = how many, found = the most; `errc::null_handle` for
 ///                a null pointer to bytes, index = the shard, or the number of shards for the parity;
-///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run`
-///                returns.
+///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Otherwise the result
+///                of `run`.
 /// @par Complexity   each shard read once, the parity written once; eight 16-byte reads of a thread, of two
 ///                shards, are in flight together.
 /// @par Source   RAID-4: Patterson, Gibson and Katz, SIGMOD 1988.
@@ -68,7 +68,7 @@ result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards
 /// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is not a
 ///      power of two; `errc::too_short`: wanted = words needed, found = words given; `errc::null_handle` and
 ///      `errc::overlapping_ranges`, index 0 the old bytes, 1 the new ones, 2 the delta, 3 the bitmap. Then
-///      nothing has begun. Else what `run` returns.
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   both read once, the delta written once; at most one atomic operation on the bitmap for 2
 ///      KiB that differ. Eight 16-byte reads of a thread are in flight together.
 template <class Run>

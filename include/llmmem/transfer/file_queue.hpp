@@ -154,8 +154,7 @@ class file_queue {
 
  private:
   static constexpr std::size_t batch = 64;
-  static constexpr std::uint64_t poll_ns = 100'000;  // between checks of other queues' fences; the unit of a
-                                                     // pause
+  static constexpr std::uint64_t poll_ns = 100'000;  // between checks of other fences; unit of a pause
 
   [[nodiscard]] static file_queue_options checked(file_queue_options options);
   [[nodiscard]] static std::uint32_t depth_of(const file_queue_options& options,

@@ -168,8 +168,7 @@ class transfer_board {
   void keep(const kept_failure& failed) noexcept {
     const std::scoped_lock lock(failure_mutex_);
     const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
-    failures_[count] = failed;  // there is space for those kept when the last operation began, and for all
-                                // that run
+    failures_[count] = failed;  // space: those kept at the last `begin`, and all that run
     failure_count_.store(count + 1, std::memory_order_relaxed);
   }
 

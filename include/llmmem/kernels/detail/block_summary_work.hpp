@@ -27,7 +27,7 @@ namespace detail {
   const bool is_away = (bits >> 31U) != 0 && (bits & 0xFFFFU) != 0;  // down is away from zero
   return static_cast<std::uint16_t>((bits >> 16U) + (is_away ? 1U : 0U));
 }
-/// At or above.
+/// The same, at or above the float.
 [[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_above(float x) noexcept {
   if (!(x == x)) return 0x7F80U;
   const std::uint32_t bits = bits_of_float(x);
