@@ -76,8 +76,9 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 /// failures: four messages one after another, 4 (n - 1) in all.
 ///
 /// - **Failures** are permanent within an epoch, and spread: a member that hears of another member's failure
-///   treats it as failed, too. A member that learns that it has failed itself stops listening to the sender,
-///   but informs no other member: it may be wrong only about itself, and must not take others with it.
+///   also treats that member as failed. A member that learns that it has failed itself stops listening to the
+///   sender, but informs no other member: it may be wrong only about itself, and must not take others with
+///   it.
 /// - **Which members may decide.** If all others are certainly dead, the remaining member. If some are or
 ///   were suspected, they may have agreed on something else, alive or not: then more than half of the epoch's
 ///   members, dead ones included, or exactly half with the lowest member. So two halves that cannot reach

@@ -19,7 +19,7 @@ inline namespace v0 {
 
 /// How the ranks sum. n is the number of bytes, N the number of ranks.
 enum class reduce_algorithm : std::uint8_t {
-  /// Each rank sends each other rank its part, and the receiver adds all copies in the order of the ranks: so
+  /// Each rank sends each other rank its part, and the receiver adds all copies in the order of the ranks. So
   /// the bits of a sum depend only on the number of ranks, not on where the parts begin. Sends n (N - 1) / N
   /// bytes for a reduce-scatter, in N - 1 messages; a small all-reduce sends all data to all ranks instead.
   direct,

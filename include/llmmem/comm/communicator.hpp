@@ -85,7 +85,7 @@ struct communicator_stats {
 ///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The
 ///   usual response is `revoke`.
 /// - **Death**: operations with a dead rank end with `errc::peer_failed` (`errc::frame_forged` if its
-///   connection carried frames that it did not send), except that messages that arrived complete before can
+///   connection carried frames that it did not send). Messages that arrived complete before the death can
 ///   still be received. Ranks that wait for a living rank learn of the death by `revoke`: it ends all waiting
 ///   of this epoch, on all ranks, with `errc::epoch_revoked`, and prevents new waits.
 /// - **Agreement**: `agree` works whether or not the epoch is revoked; it returns the same answer on all

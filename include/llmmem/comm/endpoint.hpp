@@ -77,8 +77,8 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `ask_again`; when its sender dies, once again within the call that reports the death, before that:
-///   frames still for `ask_again` are then dropped.
+///   `ask_again`. When the sender dies, it is asked one last time, before `on_death` in the same call; frames
+///   that still get `ask_again` are then dropped.
 /// - `on_frame(from, header)`    all of its bytes are in the buffer.
 /// - `on_message(from, header, bytes)`  a frame of `post`. The bytes are valid until this returns.
 /// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:
@@ -154,10 +154,10 @@ concept reports_failure = requires(const E& seen, seat_id seat) {
 ///   between `on_joined` and `on_death`.
 /// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
 ///   overwritten, which does not mean that they have arrived. It receives during the wait, so that two
-///   processes that send to each other do not deadlock. Other endings: `errc::peer_failed`, no process is
-///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler cancels it. A frame that was
-///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
-///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
+///   processes that send to each other do not deadlock. Other outcomes: `errc::peer_failed` if no process is
+///   connected there, `errc::peer_timed_out`, and `errc::cancelled` if the handler cancels it. A frame that
+///   was begun is then completed from a copy, during later calls: the receiver never sees half of one. It
+///   sets `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
 ///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
 /// - `post(to, header, bytes)`  sends a frame of at most `max_post_bytes`: a longer one is dropped. Never
 ///   waits. It sets `header.bytes`. Frames that cannot go at once go with later calls; a receiver that takes

@@ -53,9 +53,9 @@ inline namespace v0 {
 ///   every `poll_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
 ///   work of the stream. The stream must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`, because NCCL cannot cancel one message.
-///   The call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
-///   aborted if NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has failed,
-///   or when the revoke takes longer than `stop_ns`.
+///   The call returns once NCCL no longer touches memory. It revokes its operations. It aborts the
+///   communicator instead if NCCL has no `ncclCommRevoke` (before 2.28.7), is still launching operations or
+///   has failed, or if the revoke takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,
 ///   with the sizes that they were sent with; a tag is not checked. Otherwise both wait, or NCCL fails. A
 ///   rank sends to itself only by `exchange`. A message without bytes is sent as one byte.
@@ -143,8 +143,7 @@ class nccl_transport {
     requires(Api::has_windows);
   /// Ends the window of this rank that begins where `memory` does: call it before the memory is released, and
   /// while no transfer uses it. No effect if there is no such window. `errc::epoch_revoked` once the epoch
-  /// has ended: the window then ends with the communicator, in the next epoch or by `leave`; keep the memory
-  /// until then.
+  /// has ended: keep the memory until the window ends with the communicator, in the next epoch or by `leave`.
   result<void> deregister_window(std::span<const std::byte> memory)
     requires(Api::has_windows);
   [[nodiscard]] std::size_t windows() const noexcept { return comm_.windows().size(); }

@@ -43,9 +43,8 @@ struct device_options {
 /// The source keeps memory that the driver refuses to take back, and counts it in `kept_bytes()`; it tries
 /// again in the next `take`, `give_back` and `trim`, and at the end.
 ///
-/// A pool can refuse a request although it has the bytes, while some of them are still being returned,
-/// because it remaps pages only then (rmm#1245): `take` waits for its stream and requests once more before it
-/// refuses.
+/// A pool can refuse a request although it has the bytes, because it remaps pages only after their return is
+/// complete (rmm#1245). So `take` waits for its stream and requests once more before it refuses.
 ///
 /// @par Complexity      a request costs as much as one of a driver's pool: microseconds if it has the bytes.
 ///      O(ranges) in addition while the source keeps any.

@@ -70,8 +70,8 @@ class stream_argument {
 ///   if that cannot be determined: for the default stream while another stream is captured.
 /// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
 /// - `lock_pages(bytes, count, device)` prepares host memory so that all devices copy from and to it
-///   themselves; the context of `device` does it; empty: that of the current device. `device_address(&there,
-///   bytes)` returns the address that devices use.
+///   themselves; the context of `device` does it, or if empty that of the current device.
+///   `device_address(&there, bytes)` returns the address that devices use.
 template <class R>
 concept device_runtime =
     std::copyable<R> && requires(const R& run, device_id device, device_status status, typename R::pool pool,

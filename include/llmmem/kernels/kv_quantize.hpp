@@ -26,8 +26,8 @@ inline namespace v0 {
 ///   cache. From then on its bytes do not change, so that it can be shared, hashed, moved and saved; scales
 ///   travel with it in every copy (`copy_kv_blocks`), file and stream.
 ///
-/// A closed block is a function of its tokens' floats alone. However the tokens came, one by one, in chunks
-/// or all at once, in any order of blocks and layers: its bits are the same.
+/// A closed block is a function of its tokens' floats alone. Its bits are the same whether the tokens came
+/// one by one, in chunks or all at once, in any order of blocks and layers.
 ///
 /// **Truncation** into a closed block reopens it: `dequantize_kv_blocks` writes it to an open block, the
 /// tokens that stay have the values that readers saw until then, and later tokens follow. The block is
@@ -48,7 +48,7 @@ inline namespace v0 {
 /// `bf16`. Rounding a `bf16` scale moves no code past qmax. A group with an infinity or a NaN gets a NaN
 /// scale: all of it is restored as NaNs. Two codes of int4 are in a byte, the first in its lower half.
 ///
-/// A block of B tokens takes 4 + s / B bits a value in int4 by channel, where s are the bits of a scale: 5
+/// A block of B tokens takes 4 + s / B bits per value in int4 by channel, where s are the bits of a scale: 5
 /// with `bf16` at 16 tokens, 4.5 at 32.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory.

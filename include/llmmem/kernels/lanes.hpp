@@ -88,8 +88,8 @@ class host_lanes {
 /// Work that needs a newer device has `compute_capability`, 80 for 8.0: kernels compiled for less are not
 /// launched.
 ///
-/// `threads` is how many threads a block of a device's launch has, a multiple of 32, and `blocks` how many of
-/// these a multiprocessor must have space for: fewer leave each thread more registers.
+/// `threads` is the number of threads in a block of a device's launch, a multiple of 32, and `blocks` the
+/// number of blocks for which a multiprocessor must have space: fewer leave each thread more registers.
 template <class W>
 concept lane_work =
     std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item, const host_lanes& group) {

@@ -50,7 +50,7 @@ struct group_scales {
 ///     code  = nearest(x * (1 / scale)), of two equally near the even one
 ///
 /// Each operation is rounded once to a float, the reciprocal too, so host and device have the same bits (a
-/// device whose code is compiled with `-use_fast_math` takes the least floats for zeros). The restored value,
+/// device whose code is compiled with `-use_fast_math` treats the least floats as zeros). The restored value,
 /// code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by at most half of
 /// the distance between neighbouring codes of e4m3; plus 2^-21 of amax for the roundings. A scale below
 /// 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.

@@ -40,8 +40,8 @@ struct dirty_page_options {
 
 // All of these take addresses of any alignment; an access is 16 bytes if all of a call's are multiples of
 // that, else 4 or 1: slower, but correct. Nothing allocates or waits, and a graph may contain them. Any
-// number may run at once, on different bytes. A written range may be one that is read, from the same byte on;
-// it must not overlap one otherwise.
+// number may run at once, on different bytes. A written range may be a range that is read, from the same byte
+// on; it must not overlap one in any other way.
 
 /// Sets `parity` to the exclusive or of all shards: a parity of data, or a lost shard from the parity and the
 /// remaining shards. Without shards it is zeros.

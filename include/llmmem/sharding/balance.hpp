@@ -57,9 +57,9 @@ using write_share [[deprecated("its name is sharding::write_share")]] = sharding
 /// multiple of `alignment` elements of their item, or to its end.
 ///
 /// With `a` = `alignment` x the largest `element_bytes`, and `level` = all bytes, `already` included, divided
-/// by the world: when no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
-/// more than 1.1 times what another does. (Two cuts are each at most a / 2 off, so that a rank is at most a +
-/// 1 off the level.) A rank that already writes more than that gets nothing, and the others become even.
+/// by the world: if no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
+/// more than 1.1 times as much as another. (Two cuts are each at most a / 2 off, so that a rank is at most a
+/// + 1 off the level.) A rank that already writes more than `level` gets nothing, and the others become even.
 ///
 /// @param alignment  in elements, at least 1: those of a file system block, so that two ranks never share a
 ///                   block.

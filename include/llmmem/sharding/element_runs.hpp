@@ -28,8 +28,8 @@ struct index_range {
 /// element at `position` p of the set is the p-th of the storage. An irregular set (the queries, keys and
 /// values of one rank in a fused matrix, with fewer heads of the latter) is described as several tensors.
 ///
-/// Canonical form, which makes equal sets equal values: no elements is {0, 0, 0, 0}; runs that touch are one;
-/// the stride of a single run is its length. Factories return it. For a set from another source, call
+/// Canonical form, which makes equal sets equal values: the empty set is {0, 0, 0, 0}; runs that touch are
+/// one; the stride of a single run is its length. Factories return it. For a set from another source, call
 /// `validate` first: the other functions assume it.
 ///
 /// @par Complexity      O(1) for all; `intersect` documents its own.

@@ -37,8 +37,9 @@ struct gather_use {
 /// scopes used again soonest stay: the last layer of a forward pass, for the backward pass. With
 /// `schedule::lookahead{n}`, n uses ahead.
 ///
-/// **All ranks follow the same plan**: make it from the same numbers everywhere, measured by one rank and
-/// sent to the others or computed from a model; otherwise the ranks wait for each other in different gathers.
+/// **All ranks follow the same plan.** Make it from the same numbers everywhere: measured by one rank and
+/// sent to the others, or computed from a model. Otherwise the ranks wait for each other in different
+/// gathers.
 ///
 /// @param scope_bytes  of each scope, whole.
 /// @param budget       bytes of whole tensors at once; at least the largest scope.

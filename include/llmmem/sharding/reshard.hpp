@@ -22,14 +22,14 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// Returns the plan that fills each wanted piece and reads each of its elements once, in as few copies as
 /// follow from these rules:
 ///
-/// - If several pieces hold an element, the plan reads that of the destination's preferred holder; otherwise
-///   the one that reaches furthest, so that a row takes the fewest copies; otherwise, if all these are
-///   replicas of one another, that of the holder with the fewest bytes to read so far.
+/// - If several pieces hold an element, the plan reads that of the destination's preferred holder. Otherwise
+///   it reads the one that reaches furthest, so that a row takes the fewest copies. If all these are replicas
+///   of one another, it reads that of the holder with the fewest bytes to read so far.
 /// - Ranges that are adjacent in both pieces are one copy; so are runs at equal distances. (If the preferred
 ///   holder has the middle of each row, reads around it may be cut where rows end.)
 ///
-/// A stored layout and a wanted one are both plain lists, and independent of each other: a checkpoint's
-/// layout should not bind the layout it is loaded into, as in ByteCheckpoint (arXiv 2407.20143) and Universal
+/// A stored layout and a wanted one are plain lists, independent of each other, because a checkpoint's layout
+/// should not bind the layout it is loaded into, as in ByteCheckpoint (arXiv 2407.20143) and Universal
 /// Checkpointing (arXiv 2406.18820).
 ///
 /// @param tensors  the catalogue that both lists number their tensors by.

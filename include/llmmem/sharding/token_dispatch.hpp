@@ -38,8 +38,8 @@ struct dispatch_options {
   const char* name = "token_dispatch";  ///< for error texts; must outlive the object
 };
 
-/// Returns the capacity for a capacity factor: the tokens of `tokens` that an expert would receive if all
-/// were equally popular, times the factor, rounded up (Switch, section 2.2).
+/// Returns the capacity for a capacity factor: the share of `tokens` that an expert would receive if all
+/// experts were equally popular, times the factor, rounded up (Switch, section 2.2).
 ///
 /// @param percent  the factor in hundredths, so that the result is exact: 125 for 1.25.
 /// @throws argument_error  when `experts` is 0.
@@ -144,8 +144,8 @@ class token_dispatch {
   }
   /// Returns how many assignments asked for an expert, including dropped ones: its load.
   [[nodiscard]] std::uint32_t demand(expert_id expert) const noexcept { return demand_[to_index(expert)]; }
-  /// Returns the slots that go to `rank`, of `world` that have the experts: its part of an all-to-all's send
-  /// buffer.
+  /// Returns the slots that go to `rank`, one of the `world` ranks that have the experts: its part of an
+  /// all-to-all's send buffer.
   [[nodiscard]] index_range slots_to(rank_id rank, rank_count world) const noexcept {
     const index_range experts = experts_of(options_.experts, world, rank);
     const std::uint32_t begin = begins_[static_cast<std::size_t>(experts.first)];

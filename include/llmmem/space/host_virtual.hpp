@@ -44,9 +44,9 @@ struct host_mapper_report {
 
 namespace detail {
 
-/// A few unused mappings in reserve, to be released when a process is at its limit of mappings: replacing a
-/// mapping by bare addresses temporarily needs one more than are held, and must not fail where it would
-/// relieve the shortage.
+/// A few unused mappings in reserve, to be released when a process is at its limit of mappings. Replacing a
+/// mapping by bare addresses temporarily needs one more mapping than are held, and must not fail where it
+/// would relieve the shortage.
 class spare_mappings {
  public:
   spare_mappings() noexcept = default;

@@ -73,8 +73,8 @@ struct virtual_stats {
 /// - `mapped_at(range, offset)`: returns the handle whose mapping begins there.
 /// - `bytes_of(handle)`, `mappings_of(handle)`: 0 for an invalid handle.
 ///
-/// A refusal is a value and changes nothing. (One exception: a system that refuses to map the n-th of several
-/// handles, and then to unmap the ones before it, leaves these mapped; `stats().stuck_mappings` counts them.)
+/// A refusal is a value and changes nothing. (One exception: if a system refuses to map the n-th of several
+/// handles, and then to unmap the earlier ones, these stay mapped; `stats().stuck_mappings` counts them.)
 /// Work that uses a range must finish before it is unmapped.
 template <class V>
 concept virtual_memory =

@@ -204,10 +204,10 @@ class crash_walk {
 }  // namespace detail
 
 /// Calls `visit(simulated_storage& after)` for each state that a device may have if the machine stopped now:
-/// all states, if few effects are pending; else: no effect survives; all survive; all but one (and those that
-/// need it), for each; one alone (with those that it needs), for each; each write torn; and a seeded sample.
-/// States that look the same are visited once. `after` belongs to the visitor, to recover in and to crash
-/// again; `after.trace()` lists what was done and what survived.
+/// all states, if few effects are pending. Otherwise those in which no effect survives, all survive, all but
+/// one (and those that need it), or one alone (with those that it needs); those with each write torn; and a
+/// seeded sample. States that look the same are visited once. `after` belongs to the visitor, to recover in
+/// and to crash again; `after.trace()` lists what was done and what survived.
 ///
 /// @par Complexity   2^effects x tears x bytes of the files if exhaustive.
 /// @par Errors   `argument_error` if `exhaustive_up_to` exceeds 24; what `visit` throws.

@@ -194,11 +194,10 @@ class sim_endpoint {
 ///     net.run([](sim_endpoint& end) { communicator ranks(end); ... });
 ///
 /// Its model: frames take time, each its own, in order within a lane, and longer over busy links
-/// (`bytes_per_second`); a process that sends too much waits; a process dies in any of its calls or at any
-/// time, its frames in flight then arrive or not, and each of the others notices in its own time; a process
-/// pauses for a while; two groups are unreachable for each other for a while, or for ever; bits are
-/// flipped; a fresh process takes the seat of a dead one. A process that is unreachable for `hard_silence_ns`
-/// is suspected.
+/// (`bytes_per_second`). A process that sends too much waits. A process dies in any of its calls or at any
+/// time; its frames in flight then arrive or not, and every other process notices in its own time. A process
+/// pauses for a while. Two groups cannot reach each other for a while, or for ever. Bits are flipped. A fresh
+/// process takes the seat of a dead one. A process that is unreachable for `hard_silence_ns` is suspected.
 ///
 /// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
 /// @par Thread safety   plan from one thread, before `run`.

@@ -76,8 +76,9 @@ struct bounce_checksum {
 /// - **Progress**: hops that have begun continue by themselves. The next hop of a piece, and the next piece,
 ///   begin in `copy_*_async`, `poll`, and while a thread waits for a fence.
 /// - **Failures**: when a piece fails, no further piece of its operation begins; the operation is complete
-///   when those in flight are. Its destination then has a mix of old and new bytes. `errc::completion_lost`
-///   only if a device may still write to the destination; a slot that it may still write to is never reused.
+///   when its pieces in flight are. Its destination then has a mix of old and new bytes.
+///   `errc::completion_lost` only if a device may still write to the destination; a slot that it may still
+///   write to is never reused.
 ///
 /// @tparam Upper, Lower  spaces that are their own queues. "Down" is from the first to the second.
 /// @tparam Staging       the space of the ring: host memory, or pinned memory that devices read at full

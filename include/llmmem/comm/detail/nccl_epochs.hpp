@@ -26,8 +26,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Forms the communicator of each epoch, so that all ranks have made it, or none uses one: they vote on what
-/// they have, make it the same way (shrunk, grown, or fresh), and vote on whether all have succeeded.
+/// Forms the communicator of each epoch, so that either all ranks have made it, or no rank uses one. The
+/// ranks vote on what they have, make it the same way (shrunk, grown, or fresh), and vote on whether all have
+/// succeeded.
 ///
 /// It stores nothing about an epoch itself; the side channel and the communicator do.
 ///

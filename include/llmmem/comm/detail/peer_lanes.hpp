@@ -70,8 +70,9 @@ enum class lane_flush : std::uint8_t { done, waits, broken };
 /// that was begun. (`control_channel` writes control messages.) It reports events of the sockets and draws no
 /// conclusions.
 ///
-/// Epoll watches each open data lane that may be read, except the *hot* one: the caller polls a lane that was
-/// read many consecutive times itself, because otherwise the sender would pay for epoll's work at each frame.
+/// Epoll watches each open data lane that may be read, except the *hot* one, which was read many consecutive
+/// times: the caller polls that lane itself, because otherwise the sender would pay for epoll's work at each
+/// frame.
 ///
 /// @invariant  A lane whose handler answered `ask_again` is held, and is not read before `ask` has found
 /// space.

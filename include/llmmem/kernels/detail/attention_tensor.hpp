@@ -44,9 +44,9 @@ template <dtype Element>
   return out;
 }
 
-/// A lane's keys and values of a step: of its tokens g and g + 8 the keys' elements 8t to 8t + 7 of each 32;
-/// of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 the values' elements 8g to 8g + 7 of each 64. All lanes read
-/// stretches of at least 64 and 32 elements, and every product finds its factors in its own lane.
+/// A lane's keys and values of a step. Keys: elements 8t to 8t + 7 of each 32, of tokens g and g + 8. Values:
+/// elements 8g to 8g + 7 of each 64, of tokens 2t, 2t + 1, 2t + 8 and 2t + 9. All lanes read stretches of at
+/// least 64 and 32 elements, and every product finds its factors in its own lane.
 template <dtype Element, std::uint32_t Dim>
 struct tensor_read {
   attention_raw<Element> key[2][Dim / 32];

@@ -21,8 +21,9 @@ namespace detail {
 /// The code nearest to a float without its sign; of two equally near, the even one. Saturates at 448; a NaN
 /// becomes 0x7F.
 ///
-/// Rounds without a branch: a float of 2^-6 and more at its twentieth bit, in integers; a smaller one, which
-/// is a subnormal code, by adding 2^14, whose last bit is worth 2^-9 as the codes' is.
+/// Rounds without a branch. A float of 2^-6 or more is rounded at its twentieth bit, in integers. A smaller
+/// one, whose code is subnormal, is rounded by adding 2^14, whose last bit is worth 2^-9 like that of the
+/// codes.
 ///
 /// @param size  the float's bits, the sign's 0.
 [[nodiscard]] __device__ inline std::uint32_t e4m3_of_size(std::uint32_t size) noexcept {

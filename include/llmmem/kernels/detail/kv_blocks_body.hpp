@@ -48,10 +48,10 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
   }
 }
 
-/// Joins all layers of each plane into one run, if both ends have the layers between the vectors, in the same
-/// order. A plane whose runs are single vectors has such an order, and equal distances of tokens and heads
-/// then mean the same order. The host cannot read tables of addresses, so planes with a table are joined
-/// neither here nor below.
+/// Joins all layers of each plane into one run if both ends have the layers between the vectors, in the same
+/// order; returns whether it did. A plane whose runs are single vectors has such an order, and equal
+/// distances of tokens and heads then mean the same order. The host cannot read tables of addresses, so
+/// planes with a table are joined neither here nor below.
 template <block_pairs Pairs>
 bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
                                                    std::span<const detail::kv_copy_part> parts) noexcept {

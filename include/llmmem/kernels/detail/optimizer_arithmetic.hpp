@@ -176,9 +176,9 @@ struct split_float {
   return static_cast<std::uint16_t>((bits + (is_finite ? drawn : 0)) >> 16U);
 }
 
-/// The values of dynamic quantisation's codes, ascending: for i = 0 to 6 the decade 10^(i - 6), in whose
-/// range from 0.1 to 1 the values are the middles of 2^i equal parts, with both signs, or of twice as many
-/// without; 0 and 1.
+/// The values of dynamic quantisation's codes, ascending: 0, 1, and for i = 0 to 6 those of the decade
+/// 10^(i-6). The range of a decade from 0.1 to 1 is cut into 2^i equal parts, or twice as many without signs;
+/// their middles are the values, with both signs if there are signs.
 struct code_book {
   float value[256];
 

@@ -68,8 +68,8 @@ class transfer_core {
   /// with `why`.
   void engine_failed(const failure& why) noexcept;
 
-  /// Returns how often the system asked to retry the most often retried request since the last call; 0 for
-  /// none. The higher, the longer the system should be left alone.
+  /// Returns the most retries that the system asked of one request since the last call; 0 for none. The
+  /// higher, the longer the system should be left alone.
   [[nodiscard]] std::uint32_t take_pause() noexcept { return std::exchange(pause_, 0); }
 
   /// Gives up requests that were not answered in time. Returns the next time to call, `io_wait::forever` for
