@@ -57,7 +57,7 @@ struct communicator_stats {
   std::uint64_t agreements = 0;
   std::uint64_t epochs = 0;        ///< epochs that it was a member of
   std::uint64_t stale_frames = 0;  ///< from ended epochs, or from excluded processes: ignored
-  std::uint64_t torn_frames = 0;   ///< of messages that were abandoned halfway
+  std::uint64_t torn_frames = 0;   ///< frames of messages that were abandoned halfway
   std::uint64_t bad_frames = 0;    ///< control frames that do not follow this version's protocol
   std::uint64_t early_bytes = 0;   ///< charged at present
 };

@@ -28,10 +28,10 @@ inline constexpr deadline no_deadline{~std::uint64_t{0}};
 
 /// The header of a frame. An endpoint carries it, and sets and reads only `bytes`.
 struct frame_header {
-  std::uint64_t epoch = 0;    ///< of the sender
+  std::uint64_t epoch = 0;    ///< the sender's epoch
   std::uint64_t message = 0;  ///< bytes of the whole message
-  std::uint64_t offset = 0;   ///< of the frame's bytes in the message
-  std::uint32_t bytes = 0;    ///< in this frame
+  std::uint64_t offset = 0;   ///< where the frame's bytes begin in the message
+  std::uint32_t bytes = 0;    ///< bytes in this frame
   std::uint32_t tag = 0;
   std::uint32_t crc = 0;  ///< CRC-32C of the frame's bytes, if `is_checked`
   std::uint16_t kind = 0;
@@ -77,8 +77,8 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `ask_again`. When the sender dies, it is asked one last time, before `on_death` in the same call; frames
-///   that still get `ask_again` are then dropped.
+///   `ask_again`. When the sender dies, the endpoint asks one last time, before `on_death` in the same call;
+///   frames that still get `ask_again` are then dropped.
 /// - `on_frame(from, header)`    all of its bytes are in the buffer.
 /// - `on_message(from, header, bytes)`  a frame of `post`. The bytes are valid until this returns.
 /// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:

@@ -53,9 +53,9 @@ inline namespace v0 {
 ///   every `poll_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
 ///   work of the stream. The stream must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`, because NCCL cannot cancel one message.
-///   The call returns once NCCL no longer touches memory. It revokes its operations. It aborts the
-///   communicator instead if NCCL has no `ncclCommRevoke` (before 2.28.7), is still launching operations or
-///   has failed, or if the revoke takes longer than `stop_ns`.
+///   The call returns once NCCL no longer touches memory. To that end it revokes NCCL's operations; it aborts
+///   the communicator instead if NCCL has no `ncclCommRevoke` (before 2.28.7), is still launching operations
+///   or has failed, or if the revoke takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,
 ///   with the sizes that they were sent with; a tag is not checked. Otherwise both wait, or NCCL fails. A
 ///   rank sends to itself only by `exchange`. A message without bytes is sent as one byte.

@@ -23,7 +23,7 @@ inline namespace v0 {
 struct bucket_options {
   /// A bucket takes tensors until it has this many bytes. A larger tensor has a bucket of its own.
   std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
-  std::uint32_t tag = 0x6275'0000;  ///< of its messages: nothing else uses it at the same time
+  std::uint32_t tag = 0x6275'0000;  ///< the tag of its messages: nothing else uses it at the same time
   reduce_algorithm algorithm = reduce_algorithm::direct;
   const char* name = "reduction_buckets";  ///< the name in error texts; outlives it
 };

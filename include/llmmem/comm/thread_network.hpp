@@ -32,7 +32,7 @@ struct thread_network_options {
   /// Frames up to this size are copied, and their sender continues; a longer one is read in place, and its
   /// sender waits for that.
   std::uint32_t copied_bytes = 16384;
-  std::uint64_t lane_bytes = 65536;  ///< of copies in one lane that have not been taken yet
+  std::uint64_t lane_bytes = 65536;  ///< the most bytes of copies in one lane that have not been taken yet
 };
 
 class thread_endpoint;
@@ -91,7 +91,7 @@ class thread_network {
                                 // wait
     std::deque<notice> notices{};
     std::vector<std::uint64_t> peers{};  // by seat, the incarnation that it receives from; 0: none
-    std::uint64_t incarnation = 0;       // of the present or last occupant
+    std::uint64_t incarnation = 0;       // the present or last occupant's
     bool is_taken = false;
     bool is_killed = false;
     bool is_woken = false;

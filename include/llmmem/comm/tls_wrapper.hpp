@@ -100,7 +100,7 @@ class tls_wrapper final : public socket_wrapper {
   }
 
  private:
-  static constexpr std::size_t part_bytes = 16384;  // of a record, at most
+  static constexpr std::size_t part_bytes = 16384;  // the most bytes of a record
 
   struct context_deleter {
     void operator()(SSL_CTX* context) const noexcept { ::SSL_CTX_free(context); }
@@ -160,7 +160,7 @@ class tls_wrapper final : public socket_wrapper {
   std::unique_ptr<SSL_CTX, context_deleter> context_;
   std::array<unsigned char, 32> key_{};
   detail::descriptor wake_;
-  mutable std::mutex mutex_;  // of the members up to `is_ending_`
+  mutable std::mutex mutex_;  // protects the members up to `is_ending_`
   std::list<std::unique_ptr<connection>> fresh_;
   std::vector<seat_absence> ends_;  // by the number of the endpoint's socket
   tls_stats stats_;

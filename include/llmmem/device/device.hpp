@@ -29,7 +29,7 @@ inline namespace v0 {
 /// Options of a device space.
 struct device_options {
   std::uint64_t budget = 0;           ///< the most bytes it may hold; there is no default, 0 is refused
-  std::string name = "device_space";  ///< for error texts
+  std::string name = "device_space";  ///< the name in error texts
   misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;               ///< passed to the handler
 };
@@ -174,7 +174,7 @@ class device_pool_source {
   /// The pool's memory of a range.
   struct beneath {
     std::byte* first = nullptr;  // where the pool's own range begins
-    std::uint64_t bytes = 0;     // of it
+    std::uint64_t bytes = 0;     // its bytes
     bool is_kept = false;        // returned, and refused by the driver
   };
 

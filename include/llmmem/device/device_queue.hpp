@@ -27,7 +27,7 @@ inline namespace v0 {
 /// Options of a device queue.
 struct device_queue_options {
   std::uint32_t depth = 64;           ///< the most copies and marks in flight: one more waits for the oldest
-  std::string name = "device_queue";  ///< for error texts
+  std::string name = "device_queue";  ///< the name in error texts
 };
 
 /// A stream of a device as a `copy_queue` of a space there: its own stream, or an engine's. Copies start in

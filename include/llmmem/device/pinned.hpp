@@ -46,7 +46,7 @@ struct pinned_report {
   std::uint64_t registered_bytes = 0;  ///< registered, so that a device copies them itself; live
   std::uint64_t locked_bytes = 0;      ///< without a device: held in memory by the system (`mlock`), live
   std::uint64_t unlocked_bytes = 0;    ///< without a device: not locked: the system refused (RLIMIT_MEMLOCK)
-  int last_errno = 0;                  ///< of the last `mlock` that was refused
+  int last_errno = 0;                  ///< the `errno` of the last `mlock` that was refused
 };
 
 /// A `byte_source` of pages that a driver has registered and the system keeps in memory. Without a device

@@ -283,7 +283,7 @@ class stream_ordered {
   live_ranges<nothing> live_;
   std::vector<entry> returned_;  // in the order of their return
   std::size_t leaving_ = 0;      // ranges whose point is being recorded, in neither table
-  std::uint64_t left_ = 0;       // ranges that `leaving_` has counted and that left it
+  std::uint64_t left_ = 0;       // ranges that were counted in `leaving_` and are no longer
   std::condition_variable has_left_;
   device_events<Runtime> events_;
   std::uint64_t waits_ = 0;

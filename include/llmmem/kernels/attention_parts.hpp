@@ -19,8 +19,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most parts that one call merges, because the launch carries their addresses. More parts are merged in
-/// rounds, each round to a part.
+/// The most parts that one call merges: the launch carries their addresses. More parts are merged in rounds,
+/// each round to a part.
 inline constexpr std::size_t max_merged_parts = 32;
 [[deprecated("its name is max_merged_parts")]] inline constexpr std::size_t most_merged_parts =
     max_merged_parts;

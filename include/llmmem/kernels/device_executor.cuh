@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-// Kernels are hidden, because their work may have no linkage, as in an unnamed namespace.
+// Kernels have hidden visibility, even if their work has no linkage, as in an unnamed namespace.
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1407
 

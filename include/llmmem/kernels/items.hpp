@@ -62,7 +62,7 @@ concept group_work =
 /// The items that a thread takes, and its lane in their groups.
 struct item_share {
   std::uint64_t first = 0;
-  std::uint64_t stride = 1;  ///< to its next one
+  std::uint64_t stride = 1;  ///< the distance to its next item
   group_lane lane{};
   std::uint32_t ahead = 0;  ///< groups of the same warp that take lower items: they take turns together
 
@@ -80,7 +80,7 @@ inline constexpr std::uint32_t warp_threads = 32;
 struct item_launch {
   std::uint32_t blocks = 0;  ///< 0: no work
   std::uint32_t lane_bits = 0;
-  std::uint32_t threads = default_threads;  ///< of a block
+  std::uint32_t threads = default_threads;  ///< threads of a block
 
   static constexpr std::uint32_t default_threads = 256;
   [[deprecated("its name is default_threads")]] static constexpr std::uint32_t usual_threads =

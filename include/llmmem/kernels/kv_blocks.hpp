@@ -147,7 +147,7 @@ class block_pair_map {
   struct plane {
     kv_plane from{};
     kv_plane to{};
-    std::uint64_t bytes = 0;  // of the run
+    std::uint64_t bytes = 0;  // bytes of the run
   };
 
   [[nodiscard]] bool join_layers_of_vectors(const kv_layout& to, const kv_layout& from,

@@ -17,8 +17,7 @@ inline namespace v0 {
 
 /// The tokens to gather, one sequence after the other. Pointers are of the executor's memory.
 struct gather_rows {
-  const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: where each sequence's rows begin; the
-                                               ///< first at 0
+  const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: each sequence's first row, from 0 on
   const std::int32_t* token_to_seq = nullptr;  ///< [rows], each row's sequence; null: searched
   const std::int32_t* seq_starts = nullptr;    ///< [sequences], the first token to gather of each; null: 0
   /// At least the number of tokens, so that the caller need not determine it: rows past the last sequence's

@@ -21,8 +21,7 @@ inline namespace v0 {
 
 /// The tokens of a batch, one sequence after the other. Pointers are of the executor's memory.
 struct batch_tokens {
-  const std::int32_t* indptr = nullptr;  ///< [sequences + 1]: where each sequence's tokens begin
-                                         ///< (`cu_seq_lens`)
+  const std::int32_t* indptr = nullptr;  ///< [sequences + 1]: each sequence's first token (`cu_seq_lens`)
   /// [sequences], tokens of each sequence including these, which are its last; null: these are all.
   const std::int32_t* seq_lens = nullptr;
   std::int32_t sequences = 0;
@@ -35,10 +34,10 @@ struct page_expansion {
   std::uint64_t rows = 0;
   std::uint32_t columns = 0;
   std::uint64_t row_stride = 0;       ///< entries, at least `columns`
-  std::uint64_t blocks = 0;           ///< of the cache
+  std::uint64_t blocks = 0;           ///< blocks of the cache
   std::uint32_t pages_per_block = 1;  ///< from a block's first to the next block's: planes x layers, if a
                                       ///< block contains these
-  std::uint32_t plane_offset = 1;     ///< from keys to values
+  std::uint32_t plane_offset = 1;     ///< pages from keys to values
   std::uint32_t planes = 2;
 };
 

@@ -31,7 +31,7 @@ struct token_place {
   };
   kind what = kind::padding;
   std::uint64_t block = 0;
-  std::uint64_t token = 0;  ///< in the block
+  std::uint64_t token = 0;  ///< the token's place in the block
 };
 
 /// Returns the place of each token of a batch in a cache of `blocks()` blocks, never one beyond it. Reads
@@ -225,9 +225,9 @@ struct token_segment {
   std::uint64_t cache_block = 0;
   std::uint64_t cache_token = 0;
   std::uint64_t cache_head = 0;
-  std::uint32_t elements = 0;               ///< of one head
-  std::uint32_t cache_alignment = 16;       ///< of the entry
-  std::byte* const* cache_entry = nullptr;  ///< of a layer, in a table of planes
+  std::uint32_t elements = 0;               ///< elements of one head
+  std::uint32_t cache_alignment = 16;       ///< the alignment of the entry
+  std::byte* const* cache_entry = nullptr;  ///< the entry of a layer, in a table of planes
   std::uint64_t cache_first = 0;
 };
 
@@ -322,7 +322,7 @@ struct kv_scales {
 
 /// Options of moves of tokens between a batch and a cache.
 struct token_options {
-  dtype element = dtype::bf16;            ///< of the batch
+  dtype element = dtype::bf16;            ///< the type of the batch's elements
   kv_scales scales{};                     ///< read if the cache holds other elements
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };

@@ -33,7 +33,7 @@ template <row_op Op>
 struct row_work {
   std::uint64_t rows = 0;
   std::uint32_t parts = 0;
-  std::uint32_t packets = 0;  ///< of the longest row
+  std::uint32_t packets = 0;  ///< packets of the longest row
 
   template <row_map Map>
   [[nodiscard]] static constexpr row_work of(const Map& map, unsigned packet_elements) noexcept {

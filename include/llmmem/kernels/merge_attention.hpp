@@ -20,7 +20,7 @@ inline namespace v0 {
 template <log_base Base = log_base::e>
 struct merged_attention {
   batch_output out{};          ///< [rows][query_heads][value_dim]
-  dtype element = dtype::f32;  ///< of `out`: f32, bf16 or f16
+  dtype element = dtype::f32;  ///< the type of `out`: f32, bf16 or f16
   /// -infinity for a row whose parts are all empty, NaN if a product was a NaN.
   log_sums<Base> log_sum_exp{};
   /// [rows], each row's sequence; a negative one is padding, whose outputs are not touched. Null: no padding.

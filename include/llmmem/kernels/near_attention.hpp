@@ -28,7 +28,7 @@ struct near_query {
   std::uint32_t query_heads = 0;
   std::uint32_t head_dim = 0;
   std::uint32_t value_dim = 0;
-  dtype element = dtype::bf16;              ///< of the queries: f32, bf16 or f16
+  dtype element = dtype::bf16;              ///< the type of the queries: f32, bf16 or f16
   float scale = 0;                          ///< as `attention_options::scale`
   std::uint32_t window = 0;                 ///< as `attention_options::window`
   const std::int32_t* sequences = nullptr;  ///< [rows]; a negative one is padding

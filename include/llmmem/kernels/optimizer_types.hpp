@@ -35,13 +35,13 @@ struct gradient_piece {
 /// The settings of a step, the same for all pieces of a tensor.
 struct optimizer_hyper {
   double rate = 1e-3;
-  double mean_decay = 0.9;  ///< of SGD: the momentum
+  double mean_decay = 0.9;  ///< for SGD: the momentum
   double variance_decay = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0;
-  std::uint64_t step = 1;       ///< of the run, from 1
+  std::uint64_t step = 1;       ///< the run's step, from 1
   float gradient_scale = 1.0F;  ///< multiplies each gradient: 1 / loss scale, times the clipping factor
-  std::uint64_t seed = 0;       ///< of stochastic rounding: one for each tensor
+  std::uint64_t seed = 0;       ///< seeds stochastic rounding: one for each tensor
 };
 
 }  // namespace v0

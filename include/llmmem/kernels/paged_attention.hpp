@@ -72,9 +72,9 @@ struct attention_options {
   std::uint32_t query_heads = 0;  ///< a required multiple of the cache's: MHA has as many, GQA more
   /// Of queries and outputs: the cache's or f32; with an fp8 cache f32, bf16 or f16.
   dtype element = dtype::bf16;
-  float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;  ///< attends to this many last tokens of each row; 0: to all
-  kv_scales scales{};        ///< of the elements of the cache
+  float scale = 0;           ///< multiplies the products before their softmax; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;  ///< attends to the last `window` tokens of each row; 0: to all
+  kv_scales scales{};        ///< the scales of the cache's elements
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::reproducible;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN

@@ -17,8 +17,8 @@ inline namespace v0 {
 /// The number of groups: rows of equally many groups.
 struct group_shape {
   std::uint64_t rows = 0;
-  std::uint32_t groups = 1;      ///< of a row, side by side
-  std::uint32_t elements = 128;  ///< of a group: 32, 64 or 128
+  std::uint32_t groups = 1;      ///< groups of a row, contiguous
+  std::uint32_t elements = 128;  ///< elements of a group: 32, 64 or 128
 };
 
 /// Rows of elements: values, or their codes.

@@ -31,8 +31,8 @@ concept message_ranks = requires(R& ranks, const R& seen, std::span<const std::b
 
 /// Options of the messages between ranks.
 struct rank_attention_options {
-  std::uint32_t tag = 0x6E656172;              ///< of queries; answers have the next higher one
-  std::uint64_t patience_ns = 30'000'000'000;  ///< of each message
+  std::uint32_t tag = 0x6E656172;              ///< the tag of queries; answers have the next higher one
+  std::uint64_t patience_ns = 30'000'000'000;  ///< the longest wait for each message
 };
 
 /// Bytes of the messages of a query: a header of `near_header_bytes`, then in one message the rows' sequences

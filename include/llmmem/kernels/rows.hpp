@@ -91,11 +91,11 @@ LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
 
 /// The share of the rows of one thread, or of a host that takes all.
 struct row_share {
-  std::uint64_t first = 0;   ///< row
-  std::uint64_t stride = 1;  ///< to its next one
-  std::uint32_t part = 0;    ///< first
-  std::uint32_t parts = 1;   ///< to its next one
-  std::uint32_t lane = 0;    ///< of those that share a row
+  std::uint64_t first = 0;   ///< its first row
+  std::uint64_t stride = 1;  ///< rows to its next one
+  std::uint32_t part = 0;    ///< its first part
+  std::uint32_t parts = 1;   ///< parts to its next one
+  std::uint32_t lane = 0;    ///< its number among the lanes that share a row
   std::uint32_t lanes = 1;
 };
 

@@ -31,7 +31,7 @@ inline namespace v0 {
 template <class Tables>
   requires bounded_table<Tables>
 struct token_lists {
-  Tables tables{};                       ///< of the sequences
+  Tables tables{};                       ///< the tables of the sequences
   const std::int32_t* of_row = nullptr;  ///< [rows], each row's sequence in `tables`; null: row i has i
   const std::int32_t* listed = nullptr;  ///< [rows][stride]
   const std::int32_t* counts = nullptr;  ///< [rows], how many entries of a row are read; null: all

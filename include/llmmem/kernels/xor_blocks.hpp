@@ -22,7 +22,7 @@ enum class dirty_mark : std::uint8_t {
 
 /// The page size of dirty bits.
 struct dirty_page_options {
-  std::uint32_t page_bytes = 4096;  ///< of a bit: a power of two, 512 or more
+  std::uint32_t page_bytes = 4096;  ///< bytes per dirty bit: a power of two, 512 or more
   dirty_mark mark = dirty_mark::overwrite;
 };
 

@@ -31,7 +31,7 @@ struct safetensors_entry {
   std::string name;
   safetensors_type type = safetensors_type::f32;
   std::vector<std::uint64_t> shape{};
-  std::uint64_t begin = 0;  ///< of its bytes, from the beginning of the data
+  std::uint64_t begin = 0;  ///< where its bytes begin, from the beginning of the data
   std::uint64_t end = 0;
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return end - begin; }
@@ -45,7 +45,7 @@ using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
 struct safetensors_header {
   std::vector<safetensors_entry> entries{};  ///< in the order of the file
   safetensors_metadata metadata{};           ///< in the header's order
-  std::uint64_t data_begin = 0;              ///< of the data, in the file: after the header
+  std::uint64_t data_begin = 0;              ///< where the data begins in the file: after the header
   std::uint64_t data_bytes = 0;
 
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return data_begin + data_bytes; }

@@ -30,11 +30,11 @@ inline namespace v0 {
 
 /// How a sharded state is set up.
 struct sharded_options {
-  std::string name = "sharded_state";          ///< for error texts
+  std::string name = "sharded_state";          ///< the name in error texts
   std::uint64_t patience_ns = 60'000'000'000;  ///< each operation ends or fails within this time
-  std::uint32_t tag = 0;                       ///< of its messages
+  std::uint32_t tag = 0;                       ///< the tag of its messages
   std::uint32_t segment_bytes = 256 * 1024;    ///< the longest message: the unit of packing and summing
-  std::uint64_t alignment = 64;                ///< of the pieces together, and of each buffer
+  std::uint64_t alignment = 64;                ///< the alignment of the pieces together, and of each buffer
 };
 
 /// Bytes of one kind of operation, as this rank counted them: of messages, without headers.
@@ -48,14 +48,14 @@ struct moved_bytes {
 
 /// Counters of a sharded state.
 struct sharded_stats {
-  moved_bytes gathers{};          ///< of the world and of a group
+  moved_bytes gathers{};          ///< gathers of the world and of a group
   moved_bytes reduces{};          ///< includes the first half of an all-reduce
   moved_bytes refreshes{};        ///< includes the second half of an all-reduce
   moved_bytes reshards{};         ///< into this state
-  std::uint64_t local_bytes = 0;  ///< of the pieces
-  std::uint64_t whole_bytes = 0;  ///< of buffers of whole tensors that live now
+  std::uint64_t local_bytes = 0;  ///< bytes of the pieces
+  std::uint64_t whole_bytes = 0;  ///< bytes of buffers of whole tensors that live now
   std::uint64_t peak_whole_bytes = 0;
-  std::uint64_t peak_stage_bytes = 0;  ///< of memory for packing and summing, during an operation
+  std::uint64_t peak_stage_bytes = 0;  ///< most bytes for packing and summing, during an operation
 
   [[nodiscard]] constexpr std::uint64_t sent() const noexcept {
     return gathers.sent + reduces.sent + refreshes.sent + reshards.sent;

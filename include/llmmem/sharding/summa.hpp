@@ -51,7 +51,7 @@ struct summa_broadcast {
 /// One step: every rank receives a panel of A and one of B, and adds their product to its block of C.
 struct summa_step {
   index_range inner{};                        ///< the columns of A and rows of B of this step
-  std::vector<summa_broadcast> broadcasts{};  ///< of A, then of B, by root; none depends on another
+  std::vector<summa_broadcast> broadcasts{};  ///< those of A, then of B, by root; none depends on another
 
   friend bool operator==(const summa_step&, const summa_step&) = default;
 };
@@ -136,8 +136,8 @@ struct summa_plan {
 
 /// The number of elements of A and B that a plan moves.
 struct summa_traffic {
-  std::vector<std::uint64_t> received{};  ///< by each rank, for any broadcast algorithm
-  std::uint64_t total = 0;                ///< by all
+  std::vector<std::uint64_t> received{};  ///< elements received by each rank, for any broadcast algorithm
+  std::uint64_t total = 0;                ///< elements received by all
   std::uint64_t broadcasts = 0;
   /// The time of binomial trees if the steps follow each other. A step takes ceil(log2 g) rounds in a group
   /// of g, for its largest block of A and then of B. On q x q ranks log2(p) / (2 sqrt p) x (|A| + |B|),

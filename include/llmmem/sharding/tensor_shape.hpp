@@ -71,7 +71,7 @@ class tensor_shape {
 /// Elements are the unit that is never cut. For types under 8 bits, several elements packed in one byte count
 /// as one.
 struct tensor_facts {
-  std::string name;  ///< for error texts
+  std::string name;  ///< the name in error texts
   tensor_shape shape{};
   std::uint32_t element_bytes = 1;
 

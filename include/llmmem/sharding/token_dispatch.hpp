@@ -31,11 +31,11 @@ struct dispatch_options {
   static constexpr std::uint32_t unlimited = 0xFFFF'FFFF;
 
   std::uint32_t experts = 0;
-  std::uint32_t choices = 1;           ///< of each token: the k of top-k
+  std::uint32_t choices = 1;           ///< choices of each token: the k of top-k
   std::uint32_t capacity = unlimited;  ///< tokens that one expert takes of one group
   dispatch_order order = dispatch_order::choice_first;
-  std::uint32_t max_tokens = 0;         ///< of one group; determines the memory
-  const char* name = "token_dispatch";  ///< for error texts; must outlive the object
+  std::uint32_t max_tokens = 0;         ///< the most tokens of one group; determines the memory
+  const char* name = "token_dispatch";  ///< the name in error texts; must outlive the object
 };
 
 /// Returns the capacity for a capacity factor: the share of `tokens` that an expert would receive if all

@@ -39,8 +39,8 @@ struct physical_handle {
 struct virtual_stats {
   std::uint64_t used = 0;            ///< physical bytes charged to the budget now, mapped or not
   std::uint64_t peak = 0;            ///< most physical bytes at once
-  std::uint64_t reserved_bytes = 0;  ///< of address space
-  std::uint64_t mapped_bytes = 0;    ///< of address space with memory behind it; aliases count each time
+  std::uint64_t reserved_bytes = 0;  ///< bytes of reserved address space
+  std::uint64_t mapped_bytes = 0;    ///< bytes of addresses with memory behind them; aliases count each time
   std::uint64_t ranges = 0;
   std::uint64_t handles = 0;
   std::uint64_t mappings = 0;

@@ -21,7 +21,7 @@ namespace testing {
 struct aliased_pages {
   std::byte* address = nullptr;  ///< PROT_NONE
   std::byte* alias = nullptr;    ///< the same bytes, for copies
-  std::uint64_t length = 0;      ///< of each mapping, whole pages
+  std::uint64_t length = 0;      ///< bytes of each mapping, whole pages
 
   /// Maps zeroed pages, the address a multiple of `alignment`; `address` is null if the system refuses.
   /// @pre `alignment` is a power of two, `bytes` not 0.

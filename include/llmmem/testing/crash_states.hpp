@@ -24,8 +24,7 @@ struct crash_limits {
   std::size_t exhaustive_up_to = 12;  ///< pending effects of which every subset is tried; at most 24
   std::size_t samples = 64;           ///< random subsets if there are more, in addition to the extremes
   std::uint64_t seed = 1;             ///< of these samples
-  std::size_t tears = 3;  ///< places to tear a write: all; if there are more, the first, the last and some
-                          ///< between
+  std::size_t tears = 3;  ///< places to tear a write: all, or the first, the last and some between
 };
 
 /// The states visited.

@@ -22,7 +22,7 @@ namespace testing {
 /// multiprocessors do. A race between these threads is one between the blocks of a device.
 struct block_share {
   std::uint32_t first = 0;
-  std::uint32_t stride = 1;  ///< to the next one
+  std::uint32_t stride = 1;  ///< blocks to the next one
 };
 
 /// Plans a launch as a device does, and walks all of its blocks and threads, with the kernel's own

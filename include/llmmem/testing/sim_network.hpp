@@ -40,19 +40,19 @@ class sim_stuck : public std::logic_error {
 struct sim_options {
   std::uint32_t seats = 4;
   std::uint64_t seed = 1;
-  std::uint64_t min_delay_ns = 2'000;  ///< of a frame
+  std::uint64_t min_delay_ns = 2'000;  ///< the shortest delay of a frame
   std::uint64_t max_delay_ns = 100'000;
-  std::uint64_t min_notice_ns = 10'000;  ///< until a process notices a death, each in its own time
+  std::uint64_t min_notice_ns = 10'000;  ///< the shortest time until a process notices a death
   std::uint64_t max_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until an unreachable process is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;  ///< of data between two processes, sent and not taken: further data
-                                     ///< waits
+  std::uint64_t lane_bytes = 16384;  ///< the most data in flight between two processes: further data waits
   /// Data that a process can send, and equally much that it can take, from all others together; 0: unlimited.
   std::uint64_t bytes_per_second = 0;
   std::uint32_t corrupts_one_in = 0;  ///< frames of data in which one bit is flipped; 0: none
-  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none after that time
-  std::uint64_t max_calls = 10'000'000;                 ///< of all together; more counts as a hang
+  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< no frame is damaged after that time
+  std::uint64_t max_calls = 10'000'000;                 ///< the most calls of all together; more counts as a
+                                                        ///< hang
 };
 
 /// Enumerates all orders in which a process can receive what has arrived, with one run of a network for each.

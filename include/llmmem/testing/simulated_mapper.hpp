@@ -27,7 +27,7 @@ struct simulated_mapper_options {
 /// Which calls to refuse: those of `reserve`, `create`, `map`, `allow` and `unmap`, counted together from 1.
 struct mapper_faults {
   std::uint64_t first = 0;  ///< the call to refuse; 0: none
-  bool lasting = false;     ///< and all after it
+  bool lasting = false;     ///< whether to refuse all calls after it, too
 };
 
 /// Addresses that cannot be dereferenced, given out in order, so that a run repeats bit for bit.

@@ -36,10 +36,10 @@ class fence_error : public error {
 /// Options of a simulated space.
 struct simulated_options {
   std::uint64_t budget = 0;                                                   ///< most bytes; 0 is refused
-  std::string name = "simulated_space";                                       ///< for error texts
+  std::string name = "simulated_space";                                       ///< the name in error texts
   link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};  ///< to and from the host
   link_model internal{.bytes_per_second = 1'000'000'000'000, .latency_ns = 2'000};  ///< copies within
-  std::optional<std::byte> fresh = std::byte{0xCD};  ///< of new ranges; nullopt leaves pages untouched
+  std::optional<std::byte> fresh = std::byte{0xCD};  ///< fills new ranges; nullopt leaves pages untouched
   misuse_handler on_misuse = &abort_on_misuse;       ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;
 };

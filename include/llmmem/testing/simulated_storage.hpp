@@ -53,7 +53,7 @@ class simulated_disk_handle {
 struct pending_effect {
   std::string text{};                ///< "data of 'a': 512 bytes at 0"
   std::vector<std::size_t> needs{};  ///< effects, by index, without which this one cannot have survived
-  std::uint64_t offset = 0;          ///< of a write
+  std::uint64_t offset = 0;          ///< a write's offset
   std::uint64_t bytes = 0;           ///< of a write; 0: not a write, and cannot be torn
 };
 

@@ -68,7 +68,7 @@ struct simulated_storage_options {
   std::uint64_t power_cut_at = 0;  ///< number of the call, counted from 1; 0: never
   power_cut_when cut = power_cut_when::before_call;
   std::vector<storage_fault> faults{};
-  std::uint64_t seed = 1;  ///< of nonces, and of the order of lists
+  std::uint64_t seed = 1;  ///< determines nonces, and the order of lists
 };
 
 }  // namespace testing

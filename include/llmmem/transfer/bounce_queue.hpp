@@ -32,7 +32,7 @@ struct bounce_options {
   std::uint64_t slot_bytes = std::uint64_t{1} << 20;    ///< most bytes of a piece; the budget determines the
                                                         ///< number of slots
   std::uint64_t alignment = 4096;                       ///< of each slot: a page lets files be read directly
-  std::uint32_t max_operations = 64;                    ///< in flight or waiting
+  std::uint32_t max_operations = 64;                    ///< the most operations in flight or waiting
   std::uint32_t max_failures = 64;                      ///< kept until concluded; at the limit it accepts
                                                         ///< nothing more
   std::string name = "bounce_queue";                    ///< the name in error texts
@@ -41,10 +41,10 @@ struct bounce_options {
 
 /// The counters of a bounce queue.
 struct bounce_stats {
-  std::uint64_t budget_bytes = 0;  ///< of the ring, in whole slots
-  std::uint64_t used_bytes = 0;    ///< of slots with a piece in them
+  std::uint64_t budget_bytes = 0;  ///< bytes of the ring, in whole slots
+  std::uint64_t used_bytes = 0;    ///< bytes of slots with a piece in them
   std::uint64_t peak_bytes = 0;    ///< the maximum so far
-  std::uint64_t lost_bytes = 0;    ///< of slots that are never reused, because a device may still write there
+  std::uint64_t lost_bytes = 0;    ///< bytes of slots never reused, because a device may still write there
   std::uint64_t bytes_down = 0;    ///< moved, regardless of the outcome of their operation
   std::uint64_t bytes_up = 0;      ///< as `bytes_down`
   std::uint64_t operations = 0;    ///< completed, successful or not

@@ -40,8 +40,8 @@ inline constexpr std::size_t copy_directions = 3;
 /// The properties of a copy on which the choice depends.
 struct copy_shape {
   copy_direction direction = copy_direction::up;
-  std::uint64_t bytes = 0;  ///< average per piece
-  std::uint64_t count = 0;  ///< of pieces
+  std::uint64_t bytes = 0;  ///< average bytes of a piece
+  std::uint64_t count = 0;  ///< number of pieces
 };
 
 /// The available ways: those that the runtime has, that the pieces allow, and that a stream under capture
@@ -61,7 +61,7 @@ struct copy_ways_open {
 struct copy_grid {
   std::vector<std::uint64_t> bytes{4096, 16384, 65536, 262144, 1048576, 4194304};
   std::vector<std::uint64_t> counts{1, 8, 64, 512, 4096};
-  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< of a measurement: larger ones are skipped
+  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< bytes of a measurement: larger ones are skipped
 };
 
 /// Times of every way, direction, size and count, from which the fastest way is chosen. No way is always the

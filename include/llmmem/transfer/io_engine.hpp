@@ -52,7 +52,7 @@ struct io_wait {
   static constexpr std::uint64_t forever = ~std::uint64_t{0};
 
   std::uint32_t least = 0;             ///< completions to wait for; fewer when fewer are in flight
-  std::uint64_t timeout_ns = forever;  ///< and at most this long
+  std::uint64_t timeout_ns = forever;  ///< the longest wait
 };
 
 /// Passes requests to the system. One thread at a time calls it, except `wake`, which any thread may call.

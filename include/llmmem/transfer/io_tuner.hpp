@@ -30,7 +30,7 @@ struct io_tuner_options {
   io_setting most{64, std::uint64_t{1} << 22};
   double gain = 0.03;                    ///< the tuner moves to a neighbour that is faster by this share
   std::uint32_t windows = 3;             ///< measured at a setting before it is judged; their median counts
-  std::uint32_t rest_windows = 8;        ///< of rest before the neighbours are measured again
+  std::uint32_t rest_windows = 8;        ///< windows of rest before the neighbours are measured again
   std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least this long: short ones are noise
   std::uint32_t max_rest = 1024;         ///< each search without a change doubles the rest, up to this
 };

@@ -31,7 +31,7 @@ class stripe_layout {
  public:
   struct place {
     std::uint32_t member = 0;
-    std::uint64_t index = 0;  ///< of the stripe among those of its member
+    std::uint64_t index = 0;  ///< the stripe's number among those of its member
 
     friend constexpr bool operator==(const place&, const place&) noexcept = default;
   };

@@ -88,7 +88,7 @@ struct striped_options {
 /// The statistics of a member.
 struct striped_member_stats {
   double bytes_per_ns = 0;       ///< as measured; 0 before the first measurement
-  std::uint32_t last_share = 0;  ///< of 32, in the range allocated last
+  std::uint32_t last_share = 0;  ///< its stripes of 32, in the range allocated last
 };
 
 /// Distributes the stripes of each range over its members by their measured speed. The shares are fixed when

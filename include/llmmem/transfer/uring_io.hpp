@@ -59,7 +59,7 @@ struct uring_options {
 class uring_io {
  public:
   static constexpr std::uint32_t max_depth = 4096;
-  static constexpr std::size_t max_ranges = 16;  ///< of registered memory
+  static constexpr std::size_t max_ranges = 16;  ///< ranges of registered memory
   static constexpr std::uint32_t max_files = 64;
 
   explicit uring_io(const uring_options& options = {});
@@ -122,7 +122,7 @@ class uring_io {
   std::array<std::span<std::byte>, max_ranges> ranges_{};
   std::size_t range_count_ = 0;
   std::array<int, max_files> files_{};
-  std::uint32_t file_entries_ = 0;  // of the kernel's table
+  std::uint32_t file_entries_ = 0;  // entries of the kernel's table
   std::uint32_t files_end_ = 0;     // no entry from there on was ever used
   std::string_view files_reason_{};
 };

@@ -158,7 +158,7 @@ class control_channel {
     std::uint64_t key = 0;
     waiting_bytes waiting;
     frame_seal seal{};
-    std::uint64_t number = 0;  // of the next frame
+    std::uint64_t number = 0;  // the number of the next frame
     bool is_armed = false;     // epoll reports when the socket can be written to
     bool is_overflowed = false;
     lane_count sent{};
@@ -176,7 +176,7 @@ class control_channel {
   const socket_poller& poller_;
   std::uint32_t most_waiting_;
   descriptor stop_;
-  mutable std::mutex mutex_;  // of the writers
+  mutable std::mutex mutex_;  // protects the writers
   std::vector<writer> writers_;
   std::thread beats_;
 };

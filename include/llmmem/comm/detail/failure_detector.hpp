@@ -203,7 +203,7 @@ class failure_detector {
     bool is_own = false;
     bool is_soft_silent = false;
     std::uint64_t ends_by = 0;    // when `ending`
-    std::uint64_t heard = 0;      // in listened time
+    std::uint64_t heard = 0;      // time of the last bytes, in listened time
     std::uint64_t looked_at = 0;  // its silence at the last check
     incarnation_id incarnation{};
     incarnation_id rejected{};

@@ -199,8 +199,8 @@ class inbox {
   enum class target : std::uint8_t { none, awaited, early, dropped };
   struct sender {
     target into = target::none;
-    std::uint32_t tag = 0;                    // of the message being assembled
-    std::uint64_t length = 0;                 // of that message, by its first frame
+    std::uint32_t tag = 0;                    // the tag of the message being assembled
+    std::uint64_t length = 0;                 // its length, by its first frame
     std::uint64_t next = 0;                   // next byte of that message
     std::optional<early_message> building{};  // the message itself, if it has not been requested yet
     // Whole messages, by tag. The tag of `building` has an entry here.

@@ -122,9 +122,9 @@ class nccl_communicator {
   ncclComm_t comm_ = nullptr;
   // NCCL's threads write it while it is being made, so its place may outlive this object.
   std::unique_ptr<ncclComm_t> child_ = std::make_unique<ncclComm_t>(nullptr);
-  making making_ = making::nothing;  // of the child
+  making making_ = making::nothing;  // how the child is made
   bool is_stopped_ = false;          // no more work may be put on it
-  window_table windows_;             // of `comm_`
+  window_table windows_;             // the windows of `comm_`
 };
 
 template <class Api>

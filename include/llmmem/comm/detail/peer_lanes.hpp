@@ -186,9 +186,9 @@ class peer_lanes {
     descriptor told;
     data_reader data_in;
     told_reader told_in;
-    waiting_bytes rest;  // of begun frames of data
+    waiting_bytes rest;  // the rest of begun frames of data
     frame_seal data_seal{};
-    std::uint64_t data_number = 0;  // of the next frame out
+    std::uint64_t data_number = 0;  // the number of the next frame out
     std::uint32_t generation = 0;
     std::uint32_t watched = 0;  // the events that epoll watches for on the data lane
     bool is_data_over = false;

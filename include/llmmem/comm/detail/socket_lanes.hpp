@@ -222,7 +222,7 @@ class data_reader {
   }
 
   std::vector<std::byte> staging_;
-  std::size_t begin_ = 0;  // of the bytes in it not yet processed
+  std::size_t begin_ = 0;  // the first of the bytes in it not yet processed
   std::size_t end_ = 0;
   std::span<std::byte> buffer_;
   std::size_t done_ = 0;  // bytes of the frame in progress

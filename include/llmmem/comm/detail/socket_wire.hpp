@@ -46,7 +46,7 @@ struct wire_header {
   frame_header frame{};
   socket_lane lane = socket_lane::data;
   frame_sort sort = frame_sort::frame;
-  std::uint32_t sequence = 0;  ///< of frames on its lane, from 0
+  std::uint32_t sequence = 0;  ///< the frame's number on its lane, from 0
 
   friend constexpr bool operator==(const wire_header&, const wire_header&) noexcept = default;
 };

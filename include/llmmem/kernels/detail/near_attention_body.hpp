@@ -1,5 +1,5 @@
 /// @file
-/// Begins the holders' work and waits for it; and the work of a holder of blocks.
+/// Begins and awaits the holders' work, and does the work of a holder of blocks.
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>

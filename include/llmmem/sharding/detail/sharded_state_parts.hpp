@@ -142,7 +142,7 @@ class scattered_bytes {
   struct part {
     std::byte* at = nullptr;
     std::uint64_t bytes = 0;
-    std::uint64_t before = 0;  // in the stream
+    std::uint64_t before = 0;  // bytes before it in the stream
   };
 
   /// Returns the part with byte `from`.

@@ -25,7 +25,7 @@ inline namespace v0 {
 namespace testing {
 namespace detail {
 
-/// A write without its `finish_write` so far.
+/// A write that `finish_write` has not ended yet.
 struct simulated_flight {
   std::uint64_t number = 0;
   std::uint64_t node = 0;
