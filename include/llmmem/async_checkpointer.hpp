@@ -1,5 +1,5 @@
 /// @file
-/// `async_checkpointer`: the door by the name users look for.
+/// `async_checkpointer`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/checkpoint/async_checkpointer.hpp>

@@ -53,7 +53,7 @@
 #endif
 
 /// Placed after a member function whose result depends on the object's lifetime: clang then warns
-/// (-Wdangling) if the object is a temporary: `for (auto b : buffer.read(chunk).value().span())`.
+/// (-Wdangling) if the object is a temporary, as in `for (auto b : buffer.read(chunk).value().span())`.
 #if defined(__clang__) && !defined(__CUDACC__)
 #define LLMMEM_LIFETIMEBOUND [[clang::lifetimebound]]
 #else

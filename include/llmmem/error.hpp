@@ -76,7 +76,7 @@ class comm_error : public error {
 inline constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;
 
 /// Returns `a * b`, or throws `length_error` when the product exceeds `max_bytes`.
-/// @param what  what is being sized, for the error text: `"block pool: blocks x bytes a block"`.
+/// @param what  names the bytes, for the error text: `"block pool: blocks x bytes a block"`.
 [[nodiscard]] constexpr std::uint64_t checked_multiply(std::uint64_t a, std::uint64_t b, const char* what) {
   if (b != 0 && a > max_bytes / b) {
     throw length_error(std::string(what) + ": " + std::to_string(a) + " x " + std::to_string(b) +

@@ -1,5 +1,5 @@
 /// @file
-/// `paged_allocator`: the door by the name users look for.
+/// `paged_allocator`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/paging/paged_allocator.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// `prefetch_schedule`: the door by the name users look for.
+/// `prefetch_schedule`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/schedule/prefetch_schedule.hpp>

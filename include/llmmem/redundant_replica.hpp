@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the door by the name users look for.
+/// `redundant_replica`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/redundancy/redundant_replica.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// `result<T>`: what a `noexcept` operation returns, a value or a `failure` with the shortage in it.
+/// `result<T>`: the return type of `noexcept` operations, a value or a `failure` with the shortage in it.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// `sharded_state`: the door by the name users look for.
+/// `sharded_state`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/sharding/sharded_state.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// `tiered_buffer`: the door by the name users look for.
+/// `tiered_buffer`: included under the name that users look for.
 #pragma once
 
 #include <llmmem/tiering/tiered_buffer.hpp>

@@ -357,7 +357,7 @@ TEST_SUITE("file plan") {
           }).starts_with("file plan: tensor \"w\": 4611686018427387904 x 8 exceeds"));
     // The format's reader counts bits, and takes no more than 2^63 - 1 of them.
     CHECK(refusal_of({tensor("v", {std::uint64_t{1} << 62})}) ==
-          "safetensors: tensor \"v\" has a shape whose bytes pass 2^63 - 1, or are no whole number");
+          "safetensors: tensor \"v\" has a shape whose bytes pass 2^63 - 1, or are not a whole number");
   }
 
   TEST_CASE("groups whose files would have one name are refused when they are planned") {

@@ -461,7 +461,7 @@ TEST_SUITE("load_checkpoint") {
     CHECK(with_header(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 9) ==
           file + "the tensors end at byte 8 of the data, the file at 9");
     CHECK(with_header(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)
-              .starts_with(file + "tensor \"w\" has data_offsets [4, 12], behind a hole"));
+              .starts_with(file + "tensor \"w\" has data_offsets [4, 12], after a gap"));
     CHECK(with_header("no JSON at all", 8).starts_with(file + "byte 8: "));
     CHECK(made_by_hand("1234567890", w).refusal() ==
           file + "a header of 4050765991979987505 bytes, at most 100000000 are allowed");

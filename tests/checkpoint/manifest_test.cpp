@@ -471,7 +471,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(with_runs({0, 2, 2, 2}) ==
           piece + "{begin 0, run 2, stride 2, count 2}: runs that touch are written as one");
     CHECK(with_runs({0, 2, 4, 1}) ==
-          piece + "{begin 0, run 2, stride 4, count 1}: a single run has its length for stride");
+          piece + "{begin 0, run 2, stride 4, count 1}: the stride of a single run must be its length");
     CHECK(with_runs({1, 0, 0, 0}) ==
           piece + "{begin 1, run 0, stride 0, count 0}: no elements are written as four zeros");
     CHECK(with_runs({0, 1, std::uint64_t{1} << 63, 3}).ends_with("which has 8 elements"));

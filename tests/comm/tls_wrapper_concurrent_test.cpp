@@ -255,8 +255,8 @@ TEST_SUITE("connections over TLS") {
                       .found = 1,
                       .where = "training"};
     CHECK(why.message() ==
-          "training: seat 1 is missing at the deadline: one of its process and this one wraps its "
-          "connections in TLS, the other does not; give all processes a wrapper, or none");
+          "training: seat 1 is missing at the deadline: either its process or this one wraps its connections "
+          "in TLS, and the other does not; give all processes a wrapper, or none");
   }
 
   TEST_CASE("a connection that is changed or cut ends, and no byte of it is believed") {
@@ -358,12 +358,11 @@ TEST_SUITE("connections over TLS") {
           "tls_wrapper: the secret is empty, so anyone has it; give all processes the same secret, 16 random "
           "bytes or more");
     tls_wrapper tls(secret);
-    CHECK(
-        text_of([&] {
-          const socket_endpoint end({.seats = 2, .folder = "/tmp", .secret = secret, .wrapper = &tls});
-        }) ==
-        "socket_endpoint: a wrapper is given, and a folder for Unix sockets, whose bytes leave this machine "
-        "nowhere; give addresses for TCP, or no wrapper");
+    CHECK(text_of([&] {
+            const socket_endpoint end({.seats = 2, .folder = "/tmp", .secret = secret, .wrapper = &tls});
+          }) ==
+          "socket_endpoint: a wrapper is given, and a folder for Unix sockets, whose bytes never leave this "
+          "machine; give addresses for TCP, or no wrapper");
   }
 
   TEST_CASE("what an endpoint wrote last arrives, also if the other one sends to it meanwhile") {

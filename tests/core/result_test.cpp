@@ -175,7 +175,7 @@ constexpr std::array refusals{
             "kv: sync failed: Argument list too long (errno 7); earlier writes may be lost: write them again "
             "to another file"},
     refusal{errc::grow_failed, raises::io_error,
-            "kv: room for 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
+            "kv: allocation of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
     refusal{errc::file_ends, raises::io_error,
             "kv: bytes up to 30 requested, but the file ends at 12; it was truncated, or has not been "
             "written so far"},

@@ -147,7 +147,8 @@ TEST_SUITE("block_moves") {
       return plan_block_moves(moves, 8, scratch);
     };
     CHECK_THROWS_WITH_AS(plan({{1, 2}, {3, 8}}, {}),
-                         "plan_block_moves: move 1 names block 8, there are 8 from 0 on", argument_error);
+                         "plan_block_moves: move 1 names block 8, but there are 8, numbered from 0",
+                         argument_error);
     CHECK_THROWS_AS(plan({{8, 1}}, {}), argument_error);
     CHECK_THROWS_WITH_AS(plan({{1, 2}, {3, 2}}, {}),
                          "plan_block_moves: move 1 writes block 2, which another move writes; give each "
@@ -161,7 +162,7 @@ TEST_SUITE("block_moves") {
     CHECK_THROWS_AS(plan({{1, 2}}, {1}), argument_error);
     CHECK_THROWS_AS(plan({{1, 2}}, {5, 5}), argument_error);
     CHECK_THROWS_WITH_AS(plan({{1, 2}}, {5, -1}),
-                         "plan_block_moves: scratch entry 1 names block -1, there are 8 from 0 on",
+                         "plan_block_moves: scratch entry 1 names block -1, but there are 8, numbered from 0",
                          argument_error);
     CHECK_THROWS_WITH_AS(
         plan({{4, 5}, {1, 2}, {2, 1}}, {}),

@@ -465,9 +465,10 @@ TEST_SUITE("paged_attention") {
         }).message() ==
         "paged_attention: cache.layout: the kernel takes 2 planes, keys and values alone; the layout has 3, "
         "with scales or index keys (dequantize_kv_blocks makes floats of blocks with scales)");
-    CHECK(told([](call& of) { of.options.query_heads = 3; }).message() ==
-          "paged_attention: query_heads is no multiple of the cache's heads: two lengths must be equal, but "
-          "are 3 and 2");
+    CHECK(
+        told([](call& of) { of.options.query_heads = 3; }).message() ==
+        "paged_attention: query_heads is not a multiple of the cache's heads: two lengths must be equal, but "
+        "are 3 and 2");
   }
 
   TEST_CASE("for a length beyond its table, the tokens of the table are attended to, and the flag is set") {

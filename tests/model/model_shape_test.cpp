@@ -195,7 +195,7 @@ TEST_CASE("a product past 2^63 - 1 is refused, not wrapped") {
                        "- 1 bytes; lower one of the two",
                        length_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(bytes_of(max_bytes, dtype::bf16)),
-                       "dtype: elements x bytes an element: 9223372036854775807 x 2 exceeds the limit of "
+                       "dtype: elements x bytes per element: 9223372036854775807 x 2 exceeds the limit of "
                        "2^63 - 1 bytes; lower one of the two",
                        length_error);
 }

@@ -175,18 +175,18 @@ TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
   };
   CHECK(has(refusal(entry("[2]", "[0,4]"), 4),
             "tensor \"w\" has data_offsets [0, 4], its shape takes 8 bytes"));
-  CHECK(has(refusal(entry("[1]", "[4,8]"), 8), "behind a hole: it must begin at 0"));
+  CHECK(has(refusal(entry("[1]", "[4,8]"), 8), "after a gap: it must begin at 0"));
   CHECK(has(refusal(entry("[1]", "[4,0]"), 4), "its shape takes 4 bytes"));
   CHECK(has(refusal(entry("[1]", "[0,4]"), 5), "the tensors end at byte 4 of the data, the file at 5"));
   CHECK(has(refusal(entry("[1]", "[0,4]"), 3), "the file at 3"));
   CHECK(has(refusal(entry("[4294967296,4294967296]", "[0,0]"), 0), "pass 2^63 - 1"));
   CHECK(has(refusal(entry("[18446744073709551615,2,0]", "[0,0]"), 0), "pass 2^63 - 1"));
-  CHECK(has(refusal(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2), "no whole number"));
+  CHECK(has(refusal(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2), "not a whole number"));
   CHECK(has(
       refusal(
           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
           3),
-      "tensor \"b\" has data_offsets [1, 3], which another reaches into"));
+      "tensor \"b\" has data_offsets [1, 3], which overlaps another tensor"));
 }
 
 TEST_CASE("invalid or unexpected JSON is refused with the byte") {
@@ -267,7 +267,7 @@ TEST_CASE("what a file cannot have is not laid out") {
       has(refused({{"a", f32, {1}}, {"a", safetensors_type::f16, {1}}}, {}, 8), "tensor \"a\" occurs twice"));
   CHECK(has(refused({{"__metadata__", f32, {1}}}, {}, 8), "readers take for something else"));
   CHECK(has(refused({{"\xFF", f32, {1}}}, {}, 8), "not UTF-8"));
-  CHECK(has(refused({{"a", safetensors_type::f6_e2m3, {3}}}, {}, 8), "no whole number"));
+  CHECK(has(refused({{"a", safetensors_type::f6_e2m3, {3}}}, {}, 8), "not a whole number"));
   CHECK(has(refused({{"a", f32, {std::uint64_t{1} << 62}}}, {}, 8), "pass 2^63 - 1"));
   CHECK(has(refused({{"a", f32, {std::uint64_t{1} << 58}},
                      {"b", f32, {std::uint64_t{1} << 58}},

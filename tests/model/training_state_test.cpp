@@ -72,10 +72,11 @@ TEST_CASE("a share is rounded up to whole parameters") {
 TEST_CASE("no ranks and too many bytes are refused") {
   CHECK_THROWS_WITH_AS(static_cast<void>(training_state(1, zero_stage::none, 0)),
                        "training_state: 0 ranks; 1 means no split", argument_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(training_state(max_bytes)),
-                       "training_state: parameters x bytes a parameter: 9223372036854775807 x 2 exceeds the "
-                       "limit of 2^63 - 1 bytes; lower one of the two",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      static_cast<void>(training_state(max_bytes)),
+      "training_state: parameters x bytes per parameter: 9223372036854775807 x 2 exceeds the "
+      "limit of 2^63 - 1 bytes; lower one of the two",
+      length_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(training_state(max_bytes / 12).total()),
                        "training state: 3074457345618258600 + 9223372036854775800 exceeds the limit of 2^63 "
                        "- 1 bytes; lower one of the two",

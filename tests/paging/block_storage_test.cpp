@@ -74,10 +74,11 @@ TEST_CASE("sizes that cannot be are refused, with the reason") {
   host_space host({.budget = 1 << 20, .name = "host"});
   CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; request at least 1",
                        length_error);
-  CHECK_THROWS_WITH_AS(block_storage(host, std::uint64_t{1} << 32, std::uint64_t{1} << 31),
-                       "host: elements x bytes an element: 4294967296 x 2147483648 exceeds the limit of 2^63 "
-                       "- 1 bytes; lower one of the two",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      block_storage(host, std::uint64_t{1} << 32, std::uint64_t{1} << 31),
+      "host: elements x bytes per element: 4294967296 x 2147483648 exceeds the limit of 2^63 "
+      "- 1 bytes; lower one of the two",
+      length_error);
   CHECK_THROWS_WITH_AS(
       block_storage(host, 3, 1 << 20),
       "host: 3145728 bytes needed, but 1048576 left in its budget; release ranges, or raise the budget",

@@ -111,7 +111,7 @@ TEST_CASE("a wrong plan is refused by line and reason") {
   CHECK(why(replaced(text, "chunks 5", "chunks 99999999999")) ==
         "plan, line 3: chunks is 99999999999; the most is 1073741824");
   CHECK(why(replaced(text, "\nlink 1000000000", "\nlink 0")) ==
-        "plan, line 8: schedule_machine: link 0: a bandwidth of 0 bytes a second; it must be 1 to 2^60");
+        "plan, line 8: schedule_machine: link 0: a bandwidth of 0 bytes per second; it must be 1 to 2^60");
   CHECK(why(text + "\n").ends_with("there is text after the last line"));
   CHECK(why(replaced(text, "fetch", "fetsh")).ends_with("operation 'fetsh' is not known"));
   CHECK(why(replaced(text, "bound ", "bound 1"))

@@ -106,12 +106,12 @@ TEST_CASE("an invalid machine is refused by tier or link and number") {
                        "of the 2 pairs of neighbours, or name theirs in edges",
                        argument_error);
   CHECK_THROWS_WITH_AS((schedule_machine{.budgets = {1}, .links = {link_model{}}}.check()),
-                       "schedule_machine: link 0: a bandwidth of 0 bytes a second; it must be 1 to 2^60",
+                       "schedule_machine: link 0: a bandwidth of 0 bytes per second; it must be 1 to 2^60",
                        argument_error);
   const link_model too_fast{.bytes_per_second = 1, .offload_bytes_per_second = std::uint64_t{1} << 61};
   CHECK_THROWS_WITH_AS(
       (schedule_machine{.budgets = {1}, .links = {too_fast}}.check()),
-      "schedule_machine: link 0: a bandwidth of 2305843009213693952 bytes a second; it must be 1 to 2^60",
+      "schedule_machine: link 0: a bandwidth of 2305843009213693952 bytes per second; it must be 1 to 2^60",
       argument_error);
   schedule_machine{.budgets = {1, 1}, .links = {link}, .edges = {0, 0}}.check();
 }

@@ -166,7 +166,8 @@ TEST_CASE("four numbers that are no set of the tensor's elements are refused wit
   refuses(form, {1, 0, 4, 2}, "begin 1, run 0, stride 4, count 2", "no elements are written as four zeros");
   refuses(form, {0, 3, 3, 0}, "begin 0, run 3, stride 3, count 0", "no elements are written as four zeros");
   refuses(form, {5, 0, 0, 0}, "begin 5, run 0, stride 0, count 0", "no elements are written as four zeros");
-  refuses(form, {0, 3, 8, 1}, "begin 0, run 3, stride 8, count 1", "a single run has its length for stride");
+  refuses(form, {0, 3, 8, 1}, "begin 0, run 3, stride 8, count 1",
+          "the stride of a single run must be its length");
   refuses(form, {0, 4, 3, 2}, "begin 0, run 4, stride 3, count 2",
           "runs overlap: the stride is less than the run");
   refuses(form, {0, 4, 0, 2}, "begin 0, run 4, stride 0, count 2",

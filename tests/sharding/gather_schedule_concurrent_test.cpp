@@ -215,13 +215,13 @@ TEST_SUITE("gather_schedule") {
       CHECK_THROWS_WITH_AS(
           made(2, {0}),
           "gather_schedule: a plan of 2 chunks, 4 events and 2 tiers, for 2 scopes and 1 uses "
-          "of them; plan_gathers makes one of two tiers, with two events a use",
+          "of them; plan_gathers makes one of two tiers, with two events per use",
           argument_error);
       CHECK_THROWS_WITH_AS(made(2, {0, 2}), "gather_schedule: scope 2 is used, and there are 2",
                            argument_error);
       std::vector<std::vector<tensor_id>> beyond{{tensor_id{0}}, {tensor_id{2}}};
       CHECK_THROWS_WITH_AS(gather_schedule(state, queue, beyond, std::vector<std::uint32_t>{0, 1}, plan),
-                           "gather_schedule: tensor 2 in a scope, of 2", argument_error);
+                           "gather_schedule: tensor 2 is in a scope, and there are 2", argument_error);
     });
   }
 }

@@ -106,12 +106,11 @@ TEST_CASE("roles that tensors cannot have on a grid are refused") {
                        argument_error);
   CHECK_THROWS_WITH_AS(
       grid2d(tensors, std::vector{weight}, 2),
-      "grid_partition: tensor 'w' has 1 dimensions and no blocks; its role is `bias` or `whole`",
+      "grid_partition: tensor 'w' has 1 dimensions, too few for blocks; give it the role `bias` or `whole`",
       argument_error);
   const auto matrix = tensors_of({tensor_shape::matrix(4, 4)});
   CHECK_THROWS_WITH_AS(grid25d(matrix, std::vector{bias}, 2, 2),
-                       "grid_partition: tensor 'w' has 2 dimensions and is no bias, which has 1",
-                       argument_error);
+                       "grid_partition: tensor 'w' has 2 dimensions, but a bias has 1", argument_error);
   CHECK_THROWS_WITH_AS(grid25d(matrix, std::vector{weight}, 2, 0),
                        "process_grid: 2 x 2 x 0 ranks; each side is at least 1", argument_error);
 }

@@ -64,10 +64,11 @@ TEST_CASE("of equal shares a ring all-reduce sends 2 (N - 1) / N of the tensor f
 TEST_CASE("a ring of no ranks, and too many bytes to count, are refused") {
   CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, 1, 1, rank_count{0}, rank_id{0}),
                        "ring_sent_bytes: 0 ranks; a world has at least one", argument_error);
-  CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, max_bytes, 2, rank_count{1}, rank_id{0}),
-                       "ring_sent_bytes: units x bytes a unit: 9223372036854775807 x 2 exceeds the limit of "
-                       "2^63 - 1 bytes; lower one of the two",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      ring_sent_bytes(reduce, max_bytes, 2, rank_count{1}, rank_id{0}),
+      "ring_sent_bytes: units x bytes per unit: 9223372036854775807 x 2 exceeds the limit of "
+      "2^63 - 1 bytes; lower one of the two",
+      length_error);
   CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, max_bytes, 1, rank_count{1}, rank_id{0}),
                        "ring_sent_bytes: bytes of both halves: 9223372036854775807 x 2 exceeds the limit of "
                        "2^63 - 1 bytes; lower one of the two",

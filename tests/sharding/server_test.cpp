@@ -200,7 +200,7 @@ TEST_CASE("impossible servers, and losses of absent ones, are refused and change
                        "key_servers: 2 followers of each of 2 servers; a chain has no server twice",
                        argument_error);
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{2}, 0, 0),
-                       "key_servers: 0 ranges a server; each has at least one", argument_error);
+                       "key_servers: 0 ranges per server; each has at least one", argument_error);
   CHECK_THROWS_WITH_AS(key_servers(1, rank_count{65536}, 0, 65536),
                        "key_servers: 65536 servers x 65536 ranges; their ids are 32 bits wide", length_error);
   CHECK_THROWS_AS(key_servers(max_bytes + 1, rank_count{1}, 0), length_error);

@@ -452,15 +452,14 @@ TEST_SUITE("sharded_state") {
       const table_partition of_two(flat_uneven::even(tensors, rank_count{2}));
       CHECK_THROWS_WITH_AS(
           sim_state(table_partition(flat_uneven::even(tensors, rank_count{3})), tensors, ranks, space),
-          "sharded_state: a partition of 3 ranks over a transport of 2; each of the partition's must be one "
-          "of "
-          "the transport's",
+          "sharded_state: a partition of 3 ranks over a transport of 2; every rank of the partition must be "
+          "a rank of the transport",
           argument_error);
       CHECK_THROWS_WITH_AS(sim_state(of_two, layers_of({10, 21}), ranks, space, {.name = "weights"}),
                            "weights: tensor 'layer1' is 21 x 1 in the catalogue and 20 x 1 in the partition",
                            argument_error);
       CHECK_THROWS_WITH_AS(sim_state(of_two, tensors, ranks, space, {.segment_bytes = 0}),
-                           "sharded_state: sharded_options::segment_bytes is 0; a message has some bytes",
+                           "sharded_state: sharded_options::segment_bytes is 0; use at least 1",
                            argument_error);
       tensors[1].element_bytes = 0;
       CHECK_THROWS_WITH_AS(sim_state(of_two, tensors, ranks, space),

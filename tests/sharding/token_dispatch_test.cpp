@@ -193,7 +193,7 @@ TEST_CASE("a capacity is tokens x choices x factor / experts, rounded up") {
   CHECK_THROWS_WITH_AS(expert_capacity(1, 1, 0, 100), "expert_capacity: 0 experts; a layer has at least one",
                        argument_error);
   CHECK_THROWS_WITH_AS(expert_capacity(0xFFFF'FFFF, 1, 1, 100),
-                       "expert_capacity: 4294967295 tokens an expert; slots are 32 bits wide", length_error);
+                       "expert_capacity: 4294967295 tokens per expert; slots are 32 bits wide", length_error);
   CHECK_THROWS_AS(expert_capacity(0xFFFF'FFFF, 0xFFFF'FFFF, 1, 100), length_error);
 }
 

@@ -56,7 +56,7 @@ TEST_CASE("a buffer that cannot be made throws what the space says") {
   CHECK_THROWS_WITH_AS(buffer(space, 8, std::align_val_t{12}), "staging: alignment 12 is not a power of two",
                        argument_error);
   CHECK_THROWS_WITH_AS(buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, std::align_val_t{8}),
-                       "staging: elements x bytes an element: 4294967296 x 2147483648 exceeds the limit of "
+                       "staging: elements x bytes per element: 4294967296 x 2147483648 exceeds the limit of "
                        "2^63 - 1 bytes; lower one of the two",
                        length_error);
   CHECK(space.used() == 0);

@@ -278,22 +278,22 @@ TEST_CASE("memory that the system refuses is refused with its reason") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   // In a child, because the limit holds for all of a process.
-  CHECK(in_a_child([&path] {
-          ::signal(SIGXFSZ, SIG_IGN);
-          const rlimit most{1 << 20, 1 << 20};
-          if (::setrlimit(RLIMIT_FSIZE, &most) != 0) return 9;
-          io_file file(path);
-          if (!file.reserve(0, 1 << 20)) return 8;
-          const result<void> refused = file.reserve(1 << 20, 4096);
-          if (refused.error().message() != path +
-                                               ": room for 4096 bytes at offset 1048576 failed: File too "
-                                               "large (errno 27)") {
-            return 7;
-          }
-          return file.resize((1 << 20) + 1).error() == failure{errc::grow_failed, EFBIG, (1 << 20) + 1, 0}
-                     ? 0
-                     : 6;
-        }) == 0);
+  CHECK(
+      in_a_child([&path] {
+        ::signal(SIGXFSZ, SIG_IGN);
+        const rlimit most{1 << 20, 1 << 20};
+        if (::setrlimit(RLIMIT_FSIZE, &most) != 0) return 9;
+        io_file file(path);
+        if (!file.reserve(0, 1 << 20)) return 8;
+        const result<void> refused = file.reserve(1 << 20, 4096);
+        if (refused.error().message() != path +
+                                             ": allocation of 4096 bytes at offset 1048576 failed: File too "
+                                             "large (errno 27)") {
+          return 7;
+        }
+        return file.resize((1 << 20) + 1).error() == failure{errc::grow_failed, EFBIG, (1 << 20) + 1, 0} ? 0
+                                                                                                         : 6;
+      }) == 0);
   io_file full("/dev/full", {.mode = open_mode::update});
   CHECK(full.reserve(0, 4096).error() == failure{errc::grow_failed, ENODEV, 4096, 0});
 }

@@ -111,6 +111,6 @@ TEST_SUITE("sim_network") {
     sim_options options = with_links(2);
     options.bytes_per_second = ~std::uint64_t{0};
     CHECK(llmmem_tests::text_of([&] { sim_network net(options); }) ==
-          "sim_network: a bandwidth of 18446744073709551615 bytes a second; it must be 1 to 2^60");
+          "sim_network: a bandwidth of 18446744073709551615 bytes per second; it must be 1 to 2^60");
   }
 }

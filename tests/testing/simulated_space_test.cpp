@@ -347,7 +347,8 @@ TEST_CASE("a budget or a bandwidth of nothing is refused") {
                        "gpu0: a budget of 9223372036854775808 bytes exceeds the limit of 2^63 - 1",
                        length_error);
   CHECK_THROWS_WITH_AS(simulated_space(clock, simulated_options{.budget = 1, .link = {}}),
-                       "virtual link: a bandwidth of 0 bytes a second; it must be 1 to 2^60", argument_error);
+                       "virtual link: a bandwidth of 0 bytes per second; it must be 1 to 2^60",
+                       argument_error);
 }
 
 TEST_CASE("a copy that cannot be is refused with its reason") {

@@ -287,12 +287,11 @@ TEST_CASE("a rename is there with both names or neither, and not without what ma
   CHECK(pending[0].text == "name of 'a'");
   CHECK(pending[1].text == "rename of 'a' to 'b'");
   CHECK(pending[1].needs == std::vector<std::size_t>{0});
-  CHECK(
-      text_of([&] { (void)storage.after_crash({.survives = {false, true}}); }) ==
-      "simulated_storage 'simulated': a crash that cannot be: 'rename of 'a' to 'b'' survives without 'name "
-      "of 'a''");
+  CHECK(text_of([&] { (void)storage.after_crash({.survives = {false, true}}); }) ==
+        "simulated_storage 'simulated': an impossible crash: 'rename of 'a' to 'b'' survives without 'name "
+        "of 'a''");
   CHECK(text_of([&] { (void)storage.after_crash({.survives = {true, true, true}}); }) ==
-        "simulated_storage 'simulated': a crash that cannot be: 3 effects are chosen among 2");
+        "simulated_storage 'simulated': an impossible crash: 3 effects are chosen among 2");
 }
 
 TEST_CASE("names without a common history come to the device in any order") {
@@ -323,10 +322,10 @@ TEST_CASE("a write is torn where sectors of the file begin, and one at most") {
   CHECK(visit_crash_states(storage, {.tears = 1}, [](simulated_storage&) {}).exhaustive == false);
   CHECK(visit_crash_states(storage, {.tears = 2}, [](simulated_storage&) {}).exhaustive == true);
   CHECK(text_of([&] { (void)storage.after_crash({{true}, crash_choice::torn_write{0, 3}}); }) ==
-        "simulated_storage 'simulated': a crash that cannot be: 'data of 'c': 10 bytes at 2' is torn at 3 "
+        "simulated_storage 'simulated': an impossible crash: 'data of 'c': 10 bytes at 2' is torn at 3 "
         "bytes, where no sector of 4 bytes begins");
   CHECK(text_of([&] { (void)storage.after_crash({{false}, crash_choice::torn_write{0, 2}}); }) ==
-        "simulated_storage 'simulated': a crash that cannot be: the torn write is none that survives");
+        "simulated_storage 'simulated': an impossible crash: the torn write does not survive");
   CHECK_THROWS_AS((void)storage.after_crash({{true}, crash_choice::torn_write{0, 10}}), argument_error);
 }
 
@@ -777,7 +776,8 @@ TEST_CASE("two writes under way that meet are refused, by name") {
   const auto bytes = filled(4, 1);
   const auto first = file.begin_write(2, bytes);
   CHECK(text_of([&] { file.begin_write(5, bytes); }) ==
-        "simulated/a: cannot be written: Invalid argument; 4 bytes at 5 meet a write under way of 4 bytes at "
+        "simulated/a: cannot be written: Invalid argument; 4 bytes at 5 overlap a write in flight of 4 bytes "
+        "at "
         "2");
   file.begin_write(6, bytes);
   file.finish_write(first);
@@ -867,8 +867,8 @@ TEST_CASE("a storage is full when its files are, and removed files give their sp
   simulated_storage storage({.capacity = 10});
   written(storage, "a", filled(6, 1));
   CHECK(text_of([&] { (void)storage.create("b", 5); }) ==
-        "simulated/b: space cannot be allocated for the file: No space left on device; 5 bytes are asked "
-        "for, 6 of 10 are taken");
+        "simulated/b: space cannot be allocated for the file: No space left on device; 5 bytes requested, "
+        "6 of 10 are in use");
   CHECK_FALSE(storage.files().contains("b"));
   {
     auto file = storage.create("b", 4);

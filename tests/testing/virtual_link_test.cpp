@@ -50,17 +50,18 @@ TEST_CASE("copies queue as max(now, link free, after) + latency + bytes over ban
 
 TEST_CASE("a link without bandwidth, or with more than it can compute with, is refused") {
   CHECK_THROWS_WITH_AS(virtual_link(link_model{}),
-                       "virtual link: a bandwidth of 0 bytes a second; it must be 1 to 2^60", argument_error);
+                       "virtual link: a bandwidth of 0 bytes per second; it must be 1 to 2^60",
+                       argument_error);
   CHECK_THROWS_WITH_AS(
       virtual_link(link_model{.bytes_per_second = virtual_link::max_bytes_per_second + 1}),
-      "virtual link: a bandwidth of 1152921504606846977 bytes a second; it must be 1 to 2^60",
+      "virtual link: a bandwidth of 1152921504606846977 bytes per second; it must be 1 to 2^60",
       argument_error);
 }
 
 TEST_CASE("a copy past the end of time is refused and leaves the link as it was") {
   virtual_link link(link_model{.bytes_per_second = 1});
   CHECK_THROWS_WITH_AS(static_cast<void>(link.schedule({}, max_bytes)),
-                       "link: 9223372036854775807 bytes at 1 bytes a second take more than 2^64 - 1 ns",
+                       "link: 9223372036854775807 bytes at 1 bytes per second take more than 2^64 - 1 ns",
                        length_error);
   CHECK_THROWS_AS(static_cast<void>(link.schedule({~std::uint64_t{0}}, 1)), length_error);
   CHECK(link.free_at().ns == 0);

@@ -163,7 +163,7 @@ TEST_CASE("a device without space refuses the range, and the budget is as it was
   options.file.mode = open_mode::update;
   file_space<> full("/dev/full", options);
   CHECK(full.try_allocate(4096, 1).error().message() ==
-        "/dev/full: room for 4096 bytes at offset 4096 failed: No such device (errno 19)");
+        "/dev/full: allocation of 4096 bytes at offset 4096 failed: No such device (errno 19)");
   CHECK(full.used() == 0);
 }
 

@@ -248,7 +248,7 @@ TEST_CASE("members and stripes that cannot be are refused by name") {
   const auto make = [](std::vector<file_space<>*> members, striped_options options) {
     striped_space<> made(members, options);
   };
-  CHECK_THROWS_WITH_AS(make({}, {}), "striped_space: 0 members; allowed are 1 to 8", argument_error);
+  CHECK_THROWS_WITH_AS(make({}, {}), "striped_space: 0 members; use 1 to 8", argument_error);
   CHECK_THROWS_WITH_AS(make({&one, nullptr}, {}), "striped_space: member 1 is null", argument_error);
   CHECK_THROWS_WITH_AS(make({&one, &one}, {}), "striped_space: members 0 and 1 are the same object",
                        argument_error);

@@ -215,7 +215,7 @@ TEST_CASE("a ring without a table of files says why, and works") {
   {
     uring_io none({.depth = 4, .files = 0});
     CHECK(!none.caps().registers_files);
-    CHECK(none.caps().files_reason == "a table of files was not asked for");
+    CHECK(none.caps().files_reason == "no table of files was requested");
     CHECK(!none.register_file(file->buffered()));
     CHECK(read_by(none, file->buffered()) == 7);
   }

@@ -18,9 +18,9 @@ namespace comm {
 
 /// The outcome of an agreement.
 struct agreed {
-  std::uint64_t bits = ~std::uint64_t{0};  ///< set where all heard members had set it
-  seat_set failed{};                       ///< members that are out: the same for all
-  seat_set joining{};                      ///< seats that every heard member knew to wait for admission
+  std::uint64_t bits = ~std::uint64_t{0};  ///< a bit is set if every reporting member had set it
+  seat_set failed{};                       ///< excluded members: the same for all
+  seat_set joining{};                      ///< waiting for admission, as every reporting member knew
 
   friend constexpr bool operator==(const agreed&, const agreed&) noexcept = default;
 };
@@ -37,7 +37,7 @@ enum class agree_kind : std::uint16_t {
   propose,  ///< from a coordinator: accept this value
   accept,
   decide,     ///< the decided value
-  estranged,  ///< to a member that is no longer heard: it must not count on the sender
+  estranged,  ///< to a member that the sender cannot reach: it must not rely on the sender
   ask,        ///< to the coordinator: which members do you wait for?
   waits       ///< from a coordinator: the members in `value.failed`, which have not failed as far as it knows
 };
@@ -46,16 +46,16 @@ enum class agree_kind : std::uint16_t {
 struct agree_message {
   agree_kind kind = agree_kind::report;
   std::uint64_t instance = 0;
-  seat_id accepted_by = no_seat;  ///< in a report: the proposer of `value`; no seat: it is the member's own
+  seat_id accepted_by = no_seat;  ///< in a report: the proposer of `value`; `no_seat` for the member's own
                                   ///< value
   comm::agreed value{};
   seat_set certain{};    ///< known to be dead
-  seat_set suspected{};  ///< unreachable, possibly alive; without those that only say the same of the sender
+  seat_set suspected{};  ///< unreachable, possibly alive; without those that only suspect the sender
 
   friend constexpr bool operator==(const agree_message&, const agree_message&) noexcept = default;
 };
 
-/// A function that sends its messages.
+/// A function that sends the messages of an agreement.
 template <class P>
 concept agree_post = requires(const P& post, seat_id to, const agree_message& message) {
   { post(to, message) } noexcept;
@@ -69,26 +69,26 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///     part.on_death(seat, comm::death::certain, post);      // for each detected death
 ///     if (auto outcome = part.take_outcome()) ... // the same for all members with an outcome
 ///
-/// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has
-/// a report of all members that it does not know to have failed, it proposes the AND of their values, and
+/// The lowest member that is not known to have failed is the coordinator. Members report to it. When it has a
+/// report of all members that it does not know to have failed, it proposes the AND of their values, and
 /// decides once all of these have accepted. If a coordinator dies, the next one takes over: because members
-/// report what they had accepted, it finds what may have been decided, and proposes that. Without failures:
-/// four messages one after another, 4 (n - 1) in all.
+/// report what they had accepted, it finds the value that may have been decided, and proposes that. Without
+/// failures: four messages one after another, 4 (n - 1) in all.
 ///
 /// - **Failures** are permanent within an epoch, and spread: a member that hears of another member's failure
-///   treats it as failed, too. A member that learns that it has failed itself stops listening to the sender,
-///   but informs no other member: it may be wrong only about itself, and must not take others with it.
+///   also treats that member as failed. A member that learns that it has failed itself stops listening to the
+///   sender, but informs no other member: it may be wrong only about itself, and must not take others with
+///   it.
 /// - **Which members may decide.** If all others are certainly dead, the remaining member. If some are or
-/// were
-///   suspected, and may therefore have agreed on something else, alive or not: more than half of the epoch's
-///   members, dead ones counted; of two equal halves the one with the lowest member. So two halves that
-///   cannot hear each other never both continue: `has_quorum`.
-/// - **Excluded members** get no outcome: from a decision that counts this member as failed, it learns that
-///   it no longer has a quorum.
-/// - The decision is the same for all living members that get an outcome. A dead member may have got another
-///   one, if all that knew of it died too.
+///   were suspected, they may have agreed on something else, alive or not: then more than half of the epoch's
+///   members, dead ones included, or exactly half with the lowest member. So two halves that cannot reach
+///   each other never both continue: `has_quorum`.
+/// - **Excluded members** get no outcome: a member that receives a decision that counts it as failed learns
+///   that it has no quorum.
+/// - The decision is the same for all living members that get an outcome. A dead member may have got a
+///   different one, if all members that knew that one died too.
 ///
-/// @par Complexity      O(1) per message, and O(n) where a coordinator sends to all.
+/// @par Complexity      O(1) per message, and O(n) when a coordinator sends to all.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          none. Messages from non-members are ignored.
 /// @par Source          the synod of Lamport, "The Part-Time Parliament", TOCS 1998, with coordinators for
@@ -109,8 +109,8 @@ class agreement {
   [[nodiscard]] seat_id coordinator() const noexcept {
     return (members_ - failed()).lowest().value_or(no_seat);
   }
-  /// The member that this one waits for, directly or through the coordinator: the lowest of them, as far as
-  /// is known since the last `ask`.
+  /// The lowest member that this one waits for, directly or through the coordinator, as far as it has learned
+  /// since the last `ask`.
   [[nodiscard]] seat_id waits_for() const noexcept;
   /// The number of completed agreements.
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
@@ -138,7 +138,7 @@ class agreement {
   template <agree_post Post>
   void ask(const Post& post) const noexcept;
 
-  /// Returns the outcome of the agreement just completed; once.
+  /// Returns the outcome of the agreement just completed, once.
   [[nodiscard]] std::optional<comm::agreed> take_outcome() noexcept;
 
  private:
@@ -171,7 +171,7 @@ class agreement {
   seat_set members_{};
   seat_set certain_{};
   seat_set suspected_{};
-  seat_set estranged_{};  // they say that this member has failed
+  seat_set estranged_{};  // members that say that this member has failed
   seat_set told_estranged_{};
 
   std::uint64_t instance_ = 0;
@@ -184,7 +184,7 @@ class agreement {
   seat_id accepted_by_ = no_seat;
   comm::agreed accepted_{};
   seat_id reported_to_ = no_seat;
-  seat_set awaited_there_{};  // by the coordinator, as it reported
+  seat_set awaited_there_{};  // members that the coordinator waits for, as it reported
 
   gathered now_{};
   gathered next_{};  // from members that are one agreement ahead

@@ -17,14 +17,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How the ranks sum. n is the number of bytes, N of ranks.
+/// How the ranks sum. n is the number of bytes, N the number of ranks.
 enum class reduce_algorithm : std::uint8_t {
-  /// Each rank sends each other rank its part, and the receiver adds all copies in the order of the ranks: so
+  /// Each rank sends each other rank its part, and the receiver adds all copies in the order of the ranks. So
   /// the bits of a sum depend only on the number of ranks, not on where the parts begin. Sends n (N - 1) / N
-  /// bytes for a reduce-scatter, in N - 1 messages; an all-reduce of little data sends all to all instead.
+  /// bytes for a reduce-scatter, in N - 1 messages; a small all-reduce sends all data to all ranks instead.
   direct,
-  /// Around a ring, each rank to the next: the same bytes, only two neighbours. The order of a sum begins
-  /// with the rank after the owner of the part. Gibiansky, "Bringing HPC techniques to deep learning", 2017.
+  /// Around a ring, each rank sends to the next: the same bytes, only two neighbours. The order of a sum
+  /// begins with the rank after the owner of the part. Gibiansky, "Bringing HPC techniques to deep learning",
+  /// 2017.
   ring,
   /// Up a binomial tree and down again: at most n log N bytes, log N steps. All-reduce only.
   tree,
@@ -32,7 +33,7 @@ enum class reduce_algorithm : std::uint8_t {
 
 using reduce_way [[deprecated("its name is reduce_algorithm")]] = reduce_algorithm;
 
-/// The state of a collective, without its data. If it is reused, it stops allocating once it is large enough.
+/// The state of a collective, without its data. A reused one stops allocating once it is large enough.
 struct collective_call {
   deadline by = no_deadline;
   std::uint32_t tag = 0;  ///< the same for all ranks; two concurrent collectives need two
@@ -40,7 +41,7 @@ struct collective_call {
   /// Parts are sent, combined and gathered in pieces of this size, the same for all ranks, so that received
   /// data is still in the processor's caches when it is used. Between devices, larger is better.
   std::uint32_t segment_bytes = 256 * 1024;
-  /// An all-reduce sends its data to all ranks, which all add it, if that takes at most this many bytes.
+  /// An all-reduce sends all data to all ranks, and each rank adds it, if that takes at most this many bytes.
   std::uint32_t small_bytes = 65536;
   std::vector<std::byte> scratch{};
 };
@@ -52,8 +53,8 @@ struct collective_call {
 
 // All ranks must make the same call, with the same sizes. A rank that finds a failure ends its call with that
 // failure and revokes the transport, so that no rank waits for it; the contents of the data are then
-// undefined. Additional errors: `errc::size_mismatch` for blocks that do not fit the data, or split elements:
-// then nothing was sent.
+// undefined. Additional errors: `errc::size_mismatch` for blocks that do not fit the data or that split
+// elements; nothing was sent then.
 
 /// Copies `root`'s `bytes` to all ranks. A binomial tree: log N steps, n bytes to send per child.
 template <transport T>
@@ -76,7 +77,7 @@ template <transport T>
 result<void> all_reduce(T& ranks, std::span<std::byte> data, const reduce_op& op, collective_call& call);
 
 /// Sends block r of `out` to rank r, where it becomes the block of `into` with this rank's number. Blocks may
-/// have any size; the two of a pair have the same.
+/// have any size, but the sender and the receiver of a block pass the same.
 template <transport T>
 result<void> all_to_all(T& ranks, std::span<const std::byte> out, std::span<const std::uint64_t> out_blocks,
                         std::span<std::byte> into, std::span<const std::uint64_t> into_blocks,

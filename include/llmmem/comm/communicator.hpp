@@ -36,7 +36,7 @@ using payload_check [[deprecated("its name is comm::payload_check")]] = comm::pa
 /// The construction parameters of a communicator.
 struct communicator_options {
   const char* name = "communicator";  ///< the name in error texts; outlives it
-  /// For messages that have not been requested yet. Each is charged its bytes and
+  /// The most memory for messages that have not been requested yet. Each is charged its bytes and
   /// `comm::early_message_bytes`.
   std::uint64_t early_bytes = std::uint64_t{64} << 20;
   comm::payload_check check = comm::payload_check::none;
@@ -57,7 +57,7 @@ struct communicator_stats {
   std::uint64_t agreements = 0;
   std::uint64_t epochs = 0;        ///< epochs that it was a member of
   std::uint64_t stale_frames = 0;  ///< from ended epochs, or from excluded processes: ignored
-  std::uint64_t torn_frames = 0;   ///< of messages that were abandoned halfway
+  std::uint64_t torn_frames = 0;   ///< frames of messages that were abandoned halfway
   std::uint64_t bad_frames = 0;    ///< control frames that do not follow this version's protocol
   std::uint64_t early_bytes = 0;   ///< charged at present
 };
@@ -79,13 +79,13 @@ struct communicator_stats {
 /// - **Messages** have a tag and any length, including 0. Messages with the same tag from the same rank are
 ///   received in the order in which they were sent; others may be received in any order. A message that
 ///   arrives before it is requested is kept, up to `early_bytes` in all; beyond that it waits in the
-///   transport, with everything from that rank after it. The receive buffer must have exactly the message's
+///   transport, with everything that rank sent after it. The receive buffer must have exactly the message's
 ///   length; otherwise `errc::size_mismatch`, and the message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, for `join` `errc::seat_missing`. A
 ///   message partly transferred by then is lost for sender and receiver; the next one is complete again. The
 ///   usual response is `revoke`.
 /// - **Death**: operations with a dead rank end with `errc::peer_failed` (`errc::frame_forged` if its
-///   connection carried frames that it did not send), except that messages that arrived whole before can
+///   connection carried frames that it did not send). Messages that arrived complete before the death can
 ///   still be received. Ranks that wait for a living rank learn of the death by `revoke`: it ends all waiting
 ///   of this epoch, on all ranks, with `errc::epoch_revoked`, and prevents new waits.
 /// - **Agreement**: `agree` works whether or not the epoch is revoked; it returns the same answer on all
@@ -108,7 +108,7 @@ class communicator {
  public:
   using endpoint_type = E;
 
-  /// The endpoint must outlive it.
+  /// `end` must outlive the communicator.
   explicit communicator(E& end, const communicator_options& options = {});
   communicator(const communicator&) = delete;
   communicator& operator=(const communicator&) = delete;
@@ -121,8 +121,8 @@ class communicator {
 
   /// Becomes a member: of the first epoch, when fresh processes have taken all seats, or of the next, when
   /// the members admit it. `errc::seat_missing` names the lowest seat missing at the deadline, and why, as
-  /// far as this process knows (`seat_absence`); it may be called again. The epoch may already be revoked
-  /// when it returns: then agree.
+  /// far as this process knows (`seat_absence`); `join` may be called again. The epoch may already be revoked
+  /// when it returns: then call `agree`.
   result<void> join(deadline by);
 
   /// 0 before it has joined.
@@ -147,8 +147,7 @@ class communicator {
   /// Returns the length of the next message, once it is in flight.
   result<std::uint64_t> probe(rank_id from, std::uint32_t tag, deadline by);
 
-  /// Handles what has arrived, without waiting: so that other ranks get their answers while this one
-  /// computes.
+  /// Handles arrived messages without waiting, so that other ranks get their answers while this one computes.
   void poll();
 
   /// Members of this epoch that are dead or unreachable, as far as this process knows.
@@ -163,9 +162,9 @@ class communicator {
 
   /// Returns the AND of all ranks' bits, the members that are out, and the seats to admit: the same on all
   /// ranks that get an answer. All living ranks must call it. After its deadline it continues when called
-  /// again, with the bits of the first call. @return `errc::no_quorum` when the heard members may not decide;
-  /// `errc::peer_timed_out` with the lowest rank that was waited for, possibly by the coordinator, which each
-  /// rank asks; the coordinator itself if it has not answered.
+  /// again, with the bits of the first call. @return `errc::no_quorum` when the reachable members may not
+  /// decide; `errc::peer_timed_out` with the lowest rank that this rank or the coordinator waits for, or with
+  /// the coordinator if it has not answered.
   result<comm::agreed> agree(std::uint64_t bits, deadline by);
   /// Begins the next epoch, without the failed members. All ranks that got `outcome` must call it, or all
   /// `admit`.
@@ -230,7 +229,8 @@ class communicator {
   [[nodiscard]] bool is_member(seat_id seat) const noexcept {
     return part_.members().contains(seat) && nonces_[to_index(seat)] == member_nonces_[to_index(seat)];
   }
-  /// Whether it may have been a member of an epoch with that part: it ended before it identified itself.
+  /// Whether the process in that seat may have been a member of that part's epoch: it ended before it
+  /// identified itself.
   [[nodiscard]] bool was_member_of(const agreement& part, seat_id seat) const noexcept {
     const std::uint64_t nonce = nonces_[to_index(seat)];
     return part.members().contains(seat) && (nonce == member_nonces_[to_index(seat)] || nonce == 0);

@@ -23,15 +23,15 @@ struct deadline {
   friend constexpr bool operator==(const deadline&, const deadline&) noexcept = default;
 };
 
-/// The time that is never reached. For tests, and for waits that something else is certain to end.
+/// The time that is never reached. For tests, and for waits that another event is certain to end.
 inline constexpr deadline no_deadline{~std::uint64_t{0}};
 
 /// The header of a frame. An endpoint carries it, and sets and reads only `bytes`.
 struct frame_header {
-  std::uint64_t epoch = 0;    ///< of the sender
+  std::uint64_t epoch = 0;    ///< the sender's epoch
   std::uint64_t message = 0;  ///< bytes of the whole message
-  std::uint64_t offset = 0;   ///< of the frame's bytes in the message
-  std::uint32_t bytes = 0;    ///< in this frame
+  std::uint64_t offset = 0;   ///< where the frame's bytes begin in the message
+  std::uint32_t bytes = 0;    ///< bytes in this frame
   std::uint32_t tag = 0;
   std::uint32_t crc = 0;  ///< CRC-32C of the frame's bytes, if `is_checked`
   std::uint16_t kind = 0;
@@ -77,17 +77,17 @@ using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
 /// these.
 ///
 /// - `buffer_for(from, header)`  returns where a frame of data goes. Asked again for the same frame after
-///   `ask_again`; when its sender dies, once again within the call that reports the death, before that:
-///   frames still for `ask_again` are then dropped.
+///   `ask_again`. When the sender dies, the endpoint asks one last time, before `on_death` in the same call;
+///   frames that still get `ask_again` are then dropped.
 /// - `on_frame(from, header)`    all of its bytes are in the buffer.
 /// - `on_message(from, header, bytes)`  a frame of `post`. The bytes are valid until this returns.
 /// - `on_death(seat, how)`       nothing more is received from there, and unfinished frames stay unfinished:
 ///   their buffers are free again. Called once per seat, and once again when a suspected process died for
 ///   certain. The endpoint informs a suspected process, or can still deliver a message to it.
-/// - `on_joined(seat)`           a process that has not been heard before is connected there.
+/// - `on_joined(seat)`           a process that was not connected before is connected there.
 /// - `keeps_waiting()`           whether `send` continues to wait. Asked after each report.
 ///
-/// They may call `post`, and nothing else of the endpoint.
+/// These functions may call `post`, and no other function of the endpoint.
 template <class H>
 concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
                                  std::span<const std::byte> bytes, comm::death how) {
@@ -144,31 +144,31 @@ concept reports_failure = requires(const E& seen, seat_id seat) {
 /// There are two lanes between any two seats. *Sent* frames are data: they may wait for a receiver that does
 /// not take them. *Posted* frames are small control messages: they never wait, and arrive even while data is
 /// stuck. Within a lane, frames from one seat to another arrive in the order in which they were sent, each
-/// once and whole or, if either process dies, not at all; the lanes overtake each other.
+/// once and complete or, if either process dies, not at all. A frame may overtake frames of the other lane.
 ///
 /// - `self()`, `seats()`   its own seat, and the number of seats: 2 to `max_seats`, or 1.
 /// - `nonce()`             a number, not 0, that no other process of this job has or had.
 /// - `now_ns()`            the clock of deadlines. Never goes back.
 /// - `frame_bytes()`       the most bytes in a frame of data; at least `max_post_bytes`.
-/// - `is_connected(seat)`  whether a process is there that can be sent to, as far as is known: between
-///   `on_joined` and `on_death`.
+/// - `is_connected(seat)`  whether the seat has a process that frames can be sent to, as far as is known:
+///   between `on_joined` and `on_death`.
 /// - `send(to, header, bytes, by, handler)`  sends a frame of data. Returns once the bytes may be
 ///   overwritten, which does not mean that they have arrived. It receives during the wait, so that two
-///   processes that send to each other do not deadlock. Other endings: `errc::peer_failed`, no process is
-///   connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler cancels it. A frame that was
-///   begun is then completed from a copy, during later calls: the receiver never sees half of one. It sets
-///   `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
+///   processes that send to each other do not deadlock. Other outcomes: `errc::peer_failed` if no process is
+///   connected there, `errc::peer_timed_out`, and `errc::cancelled` if the handler cancels it. A frame that
+///   was begun is then completed from a copy, during later calls: the receiver never sees half of one. It
+///   sets `header.bytes` to `bytes.size()`; a frame of more than `frame_bytes()` is refused with
 ///   `errc::out_of_range`. A seat that does not exist counts as empty, and so does the process's own.
 /// - `post(to, header, bytes)`  sends a frame of at most `max_post_bytes`: a longer one is dropped. Never
 ///   waits. It sets `header.bytes`. Frames that cannot go at once go with later calls; a receiver that takes
-///   none of them for long is suspected. To an empty seat: dropped.
+///   none of them for long is suspected. A frame to an empty seat is dropped.
 /// - `poll(by, handler)`   receives until something has arrived, or until that time. Returns whether
 ///   something has; false also when it was only woken before its time.
 /// - `withdraw(from)`      takes back a buffer that was given and not yet reported as arrived: the rest of
 ///   that frame is dropped.
 /// - `give_up(seat)`       stops receiving from and sending to that seat until a fresh process comes. Earlier
-///   posted frames still go, as far as possible without waiting. The process there must not take it for a
-///   death: it is informed, or the connection stays.
+///   posted frames still go, as far as possible without waiting. The process there must not take this for a
+///   death, so the endpoint informs it, or keeps the connection.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, from any thread.
 /// - `has_post_capacity(seat)`  optional: whether less than half of the bytes that `post` keeps for that seat
 ///   are in use. A sender of many messages keeps the next ones until it is true, because a process for which

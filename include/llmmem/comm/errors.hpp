@@ -27,10 +27,10 @@ enum class seat_absence : std::uint32_t {
                   ///< process knows
   foreign,        ///< the process there belongs to another user, or speaks another protocol
   seat_taken,     ///< it considers this seat taken by an earlier process
-  given_up,       ///< it has given up this very process
+  given_up,       ///< it has given up this process
   ended,          ///< its process came, and has ended
   in_epoch,       ///< its process is a member of an epoch that began without this one
-  crowded,        ///< so many callers stayed silent that the oldest were closed
+  crowded,        ///< too many callers stayed silent, so the oldest were closed
   other_wrapper,  ///< it wraps its connections (`socket_options::wrapper`) and this process does not, or the
                   ///< other way round
   unheard [[deprecated("its name is no_contact")]] = no_contact,
@@ -47,7 +47,7 @@ namespace detail {
                            "deadline; give it more time, or revoke() and agree()";
 }
 
-/// Why a seat is missing, and how to resolve it.
+/// Returns why a seat is missing, and the remedy.
 [[nodiscard]] LLMMEM_COLD constexpr const char* absence_sentence(seat_absence why) noexcept {
   switch (why) {
     case seat_absence::no_contact:
@@ -89,7 +89,7 @@ namespace detail {
       return "nothing has arrived from it, but many silent connections exist; find the processes that "
              "make them, or raise max_half_open";
     case seat_absence::other_wrapper:
-      return "one of its process and this one wraps its connections in TLS, the other does not; give all "
+      return "either its process or this one wraps its connections in TLS, and the other does not; give all "
              "processes a wrapper, or none";
   }
   return absence_sentence(seat_absence::no_contact);

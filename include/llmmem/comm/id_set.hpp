@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The noun for one of them in texts.
+/// The noun for an id in texts.
 template <class Id>
 inline constexpr const char* id_noun = "id";
 template <>

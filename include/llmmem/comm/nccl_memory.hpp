@@ -31,7 +31,7 @@ inline namespace v0 {
 ///
 /// It outlives the windows on it: end them with `deregister_window`, or let the transport leave or end first.
 /// After a failed call the next epoch ends them. NCCL before 2.29.7 does not free the memory of a window that
-/// ended with an aborted communicator until the process ends (its source, `ncclDevrFinalize`): so keep the
+/// ended with an aborted communicator until the process ends (its source, `ncclDevrFinalize`). So keep the
 /// memory across epochs and register it again, rather than allocate other memory for each.
 ///
 /// @par Waits           construction and destruction wait for the device.

@@ -35,7 +35,7 @@ inline namespace v0 {
 /// Moves data between the device memory of ranks by NCCL, on one stream. The side channel detects dead ranks,
 /// agrees on them, and ends the calls that wait for them. A `transport`: `broadcast`, `all_gather` and
 /// `barrier` of collectives.hpp run over it with device pointers. The other collectives there copy or add on
-/// the host: use the members below instead, which NCCL does natively.
+/// the host: use the members below instead, which are NCCL's own.
 ///
 ///     communicator side(endpoint);                                     // over the host
 ///     side.join(side.after(10'000'000'000)).value();
@@ -52,10 +52,10 @@ inline namespace v0 {
 /// - **Calls** wait until the stream has done their work, their deadline has passed, or the epoch has ended:
 ///   every `poll_ns` they check NCCL for errors and the side channel for news. They also wait for the earlier
 ///   work of the stream. The stream must not be captured into a graph.
-/// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. The
-///   call returns once NCCL no longer touches memory: its operations are revoked, or the communicator is
-///   aborted if NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has failed,
-///   or when the revoke takes longer than `stop_ns`.
+/// - **A call that fails ends the epoch**, on all ranks, by `revoke`, because NCCL cannot cancel one message.
+///   The call returns once NCCL no longer touches memory. To that end it revokes NCCL's operations; it aborts
+///   the communicator instead if NCCL has no `ncclCommRevoke` (before 2.28.7), is still launching operations
+///   or has failed, or if the revoke takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,
 ///   with the sizes that they were sent with; a tag is not checked. Otherwise both wait, or NCCL fails. A
 ///   rank sends to itself only by `exchange`. A message without bytes is sent as one byte.
@@ -143,8 +143,7 @@ class nccl_transport {
     requires(Api::has_windows);
   /// Ends the window of this rank that begins where `memory` does: call it before the memory is released, and
   /// while no transfer uses it. No effect if there is no such window. `errc::epoch_revoked` once the epoch
-  /// has ended: the window then ends with the communicator, in the next epoch or by `leave`; keep the memory
-  /// until then.
+  /// has ended: keep the memory until the window ends with the communicator, in the next epoch or by `leave`.
   result<void> deregister_window(std::span<const std::byte> memory)
     requires(Api::has_windows);
   [[nodiscard]] std::size_t windows() const noexcept { return comm_.windows().size(); }

@@ -39,8 +39,8 @@ concept nccl_side = transport<S> && requires(S& side, const S& seen, rank_id ran
 struct nccl_options {
   const char* name = "nccl_transport";    ///< the name in error texts; outlives the transport
   std::uint64_t poll_ns = 20'000;         ///< between two checks of NCCL and the side channel
-  std::uint64_t stop_ns = 2'000'000'000;  ///< for NCCL to stop its work, before it is aborted
-  std::uint32_t side_tag = 0xFFFF'FF00;   ///< of messages over the side channel
+  std::uint64_t stop_ns = 2'000'000'000;  ///< the time for NCCL to stop its work, before it is aborted
+  std::uint32_t side_tag = 0xFFFF'FF00;   ///< the tag of messages over the side channel
 };
 
 /// How NCCL may use a window.

@@ -17,8 +17,8 @@ inline namespace v0 {
 /// Combines elements; chosen at run time, so that collectives are compiled once per transport and not once
 /// per type as well.
 struct reduce_op {
-  /// Computes `into[i] = into[i] op from[i]` for that many bytes, a multiple of `element_bytes`. Any
-  /// alignment; the two do not overlap.
+  /// Computes `into[i] = into[i] op from[i]` for `bytes` bytes, a multiple of `element_bytes`. Any alignment;
+  /// the two do not overlap.
   using function = void (*)(std::byte* into, const std::byte* from, std::size_t bytes) noexcept;
 
   function combine = nullptr;
@@ -45,7 +45,7 @@ void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes,
   const std::size_t count = bytes / sizeof(Element);
   for (std::size_t tiles = count / tile; tiles != 0; --tiles)
     some(tile);
-  if (count % tile != 0) some(count % tile);  // with nothing left there may be no memory at all
+  if (count % tile != 0) some(count % tile);  // with nothing left the pointers may be null
 }
 
 }  // namespace detail

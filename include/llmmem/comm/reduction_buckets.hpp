@@ -23,14 +23,13 @@ inline namespace v0 {
 struct bucket_options {
   /// A bucket takes tensors until it has this many bytes. A larger tensor has a bucket of its own.
   std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
-  std::uint32_t tag = 0x6275'0000;  ///< of its messages: nothing else uses it at the same time
+  std::uint32_t tag = 0x6275'0000;  ///< the tag of its messages: nothing else uses it at the same time
   reduce_algorithm algorithm = reduce_algorithm::direct;
   const char* name = "reduction_buckets";  ///< the name in error texts; outlives it
 };
 
-/// Sums tensors over the ranks. An all-reduce costs a latency however little it carries, and a model has
-/// hundreds of small tensors: so neighbours share a bucket, which is summed as one when its last tensor is
-/// ready.
+/// Sums tensors over the ranks. An all-reduce costs a latency even for few bytes, and a model has hundreds of
+/// small tensors. So neighbours share a bucket, which is summed as one when its last tensor is ready.
 ///
 ///     reduction_buckets sums(ranks, bytes_of_gradients, sum_f32);     // in the order of the backward pass
 ///     for (layer = last; ...) {

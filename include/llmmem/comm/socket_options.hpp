@@ -14,15 +14,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Which connections carry sealed frames: only the two processes at its ends can make those, each in its
-/// turn. Frames are sealed if either of the two requests it.
+/// Which connections carry sealed frames. Only the two processes at the ends of a connection can make these,
+/// each in its turn. Frames are sealed if either process requests it.
 enum class socket_seal : std::uint8_t {
   off_machine,  ///< requests it if an address of the job is not a loopback address, and there is no `wrapper`
   always,       ///< requests it
-  never,        ///< does not: a machine that can write into the network can impersonate any process
+  never,        ///< does not request it: a machine that can write into the network can impersonate any
+                ///< process
 };
 
-/// From where a TCP endpoint may be reached. Without a `wrapper` everyone on the network can read the frames.
+/// From where a TCP endpoint may be reached. Without a `wrapper`, every machine on the network can read the
+/// frames.
 enum class socket_reach : std::uint8_t {
   this_machine,  ///< addresses must be loopback addresses
   any_machine,   ///< only in a trusted network
@@ -40,8 +42,8 @@ enum class on_reset : std::uint8_t {
   suspected,  ///< a suspected death: a router or firewall in between may have ended it
 };
 
-/// Takes TCP connections of endpoints over, and carries their bytes in another form between the two
-/// processes: hidden, and so that a third party can neither change nor add any. `tls_wrapper` is one.
+/// Takes over the TCP connections of endpoints, and carries their bytes between the two processes so that a
+/// third party can neither read nor change them, nor add any. `tls_wrapper` is one.
 ///
 /// @par Thread safety   any thread calls `wrap` and `why_ended`.
 class socket_wrapper {
@@ -51,7 +53,7 @@ class socket_wrapper {
 
   /// Returns a stream socket for the plain bytes of a connection, nonblocking, which the caller closes; -1 if
   /// there is no descriptor for one. The wrapper duplicates `connected`. When the connection ends, or carries
-  /// what the other end did not write, the socket ends.
+  /// bytes that the other end did not write, the socket ends.
   /// @param has_called  whether this process made the connection.
   [[nodiscard]] virtual int wrap(int connected, bool has_called) noexcept = 0;
   /// Returns why a socket from `wrap` has ended before anything came from it; `seat_absence::no_contact` if
@@ -70,13 +72,13 @@ struct socket_options {
   std::uint32_t seats = 1;
   std::string folder{};                  ///< an existing folder for Unix sockets, `seat-<n>.sock` each; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
-  /// The secret that every process must prove to know. It may be empty over Unix sockets: there, all must
-  /// belong to one user, and only that user may own and write the folder.
+  /// The secret. Every process must prove that it knows it. It may be empty over Unix sockets: there, all
+  /// must belong to one user, and only that user may own and write the folder.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
   socket_seal seal = socket_seal::off_machine;
   /// The wrapper that carries the bytes of TCP connections, such as `tls_wrapper`. It outlives the endpoint;
-  /// all processes of the job need one. Null: frames go over the network as they are. A process over a
+  /// all processes of the job need one. Null: frames go over the network unencrypted. A process over a
   /// wrapper is treated as on another machine.
   socket_wrapper* wrapper = nullptr;
   on_silence silence = on_silence::suspect;

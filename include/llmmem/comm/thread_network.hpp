@@ -32,7 +32,7 @@ struct thread_network_options {
   /// Frames up to this size are copied, and their sender continues; a longer one is read in place, and its
   /// sender waits for that.
   std::uint32_t copied_bytes = 16384;
-  std::uint64_t lane_bytes = 65536;  ///< of copies in one lane that have not been taken yet
+  std::uint64_t lane_bytes = 65536;  ///< the most bytes of copies in one lane that have not been taken yet
 };
 
 class thread_endpoint;
@@ -44,8 +44,8 @@ class thread_endpoint;
 ///     std::thread([&] { thread_endpoint end(net, seat_id{1}); communicator ranks(end); ... });
 ///
 /// A rank dies when its endpoint is destroyed, or by `kill`: its next call of the endpoint throws
-/// `rank_killed`, because threads cannot be ended from outside. A rank suspects another only if that one gave
-/// it up, because that one may continue without it.
+/// `rank_killed`, because threads cannot be ended from outside. A rank suspects another rank only if the
+/// other gave it up, because the other may continue without it.
 ///
 /// @par Complexity      a frame takes one copy (two up to `copied_bytes`), one lock and one wake-up.
 /// @par Thread safety   any thread; each endpoint one thread at a time, except `wake`.
@@ -90,8 +90,8 @@ class thread_network {
     std::uint64_t changes = 0;  // number of changes its thread may wait for, also counted while it does not
                                 // wait
     std::deque<notice> notices{};
-    std::vector<std::uint64_t> peers{};  // the incarnation heard there, by seat; 0: none
-    std::uint64_t incarnation = 0;       // of the present or last occupant
+    std::vector<std::uint64_t> peers{};  // by seat, the incarnation that it receives from; 0: none
+    std::uint64_t incarnation = 0;       // the present or last occupant's
     bool is_taken = false;
     bool is_killed = false;
     bool is_woken = false;
@@ -109,7 +109,7 @@ class thread_network {
   [[nodiscard]] std::uint64_t sit(seat_id seat);
   void leave(seat_id seat) noexcept;
   void tell_death(seat_id seat) noexcept;
-  /// Whether frames of `from` reach the process that it takes to be there.
+  /// Whether frames of `from` reach the process that `from` expects in `to`.
   [[nodiscard]] bool reaches(seat_id from, seat_id to) const noexcept;
 
   thread_network_options options_;
@@ -145,7 +145,7 @@ class thread_endpoint {
   }
   template <frame_handler Handler>
   [[nodiscard]] bool poll(deadline by, Handler& handler);
-  void withdraw(seat_id /*from*/) noexcept {}  // frames arrive whole
+  void withdraw(seat_id /*from*/) noexcept {}  // frames arrive complete
   void give_up(seat_id seat) noexcept;
   void wake() noexcept;
 

@@ -52,7 +52,7 @@ inline namespace v0 {
 struct tls_stats {
   std::uint64_t open = 0;       ///< connections now, handshakes included
   std::uint64_t shaken = 0;     ///< handshakes that succeeded
-  std::uint64_t refused = 0;    ///< that did not: another secret, or a peer without TLS
+  std::uint64_t refused = 0;    ///< handshakes that failed: another secret, or a peer without TLS
   std::uint64_t tampered = 0;   ///< connections ended by a record that the other end did not write
   std::uint64_t cut = 0;        ///< connections that ended without the notice of their end (a killed process,
                                 ///< or another machine in the network)
@@ -67,7 +67,7 @@ struct tls_stats {
 ///                          .reach = socket_reach::any_machine, .wrapper = &tls});
 ///
 /// TLS 1.3 with an external pre-shared key made of the secret by HMAC-SHA256, a fresh Diffie-Hellman exchange
-/// for each connection (`psk_dhe_ke`: a machine that learns the secret later cannot read what was recorded)
+/// for each connection (`psk_dhe_ke`: a machine that learns the secret later cannot read recorded traffic)
 /// and TLS_AES_128_GCM_SHA256. There are no certificates, no resumption, and no other version or cipher. The
 /// endpoints' own handshake runs inside: it says which process has which seat.
 ///
@@ -100,7 +100,7 @@ class tls_wrapper final : public socket_wrapper {
   }
 
  private:
-  static constexpr std::size_t part_bytes = 16384;  // of a record, at most
+  static constexpr std::size_t part_bytes = 16384;  // the most bytes of a record
 
   struct context_deleter {
     void operator()(SSL_CTX* context) const noexcept { ::SSL_CTX_free(context); }
@@ -128,7 +128,7 @@ class tls_wrapper final : public socket_wrapper {
     bool is_shaken = false;
     bool is_broken = false;
     bool is_left = false;      // the endpoint has closed its socket
-    bool cannot_send = false;  // what comes may still be read
+    bool cannot_send = false;  // arriving bytes may still be read
     short network_events = 0;
     short local_events = 0;
     passage out;  // to the network
@@ -160,7 +160,7 @@ class tls_wrapper final : public socket_wrapper {
   std::unique_ptr<SSL_CTX, context_deleter> context_;
   std::array<unsigned char, 32> key_{};
   detail::descriptor wake_;
-  mutable std::mutex mutex_;  // of the members up to `is_ending_`
+  mutable std::mutex mutex_;  // protects the members up to `is_ending_`
   std::list<std::unique_ptr<connection>> fresh_;
   std::vector<seat_absence> ends_;  // by the number of the endpoint's socket
   tls_stats stats_;
@@ -330,7 +330,7 @@ inline void tls_wrapper::run() noexcept {
     for (const auto& each : connections_) {
       if (!is_whole) break;
       if ((polled[at].revents & POLLHUP) != 0 && !std::exchange(each->is_left, true)) {
-        // What the endpoint wrote last has two seconds to be taken.
+        // The other end has two seconds to take what the endpoint wrote last.
         const unsigned int most_ms = 2000;
         ::setsockopt(each->network.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &most_ms, sizeof(most_ms));
       }
@@ -342,7 +342,7 @@ inline void tls_wrapper::run() noexcept {
   connections_.clear();
 }
 
-/// Moves what can be moved both ways, and sets what to wait for.
+/// Moves bytes both ways as far as possible, and sets the events to wait for.
 inline void tls_wrapper::move(connection& c) noexcept {
   c.network_events = c.local_events = 0;
   if (!c.is_shaken && !shake(c)) return;
@@ -383,8 +383,8 @@ inline bool tls_wrapper::shake(connection& c) noexcept {
     c.is_broken = c.is_left;  // the endpoint has given the connection up
     return false;
   }
-  // The other end says that it does not know this secret, or this end finds that the other does not; anything
-  // else is no TLS.
+  // One end has found that the other does not know this secret. Any other error means that the other end does
+  // not speak TLS.
   const unsigned long first = ::ERR_peek_error();
   const int reason = ERR_GET_REASON(first);
   const bool is_alert = first != 0 && reason >= SSL_AD_REASON_OFFSET;
@@ -393,8 +393,8 @@ inline bool tls_wrapper::shake(connection& c) noexcept {
   ended(c, is_other ? seat_absence::other_secret : seat_absence::other_wrapper);
   count(&tls_stats::refused);
   if (!is_other && ::SSL_is_server(c.session.get()) == 1) {
-    // An alert (protocol_version), by which an endpoint without a wrapper knows TLS. What is left to read
-    // would make the system end the connection before the alert has been read.
+    // An alert (protocol_version), by which an endpoint without a wrapper recognises TLS. Unread bytes would
+    // make the system end the connection before the other end has read the alert.
     constexpr std::array<unsigned char, 7> alert{0x15, 3, 3, 0, 2, 2, 70};
     static_cast<void>(::send(c.network.get(), alert.data(), alert.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
     while (::recv(c.network.get(), c.in.bytes.data(), c.in.bytes.size(), MSG_DONTWAIT) > 0) {
@@ -436,7 +436,7 @@ inline bool tls_wrapper::send_out(connection& c) noexcept {
   }
   if (c.out.is_over) {  // the endpoint has closed its socket
     static_cast<void>(::SSL_shutdown(c.session.get()));
-    // What is left to read would make the system reset the connection before the other end has read all.
+    // Unread bytes would make the system reset the connection before the other end has read all.
     for (int i = 0;
          i < 64 && ::recv(c.network.get(), c.out.bytes.data(), c.out.bytes.size(), MSG_DONTWAIT) > 0; ++i) {
     }
@@ -464,7 +464,7 @@ inline bool tls_wrapper::take_in(connection& c) noexcept {
     }
   }
   if (c.in.empty()) {
-    if (c.in.is_over) c.is_broken = true;  // the endpoint reads what is there, and the end
+    if (c.in.is_over) c.is_broken = true;  // the endpoint reads the bytes that are there, and the end
     return false;
   }
   const ssize_t sent =
@@ -477,7 +477,7 @@ inline bool tls_wrapper::take_in(connection& c) noexcept {
     c.local_events = static_cast<short>(c.local_events | POLLOUT);
     return false;
   }
-  // The endpoint has closed its socket and takes nothing more. What it wrote last is still sent.
+  // The endpoint has closed its socket and takes nothing more. Its last bytes are still sent.
   c.in.begin = c.in.end;
   return true;
 }

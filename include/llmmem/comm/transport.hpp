@@ -16,11 +16,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Ranks that exchange messages. See `communicator` for what each call guarantees; the transport determines
+/// Ranks that exchange messages. See `communicator` for the guarantees of each call; the transport determines
 /// the kind of memory: host or device.
 ///
 ///     rank(), world()                              this rank, and the number of ranks
-///     after(ns)                                    the time that long from now
+///     after(ns)                                    the time `ns` from now
 ///     send(bytes, to, tag, by)                     by `by`, or a failure
 ///     recv(bytes, from, tag, by)
 ///     exchange(out, to, into, from, tag, by)       both at once

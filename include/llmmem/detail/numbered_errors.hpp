@@ -22,7 +22,7 @@ template <std::size_t... Number>
                      .sentence = "unknown failure {code}"}...};
 }
 
-/// By number.
+/// All codes, by number.
 inline constexpr std::array numbered_errors = number_errors(std::make_index_sequence<256>());
 
 /// Returns the code with that number from one of the tables, or an equal code without a text of its own.

@@ -71,8 +71,8 @@ struct even_pieces {
   std::uint64_t to_stride = 0;
 };
 
-/// Returns the distances if two or more pieces of one length are evenly spaced, rising at both ends; else
-/// nothing. O(n).
+/// Returns the distances if two or more pieces of one length are evenly spaced and ascending at both ends;
+/// else nothing. O(n).
 [[nodiscard]] inline std::optional<even_pieces> even_pieces_of(std::span<const copy_task> pieces) noexcept {
   if (pieces.size() < 2) return std::nullopt;
   const auto address = [](const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at); };
@@ -97,7 +97,6 @@ struct even_pieces {
 /// A driver refuses one call across adjacent allocations, and one across two registrations of pinned memory
 /// (chunks of a `pinned_source`). So pieces become one call, joined or strided, only if the route names the
 /// memory of both ends; otherwise each piece stays separate.
-/// strided, only where both ends are named here; otherwise each piece stays by itself.
 struct copy_route {
   copy_direction direction = copy_direction::up;
   std::span<const std::byte> from{};  ///< one allocation or registration, with all sources; empty: several
@@ -123,13 +122,13 @@ struct batch_copy {
 /// Give pieces in pinned memory by the address that devices use, `pinned_source::device_address`, where it
 /// differs from the host's (CUDA: cudaDevAttrCanUseHostPointerForRegisteredMem is 0, as under WSL2). With
 /// host addresses a batch or a kernel would fault there, and the process would lose the device;
-/// `measured_copy_plan` measures neither, so a plan of such a device uses neither up or down.
+/// `measured_copy_plan` measures neither, so a plan of such a device uses neither for copies up or down.
 ///
 /// @par Complexity      O(pieces) on the host; allocates only for more pieces than any copy before.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          `errc::out_of_range`, before anything is copied, for a piece outside the memory that
-///      the route names: index the piece, found how many bytes into it the piece begins, wanted the bytes
-///      that there are. `errc::device_failed` if the driver refuses, index its status; in a loop, earlier
+///      the route names: index the piece, found the offset at which the piece begins, wanted the bytes that
+///      the route names. `errc::device_failed` if the driver refuses, index its status; in a loop, earlier
 ///      pieces are in flight. Passes on what a kernel's launch returns.
 template <batching_runtime Runtime>
 class batch_copier {
@@ -143,7 +142,7 @@ class batch_copier {
                           stream_argument<typename Runtime::stream> stream) {
     return copy_by(pieces, route, stream.get(), static_cast<no_kernel*>(nullptr));
   }
-  /// `kernel(pieces)` launches one on the stream, if that is the fastest way, and returns the launch's
+  /// `kernel(pieces)` launches a kernel on the stream, if that is the fastest way, and returns the launch's
   /// result.
   template <class Kernel>
     requires std::same_as<std::invoke_result_t<Kernel&, std::span<const copy_task>>, result<void>>
@@ -215,7 +214,7 @@ class batch_copier {
     return told(runtime_.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), stream),
                 pieces.size());
   }
-  /// Checks that every piece is inside what the route names.
+  /// Checks that every piece is inside the memory that the route names.
   [[nodiscard]] static result<void> check(std::span<const copy_task> pieces,
                                           const copy_route& route) noexcept {
     for (std::size_t i = 0; i < pieces.size(); ++i) {

@@ -92,7 +92,7 @@ struct cuda_runtime {
     properties.location.id = static_cast<int>(to_index(device));
     if (const cudaError_t status = cudaMemPoolCreate(made, &properties); status != cudaSuccess)
       return detail::told(status);
-    // The default of 0 returns all of it to the system at each wait for a stream.
+    // With the default of 0 the pool returns all free memory to the system at each wait for a stream.
     std::uint64_t all = ~std::uint64_t{0};
     const cudaError_t status = cudaMemPoolSetAttribute(*made, cudaMemPoolAttrReleaseThreshold, &all);
     if (status != cudaSuccess) static_cast<void>(cudaMemPoolDestroy(*made));
@@ -108,7 +108,7 @@ struct cuda_runtime {
   }
   device_status trim_pool(pool of, std::size_t keep) const noexcept {
     const detail::beside_captures others;
-    // CUDA counts all that the pool holds, not the free part of it.
+    // CUDA counts all memory that the pool holds, not its free part.
     std::uint64_t held = 0;
     if (const cudaError_t status = cudaMemPoolGetAttribute(of, cudaMemPoolAttrUsedMemCurrent, &held);
         status != cudaSuccess)

@@ -29,7 +29,7 @@ inline namespace v0 {
 /// Options of a device space.
 struct device_options {
   std::uint64_t budget = 0;           ///< the most bytes it may hold; there is no default, 0 is refused
-  std::string name = "device_space";  ///< for error texts
+  std::string name = "device_space";  ///< the name in error texts
   misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;               ///< passed to the handler
 };
@@ -43,11 +43,10 @@ struct device_options {
 /// The source keeps memory that the driver refuses to take back, and counts it in `kept_bytes()`; it tries
 /// again in the next `take`, `give_back` and `trim`, and at the end.
 ///
-/// A pool can refuse a request although it has the bytes, while some of them are still being returned,
-/// because it remaps pages only then (rmm#1245): `take` waits for its stream and asks once more before it
-/// refuses.
+/// A pool can refuse a request although it has the bytes, because it remaps pages only after their return is
+/// complete (rmm#1245). So `take` waits for its stream and requests once more before it refuses.
 ///
-/// @par Complexity      a request takes what a pool of the driver takes: microseconds if it has the bytes.
+/// @par Complexity      a request costs as much as one of a driver's pool: microseconds if it has the bytes.
 ///      O(ranges) in addition while the source keeps any.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `system_error` if there is no such device, with the reason, or
@@ -142,7 +141,7 @@ class device_pool_source {
 
   /// Bytes that were returned, and that the driver has not taken back.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
-  /// Tries to return those.
+  /// Tries to return these bytes.
   void give_back_kept() noexcept {
     while (kept_bytes_ != 0) {
       const std::byte* data = nullptr;
@@ -156,8 +155,8 @@ class device_pool_source {
     }
   }
 
-  /// Returns to the system the unused bytes of its pool, all but `keep` of them. Waits for its own stream,
-  /// and the driver may wait for the device.
+  /// Returns to the system the unused bytes of its pool, all except `keep`. Waits for its own stream, and the
+  /// driver may wait for the device.
   device_status trim(std::uint64_t keep) noexcept {
     give_back_kept();
     // Only memory that has returned to the pool can be trimmed.
@@ -175,7 +174,7 @@ class device_pool_source {
   /// The pool's memory of a range.
   struct beneath {
     std::byte* first = nullptr;  // where the pool's own range begins
-    std::uint64_t bytes = 0;     // of it
+    std::uint64_t bytes = 0;     // its bytes
     bool is_kept = false;        // returned, and refused by the driver
   };
 
@@ -309,7 +308,7 @@ class basic_device_space {
   /// cannot return yet stays charged, `stats().kept_bytes`, until it can.
   void deallocate(range_type range) noexcept { ledger_.give_back(range.data, range.bytes); }
 
-  /// After a peak: frees for other users the source's bytes that are in no range, all but `keep` of them.
+  /// After a peak: frees for other users the source's bytes that are in no range, all except `keep`.
   /// `errc::device_failed` if the driver refuses, index its status.
   result<void> trim(std::uint64_t keep = 0) noexcept
     requires requires(Source& source) {

@@ -106,7 +106,7 @@ class device_events {
     // An event in a graph never passes as a point.
     if (runtime_.is_capturing(stream))
       return failure{errc::device_failed, Runtime::not_ready, 0, 0,
-                     "device_events: the stream is being captured, mark it behind the graph's launch"};
+                     "device_events: the stream is being captured, mark it after the graph's launch"};
     std::unique_lock lock(mutex_);
     while (slots_[next_].is_on_its_way)
       wait_for_oldest(lock);

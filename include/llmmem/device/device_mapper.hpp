@@ -22,7 +22,6 @@ inline namespace v0 {
 /// The calls of a driver that handles addresses and memory separately: those of CUDA's virtual memory
 /// management, with addresses and handles as numbers. 0 is success. `why_missing()`: null if the driver has
 /// them.
-/// has them.
 template <class P>
 concept device_paging = std::copyable<P> && requires(const P& run, device_id device, std::uint64_t n,
                                                      std::uint64_t* out, device_status status) {
@@ -51,7 +50,7 @@ struct device_mapper_options {
 /// @par Complexity      each call is one of the driver's, tens of microseconds and more.
 /// @par Thread safety   none of its own.
 /// @par Errors          the constructor throws `system_error` if the driver has no such calls, and
-///      `argument_error` for a granularity that is no multiple of the driver's; error numbers are the
+///      `argument_error` for a granularity that is not a multiple of the driver's; error numbers are the
 ///      driver's.
 template <device_paging Paging>
 class device_mapper {

@@ -27,7 +27,7 @@ inline namespace v0 {
 /// Options of a device queue.
 struct device_queue_options {
   std::uint32_t depth = 64;           ///< the most copies and marks in flight: one more waits for the oldest
-  std::string name = "device_queue";  ///< for error texts
+  std::string name = "device_queue";  ///< the name in error texts
 };
 
 /// A stream of a device as a `copy_queue` of a space there: its own stream, or an engine's. Copies start in
@@ -130,7 +130,7 @@ class basic_device_queue {
     // In a graph it would not copy now, and the wait below would end the capture.
     if (runtime_.is_capturing(stream_))
       return failure{errc::device_failed, Runtime::not_ready, to_bytes, 0,
-                     "device_queue: the stream is being captured, copy before or behind that"};
+                     "device_queue: the stream is being captured, copy before or after that"};
     if (auto held = follow(after); !held) return held.error();
     if (to_bytes != 0) {
       const device_status status = runtime_.copy(to, from, static_cast<std::size_t>(to_bytes), stream_);

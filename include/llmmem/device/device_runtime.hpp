@@ -66,12 +66,12 @@ class stream_argument {
 ///   of it from now on.
 /// - An `event` passes when the work that its stream was given before `record` is done: `query`, `wait_event`
 ///   on the host, `stream_waits` on a device.
-/// - `is_capturing(stream)`: whether work submitted now becomes part of a graph instead of running. True if
-///   that cannot be determined: the default stream while another one is captured.
+/// - `is_capturing(stream)`: whether work submitted now becomes part of a graph instead of running. Also true
+///   if that cannot be determined: for the default stream while another stream is captured.
 /// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
 /// - `lock_pages(bytes, count, device)` prepares host memory so that all devices copy from and to it
-///   themselves; the context of `device` does it; empty: that of the current device. `device_address(&there,
-///   bytes)` returns the address that devices use.
+///   themselves; the context of `device` does it, or if empty that of the current device.
+///   `device_address(&there, bytes)` returns the address that devices use.
 template <class R>
 concept device_runtime =
     std::copyable<R> && requires(const R& run, device_id device, device_status status, typename R::pool pool,

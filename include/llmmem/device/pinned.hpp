@@ -27,7 +27,7 @@ inline namespace v0 {
 
 /// Options of a `pinned_source`.
 struct pinned_options {
-  /// The driver registers that much at a time, a multiple of 2 MiB; 0: each request as one. Chunks let it do
+  /// The driver registers this much at a time, a multiple of 2 MiB; 0: each request as one. Chunks let it do
   /// other work in between, but a copy must not cross from one into the next (sglang#36798).
   ///
   /// One registration must stay below `pinned_source::registration_limit`, 2^39 bytes: drivers of R580 refuse
@@ -46,7 +46,7 @@ struct pinned_report {
   std::uint64_t registered_bytes = 0;  ///< registered, so that a device copies them itself; live
   std::uint64_t locked_bytes = 0;      ///< without a device: held in memory by the system (`mlock`), live
   std::uint64_t unlocked_bytes = 0;    ///< without a device: not locked: the system refused (RLIMIT_MEMLOCK)
-  int last_errno = 0;                  ///< of the last `mlock` that was refused
+  int last_errno = 0;                  ///< the `errno` of the last `mlock` that was refused
 };
 
 /// A `byte_source` of pages that a driver has registered and the system keeps in memory. Without a device
@@ -55,18 +55,17 @@ struct pinned_report {
 ///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
 ///     bytes});
 ///
-/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
-///      more. Make few and large requests, once.
+/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds per GiB
+///                      and more. Make few and large requests, once.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `argument_error` for chunks that are not a multiple of 2 MiB.
-/// A
-///      driver that refuses pages refuses the request: nothing stays registered. In a space on it,
+///      A driver that refuses pages refuses the request: nothing stays registered. In a space on it,
 ///      `errc::out_of_bytes` with index 1 for a request with a registration of `registration_limit` bytes,
 ///      before anything is taken: found = the most that one may have, where = which option to set.
 template <device_runtime Runtime>
 class pinned_source {
  public:
-  /// The driver is given less than that at once.
+  /// One registration by the driver stays below this.
   static constexpr std::uint64_t registration_limit = std::uint64_t{1} << 39;
 
   explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
@@ -87,7 +86,7 @@ class pinned_source {
     return pages_.footprint(bytes, alignment);
   }
 
-  /// Returns why no such request can succeed, if so: the source then does not try it.
+  /// Returns why a request of this size cannot succeed, if so; the source then does not try it.
   [[nodiscard]] std::optional<failure> refusal(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
     const std::uint64_t once = std::min(chunk_, footprint(bytes, alignment));
     if (why_no_device_ != nullptr || once < registration_limit) return std::nullopt;
@@ -145,7 +144,7 @@ class pinned_source {
     if (const device_status status = runtime_.device_address(&first, data); status != 0)
       return failure{errc::device_failed, status, bytes, 0, who};
     auto* const there = static_cast<std::byte*>(first);
-    // At each possible begin of a chunk, and at the end.
+    // At each possible beginning of a chunk, and at the end.
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
     const std::uint64_t step = chunk_ == max_bytes ? bytes : unit;
     for (std::uint64_t at = 0; at < bytes; at += std::min(step, bytes - at)) {

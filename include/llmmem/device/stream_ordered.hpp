@@ -57,14 +57,16 @@ struct stream_ordered_stats {
 /// number of times: it stays allocated until `release_captured`, or until this object ends.
 ///
 /// @tparam Space    the space beneath. It outlives this object.
-/// @par Complexity      `deallocate(range, stream)` records one event. `try_allocate` asks the oldest event
-///      of each stream, and one more for each range that it takes back. O(ranges) moves of a table entry.
+/// @par Complexity      `deallocate(range, stream)` records one event. `try_allocate` queries the oldest
+///                      event of each stream, and one more for each range that it takes back. O(ranges) moves
+///                      of a table entry.
 /// @par Thread safety   any number of threads; one mutex, not held while this object waits for a stream.
 /// @par What waits      `try_allocate`, only if the space beneath refuses while streams still use ranges: for
 ///      the oldest of those, then it tries again. `deallocate(range, stream)`, if `depth` ranges are pending.
 ///      The destructor waits for all streams that use ranges.
 /// @par Errors          the constructor throws what `device_events` does. `try_allocate` returns the errors
-///      of the space beneath. Nothing else fails: a point that the driver refuses to record is waited for.
+///      of the space beneath. Nothing else fails: if the driver refuses to record a point, the call waits for
+///      the stream.
 /// @par Source          RMM and `cuda::mr` have the interface. Their pools keep freed ranges by stream inside
 ///      the pool; here the space beneath needs no knowledge of streams.
 template <memory_space Space, device_runtime Runtime>
@@ -124,7 +126,7 @@ class stream_ordered {
     options_.on_misuse(wrong, options_.misuse_context);
   }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return beneath_->capacity(); }
-  /// Returns what the space beneath has charged: live, pending and captured ranges.
+  /// Returns the bytes that the space beneath has charged: live, pending and captured ranges.
   [[nodiscard]] std::uint64_t used() const noexcept { return beneath_->used(); }
   [[nodiscard]] std::string_view name() const noexcept { return beneath_->name(); }
   /// Whether all of `range` is inside one live range.
@@ -151,13 +153,13 @@ class stream_ordered {
     options_.on_misuse(wrong, options_.misuse_context);
   }
 
-  /// Returns to the space beneath what no stream uses any longer. `try_allocate` does it too.
+  /// Returns to the space beneath the ranges that no stream uses any longer. `try_allocate` does it too.
   void collect() noexcept {
     const std::lock_guard lock(mutex_);
     take_back_passed();
   }
-  /// Returns what was deallocated during captures. @pre no graph of those captures will be launched again,
-  /// and none runs.
+  /// Returns the ranges that were deallocated during captures. @pre no graph of those captures will be
+  /// launched again, and none runs.
   void release_captured() noexcept {
     const std::lock_guard lock(mutex_);
     take_back([](const entry& each) { return each.is_captured; });
@@ -281,7 +283,7 @@ class stream_ordered {
   live_ranges<nothing> live_;
   std::vector<entry> returned_;  // in the order of their return
   std::size_t leaving_ = 0;      // ranges whose point is being recorded, in neither table
-  std::uint64_t left_ = 0;       // ranges that were
+  std::uint64_t left_ = 0;       // ranges that were counted in `leaving_` and are no longer
   std::condition_variable has_left_;
   device_events<Runtime> events_;
   std::uint64_t waits_ = 0;

@@ -25,7 +25,7 @@ inline namespace v0 {
 ///     pinned_space host({.budget = b});
 ///     tiered_buffer<streamed_device_space, pinned_space> buffer({}, {gpu, a}, {host, b});
 ///
-/// `tiered_buffer` waits for copies alone, and a lease ends on the host while the kernels that use it may
+/// `tiered_buffer` waits only for copies, and a lease ends on the host while the kernels that use it may
 /// still run. So:
 ///
 /// - Before a kernel uses a lease, its stream must `hold` a `queue().mark()` made after the lease.
@@ -36,8 +36,9 @@ inline namespace v0 {
 ///       const auto used = compute.mark().value();          // a device_queue on the kernels' stream
 ///       gpu.queue().follow(std::span(&used, 1)).value();   // then the leases may end
 ///
-/// - This covers what moves through this queue. If the tier below moves the bytes itself, as a
-///   `straight_queue`, see there: unless it says otherwise, wait for the kernels before the lease ends.
+/// - This covers bytes that move through this queue. If the tier below moves the bytes itself, as a
+///   `straight_queue`, see its documentation: unless it says otherwise, wait for the kernels before the lease
+///   ends.
 ///
 /// @par Thread safety   any number of threads.
 /// @par Errors          as `basic_device_space` and `basic_device_queue`.

@@ -1,6 +1,6 @@
 /// @file
 /// Parts of attention: the result over some of a row's tokens, in a form that merges with the results over
-/// the others.
+/// its other tokens.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,8 +19,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most parts that one call merges, because their places travel with the launch. More parts are merged in
-/// rounds, each to a part.
+/// The most parts that one call merges: the launch carries their addresses. More parts are merged in rounds,
+/// each round to a part.
 inline constexpr std::size_t max_merged_parts = 32;
 [[deprecated("its name is max_merged_parts")]] inline constexpr std::size_t most_merged_parts =
     max_merged_parts;
@@ -29,11 +29,11 @@ inline constexpr std::size_t max_merged_parts = 32;
 /// those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of them are the
 /// weights.
 ///
-/// Two numbers instead of their logarithm of sum of exponentials: above 16 half a unit in the last place of
-/// one float is 1e-6, at 512 it is 3e-5, and becomes an error of the weights.
+/// Two numbers, not the logarithm of the sum of exponentials: above 16, half a unit in the last place of one
+/// float is 1e-6, at 512 it is 3e-5, and this becomes an error of the weights.
 ///
-/// A part is empty if `total` is 0 or less, or if `most` is -infinity and `total` a number: its sums are not
-/// read. A NaN in `total` comes from a product that was a NaN, and stays visible in every merge with it.
+/// A part is empty if `total` is 0 or less, or if `most` is -infinity and `total` a number: no code reads its
+/// sums. A NaN in `total` comes from a product that was a NaN, and stays visible in every merge with it.
 struct attention_state {
   float most = -std::numeric_limits<float>::infinity();
   float total = 0;
@@ -74,8 +74,8 @@ struct basic_attention_part {
 using attention_part = basic_attention_part<const std::byte>;   ///< to be merged
 using attention_part_output = basic_attention_part<std::byte>;  ///< to be written
 
-/// Returns the bytes of a contiguous part, as `attention_part_in` lays it out: for each row and query head 4
-/// for each element and 8 for the state. A part travels in this form. 2^64 - 1 if the bytes exceed that.
+/// Returns the bytes of a contiguous part, as `attention_part_in` lays it out: for each row and query head, 4
+/// for each element and 8 for the state. A part is sent in this form. 2^64 - 1 if the bytes exceed that.
 [[nodiscard]] constexpr std::uint64_t attention_part_bytes(const attention_part_shape& shape) noexcept {
   constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
   const std::uint64_t each = std::uint64_t{shape.value_dim} * sizeof(float) + sizeof(attention_state);
@@ -108,7 +108,7 @@ template <class Byte>
 /// Lays out a contiguous part in `memory`, aligned to 16: the sums of all rows, then their states.
 ///
 /// @return `errc::too_short` for less than `attention_part_bytes`, `errc::bad_granularity` for memory that is
-///      not aligned to 16 or a vector length that is no multiple of 8.
+///      not aligned to 16 or a vector length that is not a multiple of 8.
 [[nodiscard]] inline result<attention_part_output> attention_part_in(
     std::span<std::byte> memory, const attention_part_shape& shape) noexcept {
   return detail::part_side_by_side(memory, shape);

@@ -27,7 +27,7 @@ inline constexpr std::uint32_t copy_tile_bytes = 16 * 1024;
 /// From this size on 31 bits cannot count the tiles.
 inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
 
-/// Checks what is known of a list without reading it.
+/// Checks what can be checked of a list without reading it.
 [[nodiscard]] inline result<void> check_batch(std::span<const copy_task> tasks, std::uint64_t longest,
                                               row_alignment aligned) noexcept {
   if (tasks.empty()) return {};
@@ -76,7 +76,7 @@ class listed_copies {
   row_alignment aligned_;
 };
 
-/// A few tasks that travel with the launch, so no upload is needed.
+/// A few tasks that the launch carries, so no upload is needed.
 class few_copies {
  public:
   /// As many as an argument of 4 KiB holds in addition to what a launch itself needs.
@@ -142,9 +142,9 @@ static_assert(sizeof(copy_map<few_copies>) <= 4096 - 64);
 /// @param longest  bytes of the longest task; bytes beyond it are not copied. Below 2^45.
 /// @param aligned  what all addresses are multiples of, powers of two up to 16: the caller guarantees it.
 /// @pre no byte is written twice, or both read and written
-/// @return if there are tasks: `errc::past_the_bytes` for a larger `longest`, `errc::bad_alignment` for
-///      another alignment, `errc::too_short` for a null list. Then nothing has begun. Else what `run`
-///      returns.
+/// @return if there are tasks: `errc::past_the_bytes` for `longest` of 2^45 or more, `errc::bad_alignment`
+///      for another alignment, `errc::too_short` for a null list. Then nothing has begun. Otherwise the
+///      result of `run`.
 /// @par Complexity   the tasks' bytes, read and written once; a lookup for each 16 KiB of tasks x longest.
 template <class Run>
 result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::uint64_t longest,
@@ -158,7 +158,7 @@ result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::u
 /// change when this returns; in a graph it stays fixed. Otherwise as `copy_batch`, but it finds lengths and
 /// alignment itself.
 /// @return `errc::past_the_bytes` for a task of 2^45 bytes and more: index = its place. Then nothing has
-///      begun. Else what `run` returns.
+///      begun. Otherwise the result of `run`.
 template <class Run>
 result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
   for (std::size_t i = 0; i < tasks.size(); ++i) {

@@ -1,6 +1,6 @@
 /// @file
-/// Checksums of blocks that a kernel can access, alone or during a copy: they show whether what returns to a
-/// device is what left it.
+/// Checksums of blocks that a kernel can access, alone or during a copy: they show whether the bytes that
+/// return to a device are those that left it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,7 +33,7 @@ inline namespace v0 {
 /// @param sums  at least as many as blocks; further ones are not touched.
 /// @return `errc::too_short`: wanted = blocks, found = sums given; `errc::null_handle` for no sums at all, or
 ///      bytes at a null pointer as far as the host can see; `errc::past_the_bytes` for a longest block of
-///      2^45 bytes or more. Then nothing has begun. Else what `run` returns.
+///      2^45 bytes or more. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each byte read once; by derivation three to four operations of 32 bits for it, more if
 ///      all blocks together have less than some 16 MiB.
 /// @par Source   squaring leaves the coefficients of a polynomial over two elements unchanged, so P(x^32) is

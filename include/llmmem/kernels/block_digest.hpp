@@ -25,7 +25,7 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
 }
 
 /// Returns what word number `i` adds, with `key` equal to `digest_key(i)`: three rounds of a Feistel network
-/// over its halves. So it is one to one for each position.
+/// over its halves, so the mapping is one to one for each position.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_word(std::uint32_t low, std::uint32_t high,
                                                             std::uint64_t key) noexcept {
   const auto first = static_cast<std::uint32_t>(key);
@@ -40,7 +40,7 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
   return (word + 1) * digest_position;
 }
 
-/// Returns what a length adds: one to one, as for words.
+/// Returns the number that a length adds: one to one, as for words.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_start(std::uint64_t bytes) noexcept {
   return digest_word(static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(bytes >> 32),
                      digest_length);
@@ -49,9 +49,9 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
 }  // namespace detail
 
 /// Returns a digest of `bytes`, with so few operations that the kernels of
-/// <llmmem/kernels/block_checksum.hpp> should wait for memory alone (not yet measured): it detects what
-/// devices, links and mistakes do to data. It is no cryptographic hash: an attacker can construct other bytes
-/// with the same digest.
+/// <llmmem/kernels/block_checksum.hpp> should wait for memory alone (not yet measured). It detects damage by
+/// devices, links and mistakes. It is not a cryptographic hash: an attacker can construct other bytes with
+/// the same digest.
 ///
 /// **Definition.** The bytes, padded with zeros to a multiple of 16, are little-endian words of 64 bits,
 /// numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)` over

@@ -15,8 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Copies in an order that makes moves of them: consecutive waves, in each of which no block is both read and
-/// written.
+/// Copies in an order that makes them moves: consecutive waves; no wave both reads and writes a block.
 struct block_move_plan {
   std::vector<block_pair> pairs{};
   std::vector<std::uint64_t> wave_ends{};  ///< the end of each wave, in `pairs`
@@ -41,7 +40,7 @@ struct block_move_plan {
 /// @param blocks   of the memory.
 /// @param scratch  empty blocks that no move names; their contents are lost. One is enough for any moves,
 ///      more make fewer waves. None is needed without cycles.
-/// @throws argument_error  for a number that is no block, two moves to one block, a scratch block that is
+/// @throws argument_error  for a number that names no block, two moves to one block, a scratch block that is
 /// named elsewhere, and cycles without scratch.
 /// @par Complexity      O(blocks + moves) in time and memory.
 /// @par Thread safety   any number at once.
@@ -53,7 +52,7 @@ struct block_move_plan {
 ///
 /// @param run    `host_executor` or `device_executor`, whose launches run in order.
 /// @param there  the plan's pairs in the executor's memory: uploaded once, for all waves.
-/// @return `errc::size_mismatch` if their number differs; else as `copy_kv_blocks`.
+/// @return `errc::size_mismatch` if the number of pairs differs; else as `copy_kv_blocks`.
 /// @par Complexity   a launch for each wave; each moved block read and written once, or twice through
 ///      scratch.
 template <class Run>

@@ -18,9 +18,9 @@ namespace llmmem {
 inline namespace v0 {
 
 /// The least and the largest value of each channel of a block's keys in one layer:
-/// [blocks][heads][2][head_dim] of bf16, the least first, contiguous, aligned to 16. Rounded outward (the
-/// least down, the largest up), of what the cache holds: a quantised key's scale applies to the query, as in
-/// attention. A NaN makes its channel unbounded, so that its block is not skipped.
+/// [blocks][heads][2][head_dim] of bf16, the least first, contiguous, aligned to 16. They are of the stored
+/// values, rounded outward (the least down, the largest up): a quantised key's scale applies to the query, as
+/// in attention. A NaN makes its channel unbounded, so that its block is not skipped.
 ///
 /// They take 2 / block_tokens of the bytes of bf16 keys, and each layer has its own.
 [[nodiscard]] constexpr std::uint64_t key_summary_bytes(const kv_layout& layout, std::uint64_t blocks) {
@@ -34,10 +34,10 @@ inline namespace v0 {
 /// @param summaries     `key_summary_bytes(cache.layout, cache.blocks)`, aligned to 16.
 /// @param out_of_range  set to 1 for a block outside the cache, which is skipped; not cleared. May be null.
 /// @return `errc::no_conversion` for keys that are not f32, bf16, f16 or fp8; `errc::out_of_range` for a
-///      layer outside the cache; `errc::bad_granularity` for keys whose number of elements is no multiple of
-///      8 and for addresses and strides that are no multiple of 16 bytes, or of 8 elements;
+///      layer outside the cache; `errc::bad_granularity` for keys whose number of elements is not a multiple
+///      of 8 and for addresses and strides that are not a multiple of 16 bytes, or of 8 elements;
 ///      `errc::unsupported_layout` as `paged_attention`; `errc::too_short` for null pointers and for the
-///      summaries. Else what `run` returns.
+///      summaries. Otherwise the result of `run`.
 /// @par Complexity   the new keys read once.
 /// @par Source   Tang et al., "Quest: Query-aware sparsity for efficient long-context LLM inference", ICML
 ///      2024.
@@ -64,10 +64,10 @@ result<void> bound_scores(const Run& run, const Tables& tables, const attention_
                           std::span<const std::byte> summaries, std::uint32_t columns, float* scores,
                           const attention_options& options);
 
-/// listed[row][0 to k x block_tokens] = the tokens of the chosen blocks below the row's length, rising, then
-/// -1: for `token_lists`, which make attention read exactly these tokens of the sequence.
+/// listed[row][0 to k x block_tokens] = the tokens of the chosen blocks below the row's length, ascending,
+/// then -1: for `token_lists`, which make attention read exactly these tokens of the sequence.
 ///
-/// @return `errc::size_mismatch` for blocks of no tokens; `errc::out_of_range` for lists of more than 2^31 -
+/// @return `errc::size_mismatch` for `block_tokens` of 0; `errc::out_of_range` for lists of more than 2^31 -
 ///      1 entries; `errc::too_short` for null pointers.
 template <class Run>
 result<void> list_block_tokens(const Run& run, const chosen_blocks& chosen, std::int32_t* listed);

@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-// Kernels are hidden, also if what they run has no linkage of its own, as in an unnamed namespace.
+// Kernels have hidden visibility, even if their work has no linkage, as in an unnamed namespace.
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1407
 
@@ -190,7 +190,7 @@ class device_executor {
   template <lane_work Work>
   result<void> each(const Work& work) const noexcept {
     if constexpr (requires { Work::compute_capability; }) {
-      // The driver compiles a program without code for this device again, from its code for older ones.
+      // For a program without code for this device, the driver compiles its code for older devices.
       cudaFuncAttributes compiled{};
       if (auto known = told(cudaFuncGetAttributes(&compiled, detail::run_lanes_kernel<Work>)); !known)
         return known;
@@ -204,7 +204,7 @@ class device_executor {
  private:
   [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
     if (status == cudaSuccess) return {};
-    static_cast<void>(cudaGetLastError());  // reported here: not left for the next call
+    static_cast<void>(cudaGetLastError());  // reported here, not by the next call
     return failure{errc::device_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
   }
 

@@ -1,5 +1,5 @@
 /// @file
-/// Division by a number that is known before a kernel runs.
+/// Division by a number that is fixed before a kernel runs.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +23,7 @@ class divider {
   constexpr divider() noexcept = default;
   /// @pre by is not 0
   explicit constexpr divider(std::uint32_t by) noexcept : by_(by) {
-    const auto bits = static_cast<std::uint32_t>(std::bit_width(by - 1));  // 2^bits is by or the next above
+    const auto bits = static_cast<std::uint32_t>(std::bit_width(by - 1));  // 2^bits is by, or the next power
     // ceil(2^(63 + bits) / by): at least 2^63, and below 2^64.
     const wide power = static_cast<wide>(1) << (63U + bits);
     multiplier_ = static_cast<std::uint64_t>((power + (by - 1)) / by);

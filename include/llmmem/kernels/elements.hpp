@@ -57,8 +57,8 @@ struct element_word<dtype::fp8_e4m3> {
 #endif
 }
 
-/// Returns the product, rounded once; the compiler cannot fuse it into a sum. A NaN has the bits that devices
-/// produce, because hosts take them from an operand.
+/// Returns the product, rounded once; the compiler cannot fuse it into a sum. A NaN gets the bits that
+/// devices produce, because a host would take them from an operand.
 [[nodiscard]] LLMMEM_HD inline float product_of(float a, float b) noexcept {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);

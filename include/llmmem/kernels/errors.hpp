@@ -87,9 +87,9 @@ inline constexpr error_code no_conversion = detail::code_of<87>(detail::kernels_
 /// A map promises more alignment than there is: index = part of a kernel's map, wanted = the alignment that
 /// it promises, found = row without it.
 inline constexpr error_code misaligned = detail::code_of<88>(detail::kernels_errors);
-/// A lane got another result than lane 0: index = lane of a group, found = item.
+/// A lane's result differs from that of lane 0: index = lane of a group, found = item.
 inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_errors);
-/// A kernel was not compiled for such a device: wanted = the compute capability that the kernel needs, 80 for
+/// A kernel was not compiled for this device: wanted = the compute capability that the kernel needs, 80 for
 /// 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,

@@ -72,7 +72,7 @@ struct poison_pattern {
 };
 static_assert(memory_pattern<poison_pattern>);
 
-/// What differs from a pattern, in the memory of `verify_memory`'s executor. Initialise it with these values
+/// The differences from a pattern, in memory of `verify_memory`'s executor. Initialise it with these values
 /// first; several verifications may share one.
 struct mismatch_report {
   std::uint64_t first =
@@ -132,8 +132,8 @@ class fill_work {
 };
 
 /// Compares memory with a pattern: an item is for a warp, four packets for each of its lanes, or all single
-/// bytes at both ends. The lanes first add up what differs, so memory with all bytes wrong costs two atomic
-/// operations for each item, not for each packet: they all use one address, one after another.
+/// bytes at both ends. The lanes first add up the differences, so memory with all bytes wrong costs two
+/// atomic operations for each item, not for each packet: they all use one address, one after another.
 template <memory_pattern Pattern>
 class verify_work {
  public:
@@ -213,8 +213,8 @@ static_assert(group_work<verify_work<poison_pattern>>);
 ///
 /// @param run     `host_executor` or `device_executor`; the memory is its own.
 /// @param memory  of any alignment and length.
-/// @return `errc::too_short` if `memory` is null and not empty. Then nothing has begun. Else what `run`
-///      returns.
+/// @return `errc::too_short` if `memory` is null and not empty. Then nothing has begun. Otherwise the result
+///         of `run`.
 /// @par Complexity   the bytes written once, 16 at a time except for fewer than 16 at either end.
 /// @par Thread safety   any number at once, on different bytes.
 template <class Run, memory_pattern Pattern>
@@ -224,8 +224,8 @@ result<void> fill_memory(const Run& run, std::span<std::byte> memory, const Patt
   return run.each(detail::fill_work<Pattern>(memory, pattern));
 }
 
-/// Compares memory with what `fill_memory` would have written, and adds the differences to `report`. Order
-/// has no effect, so a device and a host report the same.
+/// Compares memory with the bytes that `fill_memory` would have written, and adds the differences to
+/// `report`. Order has no effect, so a device and a host report the same.
 ///
 /// @param report  in the executor's memory, aligned to 8 bytes; read it when `run` is done.
 /// @return as `fill_memory`; `errc::too_short` for a null `report` too.

@@ -46,7 +46,7 @@ struct host_executor {
     return {};
   }
 
-  /// One lane for each item, so no other lane needs to be asked.
+  /// One lane for each item, which needs no other lane's values.
   template <group_work Work>
   result<void> each(const Work& work) const noexcept {
     run_groups(work, item_share{}, detail::no_other_lane{});

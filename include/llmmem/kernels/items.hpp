@@ -32,18 +32,18 @@ struct group_lane {
   std::uint32_t lanes = 1;
 };
 
-/// Work with an item for each group of lanes, which determine one thing together: a maximum, a sum, whether
+/// Work with an item for each group of lanes, which compute one result together: a maximum, a sum, whether
 /// anything differs.
 ///
 /// - Its members are `LLMMEM_HD`, as a `row_map`'s.
 /// - `lanes()` is their number: a power of two up to 32. A host uses one lane for all, so the result must not
 ///   depend on the number.
-/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows from it.
-///   What needs no other lane's knowledge it may write at once, and need not hold. `measure` is also called
-///   for a `held{}`, by lanes without an item in a turn in which other lanes of their warp have one.
-/// - `combine(a, b)` joins the knowledge of two lanes. It must give the same bits in any order and grouping:
-///   maxima, integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
-/// - `give(item, lane, held, total)` writes, with the knowledge of all lanes.
+/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` returns the lane's own result. The
+///   lane may write at once, and need not hold, what depends on no other lane. Lanes without an item also
+///   call `measure`, for a `held{}`, when other lanes of their warp have an item.
+/// - `combine(a, b)` joins the results of two lanes. It must give the same bits in any order and grouping:
+///   maxima, integers and bits do, sums of floats do not. A `partial` consists of 32-bit words.
+/// - `give(item, lane, held, total)` writes, given the joint result of all lanes.
 template <class W>
 concept group_work =
     std::is_trivially_copyable_v<W> && std::is_trivially_copyable_v<typename W::held> &&
@@ -62,11 +62,12 @@ concept group_work =
 /// The items that a thread takes, and its lane in their groups.
 struct item_share {
   std::uint64_t first = 0;
-  std::uint64_t stride = 1;  ///< to its next one
+  std::uint64_t stride = 1;  ///< the distance to its next item
   group_lane lane{};
   std::uint32_t ahead = 0;  ///< groups of the same warp that take lower items: they take turns together
 
-  /// Whether any lane of the warp has an item in the turn in which this one's is `item`: the same for all.
+  /// Whether any lane of the warp has an item in the turn in which this lane's item is `item`: the same
+  /// answer in all lanes.
   [[nodiscard]] LLMMEM_HD constexpr bool turns(std::uint64_t item, std::uint64_t items) const noexcept {
     return item - ahead < items;
   }
@@ -79,7 +80,7 @@ inline constexpr std::uint32_t warp_threads = 32;
 struct item_launch {
   std::uint32_t blocks = 0;  ///< 0: no work
   std::uint32_t lane_bits = 0;
-  std::uint32_t threads = default_threads;  ///< of a block
+  std::uint32_t threads = default_threads;  ///< threads of a block
 
   static constexpr std::uint32_t default_threads = 256;
   [[deprecated("its name is default_threads")]] static constexpr std::uint32_t usual_threads =
@@ -100,7 +101,7 @@ struct item_launch {
   return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits, threads};
 }
 
-/// Returns what a thread of a launch takes.
+/// Returns the items that a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr item_share share_of(const item_launch& launch, std::uint32_t block,
                                                       std::uint32_t thread) noexcept {
   const std::uint32_t items_a_block = launch.threads >> launch.lane_bits;
@@ -118,8 +119,8 @@ LLMMEM_HD inline void run_items(const Work& work, const item_share& share) noexc
 }
 
 /// The loop of one lane over items. `other(known, step)` is the value of the lane whose number differs by the
-/// bit `step`. All lanes of a warp ask at once, including those whose group has no item left: if each group
-/// waited for its own lanes alone, a device would determine the participants at every question.
+/// bit `step`. All lanes of a warp exchange at once, including those whose group has no item left: if each
+/// group exchanged alone, the device would determine the participants each time.
 template <group_work Work, class Other>
 LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, const Other& other) noexcept {
   const std::uint64_t items = work.items();
@@ -133,15 +134,15 @@ LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, cons
   }
 }
 
-/// The loop of one lane, or of a host for all of a group, over items, and over empty items in turns in which
-/// other lanes of the warp have one.
+/// The loop of one lane, or of a host for all of a group, over items, and over empty items while other lanes
+/// of the warp have one.
 template <lane_work Work, class Group>
 LLMMEM_HD inline void run_lanes(const Work& work, const item_share& share, const Group& group) noexcept {
   for (std::uint64_t item = share.first; share.turns(item, work.items()); item += share.stride)
     work.run(item, group);
 }
 
-/// Joins bits to a word's, safe against other threads that do so at the same time.
+/// Sets bits of a word, atomically with respect to other threads that do so.
 LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicOr(&word, bits);
@@ -150,7 +151,7 @@ LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcep
 #endif
 }
 
-/// Adds to a number modulo 2^64, safe against other threads that do so at the same time.
+/// Adds to a number modulo 2^64, atomically with respect to other threads that do so.
 LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicAdd(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(more));
@@ -159,7 +160,7 @@ LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept
 #endif
 }
 
-/// Lowers a number to at most `most`, safe against other threads that do so at the same time.
+/// Lowers a number to at most `most`, atomically with respect to other threads that do so.
 LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicMin(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(most));
@@ -171,7 +172,7 @@ LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexce
 #endif
 }
 
-/// Adds to a word's bits without carry, safe against other threads that do so at the same time.
+/// Combines bits with a word by exclusive or, atomically with respect to other threads that do so.
 LLMMEM_HD inline void join_xor(std::uint32_t& word, std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicXor(&word, bits);

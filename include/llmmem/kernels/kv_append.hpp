@@ -98,8 +98,7 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 /// `append_paged_kv_cache`). Skips the tokens that the front marks as padding; the rest of the cache is
 /// unchanged.
 ///
-/// If several tokens go to one place, it holds any of them afterwards, or pieces of several: name each place
-/// once.
+/// If several tokens go to one place, it afterwards holds one of them, or a mixture: name each place once.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null if the layout has no values.
@@ -109,10 +108,10 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 ///      elements cannot become the cache's; `errc::unsupported_layout` if its layout has scales of keys or
 ///      values, a rotary part or a `value_element` of its own; `errc::past_the_bytes` for a token of 2 GiB
 ///      and more in one plane; if there are tokens, `errc::too_short` for null `data` of the batch or the
-///      cache or a null table, and for a token's or head's stride shorter than a vector though there are
-///      several, `errc::bad_granularity` for addresses and strides that are no multiple of a converted
-///      element, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing has
-///      begun. Else what `run` returns.
+///      cache or a null table, and for a token's or head's stride that is shorter than a vector if there are
+///      several, `errc::bad_granularity` for addresses and strides that are not a multiple of a converted
+///      element, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then nothing
+///      has begun. Otherwise the result of `run`.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,
@@ -122,10 +121,10 @@ result<void> append_kv(const Run& run, const Front& front, const batch_vectors& 
 /// Appends the latent vectors and rotary keys of MLA, which a cache of one plane and one head holds next to
 /// each other (vLLM's `concat_and_cache_mla`). Otherwise as `append_kv`; one scale is for both.
 ///
-/// @param latent_elements  of the first; the rest of the cache's vector is the other's.
-/// @return in addition, `errc::size_mismatch` for a layout of several heads or with values, or of vectors not
-///      longer than the latent: wanted = `latent_elements`, found = those of a vector; and for elements of
-///      four bits that would be cut inside a byte.
+/// @param latent_elements  of the latent vector; the rest of the cache's vector is the rotary key.
+/// @return in addition, `errc::size_mismatch` for a layout of several heads or with values, or for vectors at
+///      most as long as the latent: wanted = `latent_elements`, found = elements of a vector; and for
+///      elements of four bits that would be cut inside a byte.
 template <class Run, token_front Front>
 result<void> append_mla(const Run& run, const Front& front, const batch_vectors& latent,
                         const batch_vectors& rotary, std::uint32_t latent_elements, const kv_memory& cache,

@@ -61,7 +61,7 @@ class listed_pairs {
 };
 static_assert(block_pairs<listed_pairs>);
 
-/// A few pairs that travel with the launch, so no upload is needed.
+/// A few pairs that the launch carries, so no upload is needed.
 class few_pairs {
  public:
   /// As many as an argument of 4 KiB easily holds in addition to what a launch itself needs.
@@ -147,7 +147,7 @@ class block_pair_map {
   struct plane {
     kv_plane from{};
     kv_plane to{};
-    std::uint64_t bytes = 0;  // of the run
+    std::uint64_t bytes = 0;  // bytes of the run
   };
 
   [[nodiscard]] bool join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
@@ -179,16 +179,16 @@ struct block_copy_options {
 
 /// Copies blocks between two memories, or inside one, by the description of their layouts: unchanged if the
 /// layouts are equal (vLLM's `copy_blocks`, `swap_blocks`), else rearranged (page first to layer first, heads
-/// or tokens outermost). Copies scales and all else that a layout has in its blocks too, with a launch for
-/// each plane. Skips pairs with a negative number.
+/// or tokens outermost). Also copies scales and everything else that a layout has in its blocks, with a
+/// launch for each plane. Skips pairs with a negative number.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of memory that it can access.
 /// @param pairs  [n], in the executor's memory.
 /// @pre no block is written twice, or both read and written
 /// @return `errc::layout_mismatch` if the layouts hold other values, `errc::out_of_range` for layers that do
 ///      not exist; if there are pairs, `errc::too_short` for null `data` or `pairs`, and
-///      `errc::bad_alignment` for a `plane_alignment` that is no power of two; then nothing has begun. Else
-///      what `run` returns.
+///      `errc::bad_alignment` for a `plane_alignment` that is not a power of two; then nothing has begun.
+///      Otherwise the result of `run`.
 /// @par Complexity   the blocks' bytes of those layers, read and written once.
 template <class Run>
 result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,

@@ -13,10 +13,10 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Computes the digest of each of some blocks: the `block_digest` of its bytes as `layout.packed()` orders
-/// them. So it is the same for every layout, with layers or blocks outermost, tokens or heads, in one
-/// allocation or several; and the same that `digest_blocks` computes of the packed block, on the way to a
-/// disk or a network. A CRC-32C has no such form: copy a block into packed memory for one, and take
-/// `crc32c_blocks` there.
+/// them. So it is the same for every layout, with layers, blocks, tokens or heads outermost, in one
+/// allocation or several. It equals the digest that `digest_blocks` computes of the packed block, on the way
+/// to a disk or a network. A CRC-32C depends on the order of bytes: to compute one, copy the block into
+/// packed memory and call `crc32c_blocks` there.
 ///
 /// A number that is negative, or beyond the memory's blocks, is a block of no bytes; the latter raises the
 /// flag. Sums are overwritten; nothing allocates or waits, so a graph may contain it.
@@ -24,13 +24,13 @@ inline namespace v0 {
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param blocks  numbers, as block tables hold them; read when it runs.
 /// @param sums    at least as many; further ones are not touched.
-/// @param out_of_range  set to 1 if a number is no block; not cleared. May be null.
+/// @param out_of_range  set to 1 if a number names no block; not cleared. May be null.
 /// @return `errc::too_short`: wanted = blocks, found = sums given; the same for null `blocks`, `sums` or
-///      memory; `errc::bad_alignment` for a `plane_alignment` that is no power of two;
-///      `errc::bad_granularity` for vectors that are no multiple of 8 bytes: wanted = those, found = 8;
+///      memory; `errc::bad_alignment` for a `plane_alignment` that is not a power of two;
+///      `errc::bad_granularity` for vectors that are not a multiple of 8 bytes: wanted = those, found = 8;
 ///      `errc::unsupported_layout` for a layout of more than keys and values; `errc::past_the_bytes` for a
 ///      layer's plane of a block of 2^31 bytes or more, and for planes of 2^31 tiles of 8 KiB together. Then
-///      nothing has begun. Else what `run` returns.
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each byte read once; three multiplications for 8 bytes, and three divisions, which are
 ///      multiplications, for 16 if heads are outermost. One atomic operation for 8 KiB.
 template <class Run>

@@ -17,7 +17,7 @@ inline namespace v0 {
 
 /// The tokens to gather, one sequence after the other. Pointers are of the executor's memory.
 struct gather_rows {
-  const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: where each one's rows begin, from 0 on
+  const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: each sequence's first row, from 0 on
   const std::int32_t* token_to_seq = nullptr;  ///< [rows], each row's sequence; null: searched
   const std::int32_t* seq_starts = nullptr;    ///< [sequences], the first token to gather of each; null: 0
   /// At least the number of tokens, so that the caller need not determine it: rows past the last sequence's
@@ -25,8 +25,8 @@ struct gather_rows {
   std::uint64_t rows = 0;
 };
 
-/// The places of the tokens, by block tables. What the tables or starts name beyond them is out of range, and
-/// its row is not touched.
+/// The places of the tokens, by block tables. A token that the tables or starts put outside the tables or the
+/// cache is out of range, and its row is not touched.
 template <class Tables>
   requires bounded_table<Tables>
 class table_front {
@@ -39,7 +39,7 @@ class table_front {
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
 
-  /// Returns the name of a table that is null though it is needed; null if none is.
+  /// Returns the name of a required table that is null; null if none is.
   [[nodiscard]] const char* missing() const noexcept {
     if (which_.rows == 0 || tables_.num_sequences <= 0) return nullptr;
     return which_.cu_seq_lens == nullptr ? "table_front: cu_seq_lens" : detail::missing_table(tables_);
@@ -72,7 +72,7 @@ static_assert(token_front<table_front<csr_table_view>> && token_front<table_fron
 /// @param values  `data` null if the layout has no values.
 /// @pre the outputs share no byte with each other, the cache or the front's tables
 /// @return as `append_kv`; and `errc::too_short` for outputs whose vectors share bytes: a stride below a
-///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
+///      vector, or the wider stride below the span of the narrower one over `rows` or heads.
 /// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and in
 ///      addition log2(sequences) without `token_to_seq`.
 template <class Run, token_front Front>

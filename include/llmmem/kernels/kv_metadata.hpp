@@ -21,8 +21,8 @@ inline namespace v0 {
 
 /// The tokens of a batch, one sequence after the other. Pointers are of the executor's memory.
 struct batch_tokens {
-  const std::int32_t* indptr = nullptr;  ///< [sequences + 1]: where each one's begin (`cu_seq_lens`)
-  /// [sequences], tokens of each including these, which are its last; null: these are all.
+  const std::int32_t* indptr = nullptr;  ///< [sequences + 1]: each sequence's first token (`cu_seq_lens`)
+  /// [sequences], tokens of each sequence including these, which are its last; null: these are all.
   const std::int32_t* seq_lens = nullptr;
   std::int32_t sequences = 0;
 };
@@ -33,11 +33,11 @@ struct page_expansion {
   const std::int32_t* block_table = nullptr;  ///< [rows][row_stride], in the executor's memory
   std::uint64_t rows = 0;
   std::uint32_t columns = 0;
-  std::uint64_t row_stride = 0;  ///< entries, at least `columns`
-  std::uint64_t blocks = 0;      ///< of the cache
-  std::uint32_t pages_per_block =
-      1;                           ///< from a block's to the next one's: planes x layers, if these are inside
-  std::uint32_t plane_offset = 1;  ///< from keys to values
+  std::uint64_t row_stride = 0;       ///< entries, at least `columns`
+  std::uint64_t blocks = 0;           ///< blocks of the cache
+  std::uint32_t pages_per_block = 1;  ///< from a block's first to the next block's: planes x layers, if a
+                                      ///< block contains these
+  std::uint32_t plane_offset = 1;     ///< pages from keys to values
   std::uint32_t planes = 2;
 };
 
@@ -176,8 +176,8 @@ static_assert(item_work<page_work>);
 ///
 /// @param run            `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param batch_indices  [tokens], all written.
-/// @return `errc::too_short` if there are sequences and no `indptr`. Then nothing has begun. Else what `run`
-///      returns.
+/// @return `errc::too_short` if there are sequences and no `indptr`. Then nothing has begun. Otherwise the
+///         result of `run`.
 /// @par Complexity   O(tokens x log(sequences)).
 /// @par Thread safety   any number at once, on different results.
 template <class Run>
@@ -190,7 +190,7 @@ result<void> token_sequences(const Run& run, const batch_tokens& of, std::span<s
 
 /// Writes each token's sequence and its position there, as a `position_front` reads them (FlashInfer's
 /// `get_batch_indices_positions`). Padding has -1 for both. A token before its sequence's beginning, because
-/// `seq_lens` says less than `indptr`, has no position: -1, which is out of range to a front, and raises the
+/// `seq_lens` says less than `indptr`, has the position -1, which is out of range for a front, and raises the
 /// flag. Otherwise as `token_sequences`.
 ///
 /// @param out_of_range  set to 1 for such a sequence; not cleared. May be null.
@@ -214,9 +214,9 @@ result<void> token_positions(const Run& run, const batch_tokens& of, std::span<s
 /// @param front         `position_front` or `table_front`, or another.
 /// @param slots         at least the front's tokens; all written.
 /// @param out_of_range  set to 1 if a token has no place; not cleared. May be null.
-/// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for none or
-///      fewer tokens a block. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   O(slots), and what the front takes for each.
+/// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for 0 or
+///         fewer tokens per block. Then nothing has begun. Otherwise the result of `run`.
+/// @par Complexity   O(slots), and the front's cost for each.
 /// @par Thread safety   any number at once, on different results.
 template <class Run, token_front Front>
 result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int64_t> slots,
@@ -240,7 +240,7 @@ result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int
 /// @param pages         [rows][planes][columns], at least; the rest is unchanged.
 /// @param out_of_range  set to 1 for a block without pages; not cleared. May be null.
 /// @return `errc::too_short` for fewer `pages`, a shorter `row_stride` than a row, or no table. Then nothing
-///      has begun. Else what `run` returns.
+///      has begun. Otherwise the result of `run`.
 /// @par Complexity   O(rows x columns x planes).
 /// @par Thread safety   any number at once, on different results.
 template <class Run>

@@ -26,8 +26,8 @@ inline namespace v0 {
 ///   cache. From then on its bytes do not change, so that it can be shared, hashed, moved and saved; scales
 ///   travel with it in every copy (`copy_kv_blocks`), file and stream.
 ///
-/// A closed block is a function of its tokens' floats alone. However the tokens came, one by one, in chunks
-/// or all at once, in any order of blocks and layers: its bits are the same.
+/// A closed block is a function of its tokens' floats alone. Its bits are the same whether the tokens came
+/// one by one, in chunks or all at once, in any order of blocks and layers.
 ///
 /// **Truncation** into a closed block reopens it: `dequantize_kv_blocks` writes it to an open block, the
 /// tokens that stay have the values that readers saw until then, and later tokens follow. The block is
@@ -35,7 +35,7 @@ inline namespace v0 {
 /// the codes of int4 by channel stay where the tokens stay.
 ///
 /// **Copy on write**: the last block of a fork is open, and copied with `copy_few_kv_blocks` in the pool. A
-/// closed block is never written, so it is shared as long as sequences want it: to write into it after a
+/// closed block is never written, so it is shared as long as sequences use it: to write into it after a
 /// truncation, reopen it into the writer's own open block. The other owners' bits stay.
 ///
 /// With amax the largest size of a group's values and qmax 7 (int4) or 127 (int8):
@@ -48,35 +48,34 @@ inline namespace v0 {
 /// `bf16`. Rounding a `bf16` scale moves no code past qmax. A group with an infinity or a NaN gets a NaN
 /// scale: all of it is restored as NaNs. Two codes of int4 are in a byte, the first in its lower half.
 ///
-/// A block of B tokens takes 4 + s / B bits a value in int4 by channel, where s are the bits of a scale: 5
+/// A block of B tokens takes 4 + s / B bits per value in int4 by channel, where s are the bits of a scale: 5
 /// with `bf16` at 16 tokens, 4.5 at 32.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param to     the cache: keys and values each in `int4` or `int8` (`element`, `value_element`), with one
 ///      scale in `f32` or `bf16` for each channel (one element of a head over the block's tokens) or each
 ///      vector (one head of one token), at any `scale_place`.
-/// @param from   the same shape in `bf16` or `f32`, without scales; the order may be another.
+/// @param from   the same shape in `bf16` or `f32`, without scales; its order may differ.
 /// @param pairs  [n], in the executor's memory: a block of `from`, and the block of `to`. Negative ones are
 ///      padding.
 /// @pre blocks of `from` are full; no block of `to` occurs twice; the memories share no byte
 /// @return `errc::layout_mismatch` for two shapes: the field, and both numbers; `errc::unsupported_layout`
-/// for
-///      other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
-///      `errc::bad_granularity` for vectors that are no multiple of 8 elements, and for values or scales that
-///      are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
+///      for other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
+///      `errc::bad_granularity` for vectors that are not a multiple of 8 elements, and for values or scales
+///      that are not aligned to their type (scales of `f32` after an odd number of `bf16` ones);
 ///      `errc::out_of_range` for layers that do not exist; if there are pairs, `errc::too_short` for null
-///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
-///      nothing has begun. Else what `run` returns.
+///      `data` or `pairs`, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   values are read twice, the second time from cache; codes and scales are written once. A
-/// launch for each of K and V.
+///                   launch for each of K and V.
 /// @par Thread safety   any number at once, on different blocks.
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                                 std::span<const block_pair> pairs, const block_copy_options& options = {});
 
-/// Converts blocks back: nearest(code x scale), and bf16's largest where a number is beyond that. To reopen a
-/// block, and to make floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes
-/// and scales from elsewhere are accepted.
+/// Converts blocks back: nearest(code x scale), or the largest bf16 for a number beyond that. It reopens a
+/// block, or makes floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes and
+/// scales from elsewhere are accepted.
 ///
 /// @param to    in `bf16` or `f32`.
 /// @param from  the cache in codes.

@@ -25,13 +25,13 @@ inline namespace v0 {
 struct token_place {
   enum class kind : std::uint8_t {
     in_cache,
-    padding,       ///< none, as intended: the batch was filled up
-    out_of_range,  ///< none, because the tables name no place of the cache
+    padding,       ///< no place, as intended: the batch was filled up
+    out_of_range,  ///< no place, because the tables name none in the cache
     there [[deprecated("its name is in_cache")]] = in_cache
   };
   kind what = kind::padding;
   std::uint64_t block = 0;
-  std::uint64_t token = 0;  ///< in the block
+  std::uint64_t token = 0;  ///< the token's place in the block
 };
 
 /// Returns the place of each token of a batch in a cache of `blocks()` blocks, never one beyond it. Reads
@@ -44,14 +44,14 @@ concept token_front = std::is_trivially_copyable_v<F> && requires(const F& front
   { front.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
 };
 
-/// A front that reports what it lacks: the name of a table that is null though it is needed, or null.
+/// A front that reports the name of a required table that is null, or null if none is.
 template <class F>
 concept telling_front = requires(const F& front) {
   { front.missing() } noexcept -> std::same_as<const char*>;
 };
 
-/// Divides by tokens a block. A front stores a number below 1 as 0, because it is no divisor, and its user
-/// refuses it.
+/// Divides by the tokens of a block. A front stores a number below 1 as 0, which cannot divide; the front's
+/// user refuses it.
 class block_divider {
  public:
   template <std::integral N>
@@ -67,8 +67,8 @@ class block_divider {
   divider by_;
 };
 
-/// Block tables that can be read by place without passing an end: block `index` of a sequence's, or a
-/// negative number, and how many there are.
+/// Block tables with checked reads: `block_in` returns block `index` of a sequence's table, or a negative
+/// number past its end, and `blocks_in` the number of blocks.
 template <class V>
 concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& view, std::int32_t n) {
   { view.num_sequences } -> std::convertible_to<std::int32_t>;
@@ -86,7 +86,8 @@ concept token_tables = bounded_table<V> && requires(const V& view, const divider
 
 namespace detail {
 
-/// Returns what tables lack for a lookup of blocks; null if nothing, or if they cannot be asked.
+/// Returns the name of the pointer that tables lack for a lookup of blocks; null if none, or if they do not
+/// report it.
 template <class Tables>
 [[nodiscard]] const char* missing_table(const Tables& tables) noexcept {
   if (tables.num_sequences <= 0) return nullptr;
@@ -178,7 +179,7 @@ template <class Tables>
 namespace detail {
 
 /// Returns block `index` of an existing sequence. @pre index < blocks_in(tables, i), for tables of this
-/// library: others are asked as usual
+/// library; others are read by `block_in`
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_within(const Tables& tables, std::int32_t i,
                                                          std::uint64_t index) noexcept {
@@ -192,8 +193,8 @@ template <class Tables>
   }
 }
 
-/// As `place_in`, for a position that the table has space for, in an existing sequence: what was checked once
-/// is not checked again for each tile.
+/// As `place_in`, for a position that the table has space for, in an existing sequence: so that checks are
+/// not repeated for each tile.
 template <class Tables>
   requires bounded_table<Tables>
 [[nodiscard]] LLMMEM_HD inline token_place place_within(const Tables& tables, const divider& by,
@@ -224,9 +225,9 @@ struct token_segment {
   std::uint64_t cache_block = 0;
   std::uint64_t cache_token = 0;
   std::uint64_t cache_head = 0;
-  std::uint32_t elements = 0;               ///< of one head
-  std::uint32_t cache_alignment = 16;       ///< what the entry is a multiple of
-  std::byte* const* cache_entry = nullptr;  ///< of a layer, in a table of planes
+  std::uint32_t elements = 0;               ///< elements of one head
+  std::uint32_t cache_alignment = 16;       ///< the alignment of the entry
+  std::byte* const* cache_entry = nullptr;  ///< the entry of a layer, in a table of planes
   std::uint64_t cache_first = 0;
 };
 
@@ -310,18 +311,18 @@ class kv_token_map {
 };
 
 /// The factors of stored values when they are read. Stored is `nearest(x * (1 / scale))`, the reciprocal
-/// rounded once to a float (a division of each would differ by a code near ties). Read is
-/// `nearest(stored * scale)`. In the executor's memory; null: 1. A scale of 0 makes saturated values and
-/// NaNs, which a reader sees; it is not tested for.
+/// rounded once to a float (a division of each would differ by a code near ties). Read is `nearest(stored *
+/// scale)`. In the executor's memory; null: 1. A scale of 0 makes saturated values and NaNs, which a reader
+/// sees; no kernel tests for it.
 struct kv_scales {
   const float* keys = nullptr;    ///< [1], or [heads]
-  const float* values = nullptr;  ///< as many
+  const float* values = nullptr;  ///< as many as `keys`
   bool is_by_head = false;
 };
 
 /// Options of moves of tokens between a batch and a cache.
 struct token_options {
-  dtype element = dtype::bf16;            ///< of the batch
+  dtype element = dtype::bf16;            ///< the type of the batch's elements
   kv_scales scales{};                     ///< read if the cache holds other elements
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };
@@ -339,7 +340,7 @@ using batch_vectors = token_vectors<const std::byte>;  ///< new ones, as a proje
 using batch_output = token_vectors<std::byte>;         ///< rows for the gathered vectors
 using batch_room [[deprecated("its name is batch_output")]] = batch_output;
 
-/// Converts elements on their way, by scales read when it runs.
+/// Converts elements as they move, by scales read when it runs.
 template <dtype From, dtype To, kv_direction Direction>
   requires kernel_element<From> && kernel_element<To>
 class kv_scale_op {

@@ -1,6 +1,6 @@
 /// @file
-/// Lanes: work with an item for each group of lanes that communicate throughout. Written once, by what each
-/// lane holds; on a device a lane is a thread of a warp, on a host a turn of a loop.
+/// Lanes: work with an item for each group of lanes that communicate throughout. Written once, in terms of
+/// what each lane holds; on a device a lane is a thread of a warp, on a host a turn of a loop.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@ class host_lanes {
  public:
   static constexpr std::uint32_t most = 32;
 
-  /// A value that each lane has one of.
+  /// One value for each lane.
   template <class T>
   class held {
    public:
@@ -72,7 +72,7 @@ class host_lanes {
   std::uint32_t idle_turns_;
 };
 
-/// Work of which `lanes()` lanes, a power of two from 8 to 32, do an item together. Trivially copyable; the
+/// Work whose items each take `lanes()` lanes together, a power of two from 8 to 32. Trivially copyable; the
 /// pointers in it belong to the executor's memory. Its members are `LLMMEM_HD`, as a `row_map`'s.
 ///
 /// Each thread that is a lane of the group calls `run(item, group)`, or a host once. A lane's values are in a
@@ -88,8 +88,8 @@ class host_lanes {
 /// Work that needs a newer device has `compute_capability`, 80 for 8.0: kernels compiled for less are not
 /// launched.
 ///
-/// `threads` is how many threads a block of a device's launch has, a multiple of 32, and `blocks` how many of
-/// these a multiprocessor must have space for: fewer leave each thread more registers.
+/// `threads` is the number of threads in a block of a device's launch, a multiple of 32, and `blocks` the
+/// number of blocks for which a multiprocessor must have space: fewer leave each thread more registers.
 template <class W>
 concept lane_work =
     std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item, const host_lanes& group) {

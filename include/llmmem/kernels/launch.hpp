@@ -33,7 +33,7 @@ template <row_op Op>
 struct row_work {
   std::uint64_t rows = 0;
   std::uint32_t parts = 0;
-  std::uint32_t packets = 0;  ///< of the longest row
+  std::uint32_t packets = 0;  ///< packets of the longest row
 
   template <row_map Map>
   [[nodiscard]] static constexpr row_work of(const Map& map, unsigned packet_elements) noexcept {
@@ -42,10 +42,10 @@ struct row_work {
   }
 };
 
-/// Limits of what a launch takes of a device.
+/// Limits on the part of a device that a launch takes.
 struct launch_limits {
   std::uint32_t multiprocessors = 132;
-  std::uint32_t blocks = 0;  ///< at most so many at once, to leave space for others; 0: as many as are useful
+  std::uint32_t blocks = 0;  ///< the most at once, to leave space for others; 0: as many as are useful
 };
 
 /// Threads of a launch: blocks by rows and by parts, and in a block lanes that share a row.
@@ -83,7 +83,7 @@ struct row_launch {
   return out;
 }
 
-/// Returns what a thread of a launch takes.
+/// Returns the rows that a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr row_share share_of(const row_launch& launch, std::uint32_t row_block,
                                                      std::uint32_t part_block,
                                                      std::uint32_t thread) noexcept {

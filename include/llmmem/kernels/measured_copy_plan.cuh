@@ -109,7 +109,7 @@ class copy_stopwatch {
     }
     return pieces;
   }
-  /// Whether the driver accepts it.
+  /// Returns whether the driver accepts the copy.
   [[nodiscard]] bool run(copy_way way, const std::vector<copy_task>& pieces) {
     const cuda_runtime runtime;
     switch (way) {
@@ -145,7 +145,7 @@ class copy_stopwatch {
   device_space::range_type there_;
   device_space::range_type there_too_;
   pinned_space::range_type here_;
-  timed_stream on_{};  // last: what runs ends before its memory does
+  timed_stream on_{};  // last: running work ends before its memory is freed
   std::vector<void*> to_{};
   std::vector<const void*> from_{};
   std::vector<std::size_t> bytes_{};
@@ -154,9 +154,9 @@ class copy_stopwatch {
 }  // namespace detail
 
 /// Measures all ways to copy between pinned memory and a device, and inside the device: once when an engine
-/// starts, or once a machine, with its `text()` kept. On an idle device, because other work there would be
-/// measured too. If the device does not see pinned memory at the host's addresses (WSL2), a batch or kernel
-/// up or down would fault with them, and is not measured: see `batch_copier`.
+/// starts, or once per machine if its `text()` is kept. Call it on an idle device, because other work there
+/// would be measured too. If the device does not see pinned memory at the host's addresses (WSL2), a batch or
+/// kernel up or down would fault at these, so it is not measured: see `batch_copier`.
 ///
 /// @param grid  takes its `most_bytes` three times on the device and twice in pinned memory.
 /// @throws system_error, out_of_memory  without a device, or without that memory.

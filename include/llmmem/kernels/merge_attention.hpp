@@ -20,7 +20,7 @@ inline namespace v0 {
 template <log_base Base = log_base::e>
 struct merged_attention {
   batch_output out{};          ///< [rows][query_heads][value_dim]
-  dtype element = dtype::f32;  ///< of `out`: f32, bf16 or f16
+  dtype element = dtype::f32;  ///< the type of `out`: f32, bf16 or f16
   /// -infinity for a row whose parts are all empty, NaN if a product was a NaN.
   log_sums<Base> log_sum_exp{};
   /// [rows], each row's sequence; a negative one is padding, whose outputs are not touched. Null: no padding.
@@ -44,13 +44,13 @@ struct merged_attention {
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory, except `parts` itself,
 ///      which is read before the call returns.
 /// @param parts  all of the same rows, heads and elements: `shape`.
-/// @pre what is written shares no byte with anything else
+/// @pre the outputs share no byte with anything else
 /// @return `errc::out_of_range` for more than `max_merged_parts`; `errc::no_conversion` for an element that
 ///      is not f32, bf16 or f16; `errc::size_mismatch` for a shape without heads or elements;
-///      `errc::bad_granularity` for vectors whose number of elements is no multiple of 8, and for addresses
-///      and distances that are no multiple of what they must be (16 bytes for vectors, 8 for states, 4 for
-///      logarithms); `errc::too_short` for null pointers, and for distances shorter than a vector or, of what
-///      is written, that share bytes. Then nothing has begun. Else what `run` returns.
+///      `errc::bad_granularity` for vectors whose number of elements is not a multiple of 8, and for
+///      addresses and distances that are not multiples of their unit (16 bytes for vectors, 8 for states, 4
+///      for logarithms); `errc::too_short` for null pointers, and for distances shorter than a vector, or
+///      with which written vectors share bytes. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each part read once.
 /// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 template <class Run, log_base Base>
@@ -70,16 +70,16 @@ struct foreign_attention {
   batch_vectors out{};  ///< [rows][query_heads][value_dim]
   dtype element = dtype::f32;
   log_sums<Base, const float> log_sum_exp{};
-  /// [rows], how many tokens it attended to: without any the part is empty, regardless of the logarithm.
+  /// [rows], how many tokens a row attended to: without any the part is empty, regardless of the logarithm.
   /// Null: unknown.
   const std::int32_t* tokens = nullptr;
 };
 
-/// Makes a part of it, which merges as any other. One launch.
+/// Makes a part of these results, which merges as any other. One launch.
 ///
-/// Kernels write an infinity of either sign or a NaN for a row without tokens, and these make an empty part:
-/// so a NaN that is an error of the data is not seen here. The logarithm's own digits bound the part's
-/// accuracy: at 512 half a unit in the last place is 3e-5.
+/// Kernels write an infinity of either sign or a NaN for a row without tokens, and these make an empty part.
+/// So the function does not detect a NaN that comes from bad data. The logarithm's own digits bound the
+/// part's accuracy: at 512 half a unit in the last place is 3e-5.
 ///
 /// @param out  null `out.sums` if `of.out` are floats to use directly: then only the states are written, and
 ///      the part to merge is `{of.out, out.states}`.

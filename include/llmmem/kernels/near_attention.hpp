@@ -28,12 +28,12 @@ struct near_query {
   std::uint32_t query_heads = 0;
   std::uint32_t head_dim = 0;
   std::uint32_t value_dim = 0;
-  dtype element = dtype::bf16;              ///< of the queries: f32, bf16 or f16
+  dtype element = dtype::bf16;              ///< the type of the queries: f32, bf16 or f16
   float scale = 0;                          ///< as `attention_options::scale`
   std::uint32_t window = 0;                 ///< as `attention_options::window`
   const std::int32_t* sequences = nullptr;  ///< [rows]; a negative one is padding
   const std::int32_t* lengths = nullptr;    ///< [rows]
-  const std::byte* queries = nullptr;       ///< [rows][query_heads][head_dim], side by side, aligned to 16
+  const std::byte* queries = nullptr;       ///< [rows][query_heads][head_dim], contiguous, aligned to 16
 
   /// Returns the shape of the parts that return.
   [[nodiscard]] constexpr attention_part_shape shape() const noexcept {
@@ -63,7 +63,7 @@ struct near_traffic {
 /// - `parts()` is how many parts it returns, the same at every call.
 /// - `begin(query, memory)` begins, and may return before any work is done. `memory` is `near_part_stride`
 ///   bytes for each part, aligned to 16; the holder writes each part to its beginning in the layout of
-///   `attention_part_in`. The query and what it points to stay valid until `finish`.
+///   `attention_part_in`. The query and the data that it points to stay valid until `finish`.
 /// - `finish()` returns once all parts are complete, with the bytes that went over a link for them; it is
 ///   called exactly once for each `begin` that succeeded.
 template <class H>
@@ -80,7 +80,7 @@ concept attention_holder =
   return bytes > ~std::uint64_t{15} ? bytes : (bytes + 15) / 16 * 16;
 }
 
-/// Returns the bytes that `attend_near` needs for so many parts.
+/// Returns the bytes that `attend_near` needs for `parts` parts.
 [[nodiscard]] constexpr std::uint64_t near_workspace_bytes(const attention_part_shape& shape,
                                                            std::uint64_t parts) noexcept {
   const std::uint64_t each = near_part_stride(shape);
@@ -107,8 +107,8 @@ class table_holder {
     std::span<std::byte> workspace{};
   };
 
-  /// The cache and what the tables point to outlive it. With context parallelism (`cache.layout.part`) these
-  /// are the rank's own.
+  /// The cache and the memory that the tables point to outlive it. With context parallelism
+  /// (`cache.layout.part`) these are the rank's own.
   table_holder(const Run& run, const Tables& tables, const kv_memory& cache, const options& how = {})
       : run_(run), tables_(tables), cache_(cache), how_(how) {}
 
@@ -140,7 +140,7 @@ table_holder(Run, Tables, kv_memory) -> table_holder<Run, Tables>;
 /// link, regardless of the tokens that it attends to; its keys and values are 2 x heads x head_dim x element
 /// bytes for each token.
 ///
-/// @param run        merges; the workspace and what the holders write are of its memory.
+/// @param run        merges; the workspace and the outputs of holders are in its memory.
 /// @param workspace  `near_workspace_bytes(query.shape(), parts of all holders)`, aligned to 16.
 /// @return the bytes that went over links. If a holder fails, its failure, after all others that began have
 ///      finished; `errc::too_short` for the workspace and for null pointers of the query,

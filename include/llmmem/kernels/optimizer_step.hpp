@@ -36,19 +36,19 @@ inline namespace v0 {
 ///   The random bits depend on the seed, the step and the element's index in the tensor.
 /// - **8 bit.** Codes are those of dynamic quantisation; they are restored as `value(code) * scale`. Weights
 ///   change by the unrounded moments. The new scale of a group is its largest moment (0 where all are 0, at
-///   least 2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near
-///   the lower one. A restored mean differs by at most 0.00703 of the group's scale, a variance by at most
-///   0.00352. A variance above 0 never comes back as 0, but as 3.25e-7 of the scale at least, so that no
-///   step is a mean over epsilon. A group with a moment that is not finite is restored as NaNs.
+///   least 2^-126), and each moment becomes the code nearest to moment * (1 / scale), of two equally near the
+///   lower one. A restored mean differs by at most 0.00703 of the group's scale, a variance by at most
+///   0.00352. A variance above 0 is restored as at least 3.25e-7 of the scale, never as 0, so that no step
+///   divides a mean by epsilon alone. A group with a moment that is not finite is restored as NaNs.
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else
+/// @pre the outputs overlap no other memory of the call
 /// @pre hyper's rate, decays, epsilon and gradient_scale are finite; the two decays of moments are below 1
 /// @return `errc::size_mismatch` for gradients of another length; `errc::no_conversion` for gradients that
 ///      are neither f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array
 ///      that is not aligned to its element, and for a piece that does not begin at a multiple of
 ///      `cut_multiple`; `errc::out_of_range` for step 0, and for a `first` or `count` of 2^60 or more. Then
-///      nothing has begun. Else what `run` returns. Of no elements nothing is done.
+///      nothing has begun. Otherwise the result of `run`. Without elements it does nothing.
 /// @par Complexity   each byte read once and written once.
 /// @par Thread safety   any number at once, on different pieces.
 /// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);
@@ -58,13 +58,13 @@ template <class Run>
 result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer_piece& piece,
                             const gradient_piece& gradients, const optimizer_hyper& hyper);
 
-/// Sets a piece's weights to floats (bf16 weights to the nearest, of two equally near to the even one; split
-/// ones exactly), and its state to a fresh one. Errors as `optimizer_step`.
+/// Sets a piece's weights to floats (bf16 weights are rounded to nearest even, split ones are exact), and its
+/// state to a fresh one. Errors as `optimizer_step`.
 template <class Run>
 result<void> optimizer_begin(const Run& run, optimizer_form form, const optimizer_piece& piece,
                              const float* weights);
 
-/// Writes a piece's weights as floats; of `adamw_split16` both halves joined. Errors as `optimizer_step`.
+/// Writes a piece's weights as floats; for `adamw_split16`, both halves joined. Errors as `optimizer_step`.
 template <class Run>
 result<void> optimizer_weights(const Run& run, optimizer_form form, const optimizer_piece& piece,
                                float* weights);

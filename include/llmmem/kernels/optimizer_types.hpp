@@ -11,7 +11,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Some consecutive elements of a tensor: its weights and its state, where they are. `widths_of` says how
+/// Some consecutive elements of a tensor: the addresses of its weights and its state. `widths_of` says how
 /// wide the elements of each array are; an array of width 0 is not read, and may be null. Arrays of scales
 /// have a float for each group. Zero bytes are fresh moments and scales; weights come from `optimizer_begin`.
 struct optimizer_piece {
@@ -35,13 +35,13 @@ struct gradient_piece {
 /// The settings of a step, the same for all pieces of a tensor.
 struct optimizer_hyper {
   double rate = 1e-3;
-  double mean_decay = 0.9;  ///< of SGD: the momentum
+  double mean_decay = 0.9;  ///< for SGD: the momentum
   double variance_decay = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0;
-  std::uint64_t step = 1;       ///< of the run, from 1
-  float gradient_scale = 1.0F;  ///< multiplies each gradient: 1 / loss scale, times what clips
-  std::uint64_t seed = 0;       ///< of stochastic rounding: one for each tensor
+  std::uint64_t step = 1;       ///< the run's step, from 1
+  float gradient_scale = 1.0F;  ///< multiplies each gradient: 1 / loss scale, times the clipping factor
+  std::uint64_t seed = 0;       ///< seeds stochastic rounding: one for each tensor
 };
 
 }  // namespace v0

@@ -18,7 +18,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A word of so many bytes, and the number of words in a packet.
+/// The type of a packet's words, and their number.
 template <unsigned Bytes>
 struct packet_words {
   using word = std::uint32_t;
@@ -37,8 +37,8 @@ struct packet_words<1> {
 
 }  // namespace detail
 
-/// Bytes that are read or written at once, aligned to their number: 16 of them are the most that one
-/// instruction of a device's thread moves, and full bandwidth requires it.
+/// Bytes that are read or written at once, aligned to their number: one instruction of a device's thread
+/// moves at most 16, and full bandwidth requires that many.
 template <unsigned Bytes>
   requires(Bytes == 16 || Bytes == 8 || Bytes == 4 || Bytes == 2 || Bytes == 1)
 struct alignas(Bytes) packet {

@@ -30,8 +30,9 @@ struct attention_rows {
   /// [rows], how many tokens each attends to: the first ones of its sequence, including itself. Null: all
   /// tokens of the sequence.
   const std::int32_t* lengths = nullptr;
-  /// [rows], the first token of a row's range, and the one after its last: of the tokens that a row attends
-  /// to by its length and its window, only those in the range are read. Null: from the first, to the last.
+  /// [rows], the first token of a row's range, and in `ends` the one after its last: of the tokens that a row
+  /// attends to by its length and its window, the kernel reads only those in the range. Null: from the first,
+  /// to the last.
   const std::int32_t* begins = nullptr;
   const std::int32_t* ends = nullptr;
   /// The number of consecutive rows that attend to the same tokens; divides `rows`. The kernel reads these
@@ -44,7 +45,7 @@ struct attention_rows {
 /// How the tokens of a row are split, so that few rows occupy a whole device: the first `tokens` of those
 /// that it attends to are one share, the next the second; the last takes the rest.
 struct attention_split {
-  std::uint32_t tokens = 0;  ///< a multiple of 8; unread where `count` is 1
+  std::uint32_t tokens = 0;  ///< a multiple of 8; not read if `count` is 1
   std::uint32_t count = 1;
 
   friend constexpr bool operator==(const attention_split&, const attention_split&) noexcept = default;
@@ -66,14 +67,14 @@ enum class attention_arithmetic : std::uint8_t {
   same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };
 
-/// What a call attends to, and how.
+/// How a call attends to its tokens.
 struct attention_options {
   std::uint32_t query_heads = 0;  ///< a required multiple of the cache's: MHA has as many, GQA more
   /// Of queries and outputs: the cache's or f32; with an fp8 cache f32, bf16 or f16.
   dtype element = dtype::bf16;
-  float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;  ///< attends to that many last tokens of each row; 0: to all
-  kv_scales scales{};        ///< of what the cache holds
+  float scale = 0;           ///< multiplies the products before their softmax; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;  ///< attends to the last `window` tokens of each row; 0: to all
+  kv_scales scales{};        ///< the scales of the cache's elements
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::reproducible;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN
@@ -107,26 +108,27 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///
 /// All sums are of floats, in one order that depends on the split alone: hosts and devices, launches of any
 /// size and any permutation of the cache's blocks produce the same bits (with tensor cores all devices of a
-/// kind). A row without tokens gives zeros. What a table names beyond the cache is left out, and flagged; so
-/// is what a length names beyond the table.
+/// kind). A row without tokens gives zeros. Blocks outside the cache are left out and flagged, and so are
+/// tokens past the end of a table.
 ///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param tables     of the sequences; their lengths are those after the append.
 /// @param queries    [rows][query_heads][head_dim]
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
-/// @pre what is written (`out`, `workspace`, `log_sum_exp`, `out_of_range`) shares no byte with anything else
+/// @pre the outputs (`out`, `workspace`, `log_sum_exp`, `out_of_range`) share no byte with anything else
 /// @return `errc::no_conversion` for an element that does not match the cache's, or a cache's that tensor
-///      cores do not multiply; `errc::out_of_range` for a layer outside the cache, and for vectors of none or
-///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is no multiple
-///      of 8, and for addresses and strides that are no multiple of 16 bytes, or of 8 elements if these are
-///      fewer; `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its
-///      own, and for one of a part of the tokens (`part.cp_size`), of which `paged_attention_part` makes a
-///      part; `errc::size_mismatch` for query heads that are not given or that the cache's do not divide,
-///      `shared` rows that do not divide the rows, shares whose number of tokens is no multiple of 8, vectors
-///      of other lengths than `tensor_cores` takes, and a cache without values; `errc::block_tokens_differ`;
-///      `errc::too_short` for the workspace, for null pointers and tables, and for distances shorter than a
-///      vector or, of `out`, that share bytes. Then nothing has begun. Else what `run` returns.
+///      cores do not multiply; `errc::out_of_range` for a layer outside the cache, and for vectors of 0 or
+///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is not a
+///      multiple of 8, and for addresses and strides that are not a multiple of 16 bytes, or of 8 elements if
+///      these are fewer; `errc::unsupported_layout` for a layout with scales, a rotary part or a
+///      `value_element` of its own, and for one of a part of the tokens (`part.cp_size`), of which
+///      `paged_attention_part` makes a part; `errc::size_mismatch` for query heads that are 0 or not a
+///      multiple of the cache's, `shared` rows that do not divide the rows, shares whose number of tokens is
+///      not a multiple of 8, vector lengths that `tensor_cores` does not take, and a cache without values;
+///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
+///      for distances shorter than a vector, or with which vectors of `out` share bytes. Then nothing has
+///      begun. Otherwise the result of `run`.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them, those of `shared` rows among them, or of eight with tensor cores (from a cache of the device
 ///      except for the first); 2 x tokens x query_heads x (head_dim + value_dim) multiplications and
@@ -141,8 +143,8 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
                              const attention_options& options);
 
 /// `paged_attention` of some of each row's tokens, to be merged with the results for the others: those of a
-/// range (`attention_rows::begins`, `ends`), or those that a rank holds. `merge_attention` makes of all parts
-/// what one call over all tokens makes.
+/// range (`attention_rows::begins`, `ends`), or those that a rank holds. `merge_attention` turns all parts
+/// into the result of one call over all tokens.
 ///
 /// For any cut of the rows, the merged result is within 1e-6 of the largest value from exact sums with the
 /// same weights, if no share (`options.split`) is longer than 1,024 tokens. A longer share adds up its
@@ -155,10 +157,9 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
 ///
 /// A row of padding, or of a sequence that does not exist, gives an empty part, like a row without tokens.
 ///
-/// @param part  where it is written; `options.element` is that of the queries alone.
-/// @return as above, where the names of what is written are `part.sums` and `part.states`; a layout of a part
-///      of the tokens is accepted, and `errc::too_short` for missing `rows.lengths`, which such a layout
-///      needs.
+/// @param part  the output; `options.element` is that of the queries alone.
+/// @return as above, with `part.sums` and `part.states` as the names of the outputs; a layout of a part of
+///      the tokens is accepted, and `errc::too_short` for missing `rows.lengths`, which such a layout needs.
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention_part(const Run& run, const Tables& tables, const attention_rows& rows,

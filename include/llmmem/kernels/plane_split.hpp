@@ -18,7 +18,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The two planes of bf16 elements, a byte an element in each. The same bytes as with
+/// The two planes of bf16 elements, a byte per element in each. The same bytes as with
 /// `byte_plane<dtype::bf16>`: an element's bits rotated left by one, upper and lower byte.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
@@ -61,8 +61,8 @@ namespace detail {
 #endif
 }
 
-/// Elements an item, at most 16 bytes of them, so that neighbouring threads read and write neighbouring
-/// bytes; after the last whole item single elements. With one element an item any address is valid.
+/// Elements per item, at most 16 bytes, so that neighbouring threads read and write neighbouring bytes; after
+/// the last whole item single elements. With one element per item any address is valid.
 template <plane_direction Direction, unsigned Elements>
   requires(Elements == 8 || Elements == 4 || Elements == 1)
 class plane_work {
@@ -140,7 +140,7 @@ class plane_work {
 };
 static_assert(item_work<plane_work<plane_direction::split, 8>>);
 
-/// Runs with as many elements an item as all alignments allow.
+/// Runs with as many elements per item as all alignments allow.
 template <plane_direction Direction, class Run, class ElementByte, class PlaneByte>
 result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes<PlaneByte>& planes,
                         std::uint64_t count, const char* who) {
@@ -163,10 +163,10 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
 ///
 /// @param run       `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param elements  [count], 2 bytes each, lowest first.
-/// @pre nothing that is written overlaps anything else
-/// @return `errc::too_short` for a null pointer. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   2 bytes an element read and as many written, 16 at once if elements are at a multiple of
-///      that and planes at multiples of 8; else 4 or 1 of a plane at once.
+/// @pre the outputs overlap no other memory of the call
+/// @return `errc::too_short` for a null pointer. Then nothing has begun. Otherwise the result of `run`.
+/// @par Complexity   2 bytes per element are read and as many written, 16 at once if elements are at a
+///      multiple of that and planes at multiples of 8; else 4 or 1 of a plane at once.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Hershcovitch et al., "ZipNN: Lossless Compression for AI Models", 2024 (arXiv 2411.05239);
 ///      Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression via Dynamic-Length Float", 2025

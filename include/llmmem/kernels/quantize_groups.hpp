@@ -17,8 +17,8 @@ inline namespace v0 {
 /// The number of groups: rows of equally many groups.
 struct group_shape {
   std::uint64_t rows = 0;
-  std::uint32_t groups = 1;      ///< of a row, side by side
-  std::uint32_t elements = 128;  ///< of a group: 32, 64 or 128
+  std::uint32_t groups = 1;      ///< groups of a row, contiguous
+  std::uint32_t elements = 128;  ///< elements of a group: 32, 64 or 128
 };
 
 /// Rows of elements: values, or their codes.
@@ -50,10 +50,10 @@ struct group_scales {
 ///     code  = nearest(x * (1 / scale)), of two equally near the even one
 ///
 /// Each operation is rounded once to a float, the reciprocal too, so host and device have the same bits (a
-/// device whose code is compiled with `-use_fast_math` takes the least floats for zeros). The restored value,
+/// device whose code is compiled with `-use_fast_math` treats the least floats as zeros). The restored value,
 /// code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by at most half of
-/// the distance between neighbouring codes of e4m3; in addition by 2^-21 of amax for the roundings. A scale
-/// below 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.
+/// the distance between neighbouring codes of e4m3; plus 2^-21 of amax for the roundings. A scale below
+/// 2^-126, the least whose reciprocal is a float, becomes 2^-126: the bound holds.
 ///
 /// A group of zeros has the scale 0 and codes of 0. A group with an infinite or NaN element has a NaN for its
 /// scale, so all of it is restored as NaNs: a broken value does not become a plausible one, and the
@@ -61,11 +61,11 @@ struct group_scales {
 /// where the elements were not finite.)
 ///
 /// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
-/// @pre nothing that is written overlaps anything else
+/// @pre the outputs overlap no other memory of the call
 /// @return `errc::no_conversion` for other types; `errc::out_of_range` for groups of another length;
 ///      `errc::too_short` for a null pointer, or for a stride shorter than a row; `errc::bad_granularity` for
-///      values or scales at addresses or strides that are no multiples of an element. Then nothing has begun.
-///      Else what `run` returns.
+///      values or scales at addresses or strides that are not multiples of an element. Then nothing has
+///      begun. Otherwise the result of `run`.
 /// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
 ///      values and as many elements of codes if addresses and strides allow it, else narrower.
 /// @par Thread safety   any number at once, on different bytes.
@@ -80,7 +80,7 @@ result<void> quantize_groups(const Run& run, const group_shape& shape,
 /// Converts codes to values: nearest(code x scale). Otherwise as `quantize_groups`; codes and scales from
 /// elsewhere are accepted: a scale may be any float.
 ///
-/// @par Complexity   each code is read once, each value written once, at most 16 bytes an access; a scale is
+/// @par Complexity   each code is read once, each value written once, at most 16 bytes per access; a scale is
 ///      read for each 16 bytes of values.
 template <class Run>
 result<void> dequantize_groups(const Run& run, const group_shape& shape,

@@ -31,8 +31,8 @@ concept message_ranks = requires(R& ranks, const R& seen, std::span<const std::b
 
 /// Options of the messages between ranks.
 struct rank_attention_options {
-  std::uint32_t tag = 0x6E656172;              ///< of queries; answers have the next higher one
-  std::uint64_t patience_ns = 30'000'000'000;  ///< of each message
+  std::uint32_t tag = 0x6E656172;              ///< the tag of queries; answers have the next higher one
+  std::uint64_t patience_ns = 30'000'000'000;  ///< the longest wait for each message
 };
 
 /// Bytes of the messages of a query: a header of `near_header_bytes`, then in one message the rows' sequences
@@ -91,8 +91,8 @@ class asked_ranks {
 ///
 /// @param memory  `near_serving_bytes` of the largest query that is served, aligned to 16.
 /// @return the bytes that went over the link. If this rank refuses a query (its vectors do not fit the cache,
-///      it is larger than `most_bytes`, it is no query), it reports that to the rank that asked, and returns
-///      it too. It only returns the failure of a message.
+///         it is larger than `most_bytes`, it is not a query), it reports that to the rank that asked, and
+///         also returns it. The failure of a message is only returned.
 template <message_ranks Ranks, attention_holder Holder>
 result<near_traffic> serve_attention(Ranks& ranks, decltype(std::declval<const Ranks&>().rank()) from,
                                      Holder& holder, std::span<std::byte> memory,

@@ -28,12 +28,12 @@ struct row_alignment {
 };
 
 /// The source and destination of each row: all indexing of a kernel, by slot mappings, tables, strides, and
-/// what is skipped. Trivially copyable; the pointers in it belong to the executor's memory. Its members are
-/// `LLMMEM_HD`: without it nvcc warns and a device runs none of them, except under `-Werror
+/// which rows are skipped. Trivially copyable; the pointers in it belong to the executor's memory. Its
+/// members are `LLMMEM_HD`: without it nvcc warns and a device runs none of them, except under `-Werror
 /// cross-execution-space-call`.
 ///
-/// - There are `rows()` times `parts()` rows; a part is what does not change from row to row: a layer, K or
-///   V, a head. `longest_row()` is the most elements of any, below 2^31.
+/// - There are `rows()` times `parts()` rows; a part is constant from row to row: a layer, K or V, a head.
+///   `longest_row()` is the most elements of any, below 2^31.
 /// - `alignment()` is what all ends of all rows are multiples of.
 /// - `at(row, part)` is called once for each row by each thread that takes a share of it, before its bytes
 ///   move. For any contents of the tables, it names no byte outside the memory that the map was made of.
@@ -80,7 +80,7 @@ inline constexpr unsigned widest_packet =
     16 /
     (unsigned{Op::from_bytes} > unsigned{Op::to_bytes} ? unsigned{Op::from_bytes} : unsigned{Op::to_bytes});
 
-/// Sets a flag, safe against other threads that do so at the same time: all write the same value.
+/// Sets a flag. Other threads may set it at the same time, because all write the same value.
 LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
 #if defined(__CUDA_ARCH__)
   *static_cast<volatile std::uint32_t*>(&flag) = 1;
@@ -91,11 +91,11 @@ LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
 
 /// The share of the rows of one thread, or of a host that takes all.
 struct row_share {
-  std::uint64_t first = 0;   ///< row
-  std::uint64_t stride = 1;  ///< to its next one
-  std::uint32_t part = 0;    ///< first
-  std::uint32_t parts = 1;   ///< to its next one
-  std::uint32_t lane = 0;    ///< of those that share a row
+  std::uint64_t first = 0;   ///< its first row
+  std::uint64_t stride = 1;  ///< rows to its next one
+  std::uint32_t part = 0;    ///< its first part
+  std::uint32_t parts = 1;   ///< parts to its next one
+  std::uint32_t lane = 0;    ///< its number among the lanes that share a row
   std::uint32_t lanes = 1;
 };
 
@@ -139,7 +139,7 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
 /// The loop. It looks a row up once, then moves its bytes: a lookup in the address of every access costs a
 /// third of the bandwidth or more.
 ///
-/// @tparam N  elements an access. @pre every row's ends are aligned to N elements
+/// @tparam N  elements per access. @pre every row's ends are aligned to N elements
 template <unsigned N, cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept,
           row_map Map, row_op Op>
 LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& share) noexcept {

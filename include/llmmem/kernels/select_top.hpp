@@ -13,8 +13,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Returns the bytes that `select_top` needs: none by number if numbers are places; else 4 for each entry
-/// that is written. 2^64 - 1 if they exceed that.
+/// Returns the bytes that `select_top` needs: none for `top_order::by_number` if numbers are places; else 4
+/// for each entry that is written. 2^64 - 1 if they exceed that.
 [[nodiscard]] constexpr std::uint64_t select_top_workspace_bytes(const top_scores& of, std::uint32_t k,
                                                                  top_order order) noexcept {
   if ((order == top_order::by_number && of.numbers == nullptr) || k == 0) return 0;
@@ -38,10 +38,10 @@ inline namespace v0 {
 /// @param workspace  `select_top_workspace_bytes`, aligned to 4.
 /// @return `errc::out_of_range` for more than 2^20 candidates; `errc::size_mismatch` for more candidates than
 ///      a stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the
-///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else
-///      what `run` returns.
-/// @par Complexity   a row's scores are read 9 times, and another 8 times if some of equal ones are left out.
-///      One launch, and with a workspace another one, of k^2 steps for a row.
+///      workspace; `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun.
+///      Otherwise the result of `run`.
+/// @par Complexity   a row's scores are read 9 times, and another 8 times if only some of several equal
+///      candidates are chosen. One launch, and with a workspace another one, of k^2 steps for a row.
 /// @par Source   Alabi et al., "Fast k-selection algorithms for graphics processing units", 2012, for the
 ///      choice digit by digit.
 template <class Run>

@@ -23,15 +23,15 @@ inline namespace v0 {
 /// The output has the bits of attention to a sequence of these tokens alone, in the order of the list. A
 /// negative number is padding, which comes after all others. A number without a block in the table is left
 /// out and flagged; one that is named twice counts twice. Windows and parts of context-parallel ranks are
-/// refused, because a place in a list is no position. Ranges (`attention_rows::begins`) are of places in the
-/// list.
+/// refused, because a place in a list is not a position. Ranges (`attention_rows::begins`) are of places in
+/// the list.
 ///
 /// Trivially copyable; pointers are of memory that `run` can access. O(1) for each token, each of which is
 /// looked up by itself.
 template <class Tables>
   requires bounded_table<Tables>
 struct token_lists {
-  Tables tables{};                       ///< of the sequences
+  Tables tables{};                       ///< the tables of the sequences
   const std::int32_t* of_row = nullptr;  ///< [rows], each row's sequence in `tables`; null: row i has i
   const std::int32_t* listed = nullptr;  ///< [rows][stride]
   const std::int32_t* counts = nullptr;  ///< [rows], how many entries of a row are read; null: all
@@ -39,7 +39,7 @@ struct token_lists {
   std::int32_t num_sequences = 0;        ///< rows
   std::int32_t block_tokens = 0;         ///< those of `tables`
 
-  /// Returns the name of what it lacks; null if nothing.
+  /// Returns the name of a required pointer that is null; null if none is.
   [[nodiscard]] const char* missing() const noexcept {
     if (num_sequences <= 0 || stride <= 0) return nullptr;
     return listed == nullptr ? "tables.listed" : detail::missing_table(tables);

@@ -22,11 +22,11 @@ enum class dirty_mark : std::uint8_t {
 
 /// The page size of dirty bits.
 struct dirty_page_options {
-  std::uint32_t page_bytes = 4096;  ///< of a bit: a power of two, 512 or more
+  std::uint32_t page_bytes = 4096;  ///< bytes per dirty bit: a power of two, 512 or more
   dirty_mark mark = dirty_mark::overwrite;
 };
 
-/// 32-bit words that the dirty bits of so many bytes take: page p has bit p % 32 of word p / 32.
+/// Returns the 32-bit words that the dirty bits of `bytes` bytes take: page p has bit p % 32 of word p / 32.
 ///
 /// @pre options.page_bytes is a power of two
 /// @par Complexity      O(1).
@@ -40,8 +40,8 @@ struct dirty_page_options {
 
 // All of these take addresses of any alignment; an access is 16 bytes if all of a call's are multiples of
 // that, else 4 or 1: slower, but correct. Nothing allocates or waits, and a graph may contain them. Any
-// number may run at once, on different bytes. A written range may be one that is read, from the same byte on;
-// it must not overlap one otherwise.
+// number may run at once, on different bytes. A written range may be a range that is read, from the same byte
+// on; it must not overlap one in any other way.
 
 /// Sets `parity` to the exclusive or of all shards: a parity of data, or a lost shard from the parity and the
 /// remaining shards. Without shards it is zeros.
@@ -50,9 +50,9 @@ struct dirty_page_options {
 /// @param shards  up to `most_parity_shards`, each of `bytes` bytes. The list itself is read before this
 ///                returns.
 /// @return `errc::out_of_range` for more shards: wanted = how many, found = the most; `errc::null_handle` for
-///                a null pointer to bytes, index = the shard, or how many there are for the parity;
-///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run`
-///                returns.
+///                a null pointer to bytes, index = the shard, or the number of shards for the parity;
+///                `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Otherwise the result
+///                of `run`.
 /// @par Complexity   each shard read once, the parity written once; eight 16-byte reads of a thread, of two
 ///                shards, are in flight together.
 /// @par Source   RAID-4: Patterson, Gibson and Katz, SIGMOD 1988.
@@ -65,10 +65,10 @@ result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards
 ///
 /// @param dirty_bits  `dirty_words(bytes, options)` words or more; further ones are not touched. With
 ///      `dirty_mark::overwrite` the caller need not clear them: a separate launch does, in a graph too.
-/// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is no
+/// @return `errc::bad_granularity` for pages below 512 bytes, `errc::bad_alignment` for a size that is not a
 ///      power of two; `errc::too_short`: wanted = words needed, found = words given; `errc::null_handle` and
 ///      `errc::overlapping_ranges`, index 0 the old bytes, 1 the new ones, 2 the delta, 3 the bitmap. Then
-///      nothing has begun. Else what `run` returns.
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   both read once, the delta written once; at most one atomic operation on the bitmap for 2
 ///      KiB that differ. Eight 16-byte reads of a thread are in flight together.
 template <class Run>

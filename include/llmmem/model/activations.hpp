@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What the backward pass recomputes instead of reading it from memory.
+/// The part that the backward pass recomputes instead of reading it from memory.
 enum class recompute : std::uint8_t {
   none,       ///< nothing
   selective,  ///< the attention core: QK^T, softmax, its dropout, attention over V

@@ -64,7 +64,7 @@ enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8,
 /// @throws length_error  when the product passes 2^63 - 1.
 [[nodiscard]] constexpr std::uint64_t bytes_of(std::uint64_t elements, dtype type) {
   const std::uint64_t bits = bits_of(type);
-  if (bits >= 8) return checked_multiply(elements, bits / 8, "dtype: elements x bytes an element");
+  if (bits >= 8) return checked_multiply(elements, bits / 8, "dtype: elements x bytes per element");
   const std::uint64_t per_byte = 8 / bits;
   return elements / per_byte + (elements % per_byte != 0 ? 1 : 0);
 }

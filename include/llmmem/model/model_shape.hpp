@@ -119,7 +119,7 @@ struct model_shape {
   /// Returns the bytes of a block of `tokens` tokens over all layers: what a paged cache allocates at a time.
   [[nodiscard]] constexpr std::uint64_t kv_bytes_per_block(std::uint64_t tokens,
                                                            dtype type = dtype::bf16) const {
-    return checked_multiply(kv_bytes_per_token(type), tokens, "model_shape: KV bytes x tokens a block");
+    return checked_multiply(kv_bytes_per_token(type), tokens, "model_shape: KV bytes x tokens per block");
   }
 
   /// Returns the bytes of a layer's input divided by the bytes of its KV, in the same type. Below 1 it pays

@@ -27,7 +27,7 @@ struct optimizer_widths {
   std::uint32_t low = 0;
   std::uint32_t mean = 0;
   std::uint32_t variance = 0;
-  std::uint32_t group_scale = 0;  ///< one a group in each of the two arrays of scales; 0: no groups
+  std::uint32_t group_scale = 0;  ///< one per group in each of the two arrays of scales; 0: no groups
 
   friend constexpr bool operator==(const optimizer_widths&, const optimizer_widths&) noexcept = default;
 };

@@ -31,7 +31,7 @@ struct safetensors_entry {
   std::string name;
   safetensors_type type = safetensors_type::f32;
   std::vector<std::uint64_t> shape{};
-  std::uint64_t begin = 0;  ///< of its bytes, from the beginning of the data
+  std::uint64_t begin = 0;  ///< where its bytes begin, from the beginning of the data
   std::uint64_t end = 0;
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return end - begin; }
@@ -45,7 +45,7 @@ using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
 struct safetensors_header {
   std::vector<safetensors_entry> entries{};  ///< in the order of the file
   safetensors_metadata metadata{};           ///< in the header's order
-  std::uint64_t data_begin = 0;              ///< of the data, in the file: after the header
+  std::uint64_t data_begin = 0;              ///< where the data begins in the file: after the header
   std::uint64_t data_bytes = 0;
 
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return data_begin + data_bytes; }
@@ -55,8 +55,8 @@ struct safetensors_header {
 /// The longest header, without its length, of the reference reader and writer.
 inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
-/// Returns the bytes of the header of a file that begins with these bytes, its length included; read so many
-/// before `read_safetensors`.
+/// Returns the bytes of the header of a file that begins with these bytes, its length included; read this
+/// many before `read_safetensors`.
 /// @param what  names the file, for error texts.
 /// @throws format_error  for less than 8 bytes, and a length beyond `max_safetensors_header`.
 [[nodiscard]] std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin,
@@ -92,7 +92,7 @@ struct safetensors_layout {
 ///                        the reference writer takes. 4096 allows direct reads of data, and mapped pages
 ///                        begin with it.
 /// @throws argument_error  for names or metadata keys that occur twice or are not UTF-8, a tensor called
-///      `__metadata__`, elements of less than a byte that fill no whole bytes, an alignment that is no
+///      `__metadata__`, elements of less than a byte that do not fill whole bytes, an alignment that is not a
 ///      multiple of 8.
 /// @throws length_error    for a shape whose bytes pass 2^63 - 1, or a header that is too long.
 [[nodiscard]] safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> tensors,

@@ -21,7 +21,7 @@ struct bytes_per_parameter {
 /// (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1).
 inline constexpr bytes_per_parameter mixed_precision_adam{.weights = 2, .gradients = 2, .optimizer = 12};
 
-/// What is split over the data-parallel ranks; each stage includes the previous one.
+/// The state that is split over the data-parallel ranks; each stage includes the previous one.
 enum class zero_stage : std::uint8_t {
   none,       ///< every rank keeps all
   optimizer,  ///< ZeRO 1: optimizer state
@@ -42,8 +42,9 @@ struct training_bytes {
   friend constexpr bool operator==(const training_bytes&, const training_bytes&) noexcept = default;
 };
 
-/// Returns what the largest of `ranks` ranks keeps of `parameters` parameters: ZeRO's Table 1, which is 4P +
-/// 12P/N, 2P + 14P/N and 16P/N. A parameter is never cut: a share is rounded up to whole parameters.
+/// Returns the bytes that the largest of `ranks` ranks keeps of `parameters` parameters: ZeRO's Table 1,
+/// which is 4P + 12P/N, 2P + 14P/N and 16P/N. A parameter is never cut: a share is rounded up to whole
+/// parameters.
 ///
 /// @throws argument_error  when `ranks` is 0.
 /// @throws length_error    when a product passes 2^63 - 1.
@@ -54,7 +55,7 @@ struct training_bytes {
   const std::uint64_t share = parameters / ranks + (parameters % ranks != 0 ? 1 : 0);
   const auto bytes = [&](zero_stage from, std::uint64_t per_parameter) {
     return checked_multiply(stage >= from ? share : parameters, per_parameter,
-                            "training_state: parameters x bytes a parameter");
+                            "training_state: parameters x bytes per parameter");
   };
   return {.weights = bytes(zero_stage::weights, each.weights),
           .gradients = bytes(zero_stage::gradients, each.gradients),

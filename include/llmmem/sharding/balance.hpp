@@ -1,5 +1,5 @@
 /// @file
-/// Picks which rank writes each replicated item, so that all ranks write about as much.
+/// Picks which rank writes each replicated item, so that all ranks write about equally many bytes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,18 +12,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Assigns each item undivided to one rank: the largest first, each to the rank that writes least so far
+/// Assigns each item, undivided, to one rank: the largest first, each to the rank that writes least so far
 /// (LPT; Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
 ///
 /// If nothing else is written, the rank with the most has at most 4/3 - 1/(3 world) times what the best
-/// assignment would give it. The rank with the most, if it received an item at all, exceeds the one with the
-/// least by at most that item: so while no item is above a tenth of the least rank's total, the two are
-/// within 1.1. If an item is larger, use `cut_writes`.
+/// assignment would give it. If the rank with the most received an item, it exceeds the rank with the least
+/// by at most that item. So while no item is above a tenth of the least rank's total, the two are within a
+/// factor of 1.1. If an item is larger, use `cut_writes`.
 ///
 /// @param item_bytes  of each replicated item.
-/// @param already     bytes that each rank writes in addition: one entry per rank, so that its size is the
-///                    world. @returns the rank of each item. The same input, the same answer: ties go to the
-///                    lower item and rank.
+/// @param already     bytes that each rank already writes: one entry per rank, so that its size is the world.
+///                    @returns the rank of each item. Equal inputs give equal answers: ties go to the lower
+///                    item and rank.
 /// @par Complexity   O(items x log items + items x log world).
 /// @throws argument_error  when `already` is empty; length_error when the bytes together pass 2^63 - 1.
 [[nodiscard]] std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_bytes,
@@ -57,11 +57,12 @@ using write_share [[deprecated("its name is sharding::write_share")]] = sharding
 /// multiple of `alignment` elements of their item, or to its end.
 ///
 /// With `a` = `alignment` x the largest `element_bytes`, and `level` = all bytes, `already` included, divided
-/// by the world: when no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
-/// more than 1.1 times what another does. (Two cuts are each at most a / 2 off, so that a rank is at most a +
-/// 1 off the level.) A rank that already writes more than that gets nothing, and the others become even.
+/// by the world: if no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
+/// more than 1.1 times as much as another. (Two cuts are each at most a / 2 off, so that a rank is at most a
+/// + 1 off the level.) A rank that already writes more than `level` gets nothing, and the others become even.
 ///
-/// @param alignment  elements, at least 1: of a file system block, so that two ranks never share one.
+/// @param alignment  in elements, at least 1: those of a file system block, so that two ranks never share a
+///                   block.
 /// @param already    as for `assign_writers`. @returns shares that are not empty, sorted by item, then
 ///                   element; they cover each item once.
 /// @par Complexity   O(items + world x log world).

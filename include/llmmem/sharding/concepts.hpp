@@ -41,7 +41,7 @@ concept partition = requires(const P& p, tensor_id t, rank_id r, std::uint64_t e
 };
 
 /// Returns the `part`-th of `parts` shares of `total`, as even as possible: the first `total % parts` have
-/// one element in addition. @pre part < parts
+/// one extra element. @pre part < parts
 [[nodiscard]] constexpr index_range even_share(std::uint64_t total, std::uint64_t part,
                                                std::uint64_t parts) noexcept {
   const std::uint64_t share = total / parts;

@@ -28,9 +28,9 @@ struct index_range {
 /// element at `position` p of the set is the p-th of the storage. An irregular set (the queries, keys and
 /// values of one rank in a fused matrix, with fewer heads of the latter) is described as several tensors.
 ///
-/// Canonical form, which makes equal sets equal values: no elements is {0, 0, 0, 0}; runs that touch are one;
-/// one run has its own length for stride. Factories return it. For a set from another source, call `validate`
-/// first: the other functions assume it.
+/// Canonical form, which makes equal sets equal values: the empty set is {0, 0, 0, 0}; runs that touch are
+/// one; the stride of a single run is its length. Factories return it. For a set from another source, call
+/// `validate` first: the other functions assume it.
 ///
 /// @par Complexity      O(1) for all; `intersect` documents its own.
 /// @par Thread safety   a plain value.
@@ -102,7 +102,8 @@ struct element_runs {
     if (run == 0 || count == 0) return begin == 0 && run == 0 && stride == 0 && count == 0;
     return is_form_canonical() && lies_within(tensor_elements);
   }
-  /// The same, or an error that says what is wrong. No values of the four numbers cause an overflow.
+  /// Throws an error that says what is wrong if the set is not valid. No values of the four numbers cause an
+  /// overflow.
   /// @param where  precedes the text: the file and tensor the numbers were read from.
   /// @throws argument_error  when the form is not canonical, or runs overlap.
   /// @throws length_error    when it passes the tensor, or the tensor 2^63 - 1.
@@ -137,7 +138,8 @@ constexpr void element_runs::validate(std::uint64_t tensor_elements, std::string
                            std::to_string(run) + ", stride " + std::to_string(stride) + ", count " +
                            std::to_string(count) + "}: ";
   if (run == 0 || count == 0) throw argument_error(text + "no elements are written as four zeros");
-  if (count == 1 && stride != run) throw argument_error(text + "a single run has its length for stride");
+  if (count == 1 && stride != run)
+    throw argument_error(text + "the stride of a single run must be its length");
   if (stride < run) throw argument_error(text + "runs overlap: the stride is less than the run");
   if (count > 1 && stride == run) throw argument_error(text + "runs that touch are written as one");
   if (tensor_elements > max_bytes) {

@@ -44,15 +44,15 @@ inline constexpr expert_id no_expert{0xFFFF'FFFF};
 
 /// Each expert's tensors are on the rank that has it, all others on every rank (GShard: Lepikhin et al. 2020,
 /// arXiv 2006.16668; Switch: Fedus et al. 2021, arXiv 2101.03961; FastMoE: He et al. 2021, arXiv 2103.13262).
-/// The ranks share the writes of what all hold, so that these bytes even out those of the experts.
+/// The ranks share the writes of tensors that all hold, so that these bytes even out those of the experts.
 ///
 /// Expert e of every layer is on the same rank. `token_dispatch` decides which tokens go there.
 ///
-/// @par Complexity      `local` O(1), `owned` and `owner` O(log world) for what all hold, else O(1).
+/// @par Complexity      `local` O(1), `owned` and `owner` O(log world) for tensors that all hold, else O(1).
 /// @par Thread safety   as a plain value.
 class expert_parallel {
  public:
-  /// @param expert_of  of each tensor; `no_expert` for what all hold: attention, norms, the router.
+  /// @param expert_of  of each tensor; `no_expert` for tensors that all hold: attention, norms, the router.
   /// @param experts    the number of experts.
   /// @throws argument_error  when `world` is 0, the two lists differ in length, or a tensor names an expert
   ///                         that does not exist; length_error when the bytes together pass 2^63 - 1.

@@ -46,9 +46,9 @@ class flat_uneven {
   }
 
   /// @param boundaries  in elements of the flat space, one more than ranks: 0, then the end of each rank's
-  ///                    range; the last is the number of all elements. Never falling; two equal ones are an
-  ///                    empty range.
-  /// @throws argument_error  when they are anything else.
+  ///                    range; the last is the number of all elements. Each is at least the one before; two
+  ///                    equal ones make an empty range.
+  /// @throws argument_error  for any other boundaries.
   /// @throws length_error    when the elements together pass 2^63 - 1, or there are 2^32 ranks.
   flat_uneven(std::span<const tensor_facts> tensors, std::span<const std::uint64_t> boundaries)
       : boundaries_(boundaries.begin(), boundaries.end()), offsets_(1, 0) {

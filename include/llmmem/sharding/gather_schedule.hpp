@@ -37,8 +37,9 @@ struct gather_use {
 /// scopes used again soonest stay: the last layer of a forward pass, for the backward pass. With
 /// `schedule::lookahead{n}`, n uses ahead.
 ///
-/// **All ranks follow the same plan**: make it from the same numbers everywhere, measured by one rank and
-/// sent to the others or computed from a model; otherwise the ranks wait for each other in different gathers.
+/// **All ranks follow the same plan.** Make it from the same numbers everywhere: measured by one rank and
+/// sent to the others, or computed from a model. Otherwise the ranks wait for each other in different
+/// gathers.
 ///
 /// @param scope_bytes  of each scope, whole.
 /// @param budget       bytes of whole tensors at once; at least the largest scope.
@@ -49,7 +50,7 @@ template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
                                          const link_model& link, Planner planner = {}) {
-  planner.span = plan_span::single;  // what was gathered is stale once the weights have changed
+  planner.span = plan_span::single;  // gathered tensors are stale once the weights have changed
   trace_recorder recorder;
   for (const std::uint64_t bytes : scope_bytes)
     static_cast<void>(recorder.add_chunk(bytes));
@@ -88,7 +89,7 @@ struct gather_schedule_stats {
 ///     }
 ///
 /// It follows the steps of a plan, not the clock: when a gather begins depends only on what the program has
-/// used, so that all ranks gather in one order. (Therefore this is no `prefetch_schedule`: there each process
+/// used, so that all ranks gather in one order. (A `prefetch_schedule` does not, because there each process
 /// leaves a late step to the lease independently. The planners are the same.) A gather without space waits
 /// for the drop that frees it.
 ///
@@ -143,7 +144,7 @@ class gather_schedule {
   /// Waits for operations in flight.
   ~gather_schedule() { static_cast<void>(drop_all()); }
 
-  /// Begins what the plan has before the first use. Drops what an earlier iteration left.
+  /// Begins the gathers that the plan has before the first use. Drops scopes that an earlier iteration left.
   void begin_iteration();
   /// Returns the next scope of the order. @pre the previous lease has ended, and a use is left
   [[nodiscard]] result<lease> next();
@@ -165,7 +166,7 @@ class gather_schedule {
           scope(std::move(scope_of)),
           bytes(bytes_of) {}
     [[nodiscard]] result<void> gather() {
-      if (!refused) {  // its pieces could not be held: the other ranks are not to wait for this one
+      if (!refused) {  // its pieces could not be held: the other ranks must not wait for this one
         state->ranks().revoke();
         return refused;
       }
@@ -179,7 +180,7 @@ class gather_schedule {
     std::vector<tensor_id> scope;
     std::uint64_t bytes;
     hold_type held{};        // its pieces, until it has arrived: leased and ended by the program's thread
-    result<void> refused{};  // why they are not
+    result<void> refused{};  // why they could not be leased
     whole_type whole{};
     bool is_here = false;  // gathered or in flight
     bool is_pending = false;
@@ -204,10 +205,10 @@ class gather_schedule {
   }
 
   operation_queue* queue_;
-  std::vector<std::unique_ptr<slot>> slots_;  // that stay where they are
+  std::vector<std::unique_ptr<slot>> slots_;  // each stays at its address
   std::vector<std::uint32_t> uses_;
   schedule_plan plan_;
-  std::vector<std::uint32_t> pending_{};  // in the plan's order, without space as yet
+  std::vector<std::uint32_t> pending_{};  // in the plan's order, still without space
   std::size_t cursor_ = 0;                // the next step
   std::size_t use_ = 0;                   // the next use
   bool is_in_use_ = false;                // a lease lives

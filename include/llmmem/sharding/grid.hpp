@@ -58,7 +58,7 @@ struct grid_block {
 /// Matrices are [inputs, outputs], row-major. PyTorch stores the transpose, [outputs, inputs]: transpose such
 /// weights before they are split.
 ///
-/// @par Complexity      O(1), except `owned` and `owner` of what all hold: O(log world).
+/// @par Complexity      O(1), except `owned` and `owner` of tensors that all hold: O(log world).
 /// @par Thread safety   as a plain value.
 class grid_partition {
  public:
@@ -84,7 +84,8 @@ class grid_partition {
 
   [[nodiscard]] const process_grid& grid() const noexcept { return grid_; }
   [[nodiscard]] grid_role role(tensor_id tensor) const noexcept { return roles_[to_index(tensor)]; }
-  /// Returns rows and columns of what the rank at `place` holds. @pre the tensor is a weight or an activation
+  /// Returns the rows and columns that the rank at `place` holds. @pre the tensor is a weight or an
+  /// activation
   [[nodiscard]] grid_block block(tensor_id tensor, const grid_place& place) const noexcept {
     return block_of(grid_, role(tensor), shapes_[to_index(tensor)], place);
   }

@@ -20,12 +20,12 @@ inline namespace v0 {
 
 /// The weights of ZeRO++'s hpZ (Wang et al. 2023, arXiv 2306.10209): every rank owns a *primary* shard, one
 /// of the world's, and holds a *secondary* one, one of its node's. The ranks of a node hold all weights
-/// between them, so that the gather of the backward pass crosses no link between nodes; that costs 1/node
+/// between them, so that the gather of the backward pass crosses no link between nodes. That costs 1/node
 /// size of the weights on each rank, compared with 1/world for plain ZeRO 3.
 ///
 /// `owned` is the primary, `local` the secondary, and a primary is within the secondary of its rank: the
 /// optimizer's updates are sent to the other nodes only. To that end the flat space of all tensors is dealt
-/// out by place in the node first, and by node second: with 2 nodes of 2 ranks the primaries are in the order
+/// out by place in the node first, and by node second. With 2 nodes of 2 ranks the primaries are in the order
 /// of ranks 0, 2, 1, 3, and the secondaries are 0 + 2 and 1 + 3.
 ///
 /// If the last node is smaller, it holds all weights in fewer, larger secondaries, and its primaries, which
@@ -97,14 +97,14 @@ class hierarchical_zero {
   }
 
  private:
-  /// Returns the flat space's elements x part / parts, rounded down. Unlike `even_share` it cuts at the same
-  /// places for the parts of a node as for the parts of the world that are a multiple of them.
+  /// Returns the flat space's elements x part / parts, rounded down. Unlike `even_share`, it cuts a node's
+  /// parts at places where it also cuts the world's parts, if these are a multiple in number.
   [[nodiscard]] std::uint64_t cut(std::uint64_t part, std::uint64_t parts) const noexcept {
     return offsets_.back() / parts * part + offsets_.back() % parts * part / parts;
   }
 
-  /// Deals out primaries: rank `l` of a node of `s` has its primary at (l + 1/2) / s of the way; ties go by
-  /// node.
+  /// Deals out primaries: rank `l` of a node of `s` has its primary at (l + 1/2) / s of the flat space; ties
+  /// go by node.
   void deal_primaries(std::uint32_t world) {
     const std::uint32_t last_size = world % node_size_ == 0 ? node_size_ : world % node_size_;
     const std::uint32_t first_of_last = world - last_size;

@@ -25,14 +25,14 @@ inline namespace v0 {
 struct live_reshard {
   std::vector<stored_piece> stored{};  ///< indexed by `source` of a copy: all that the ranks hold
   std::vector<wanted_piece> wanted{};  ///< indexed by `destination` of a copy: all that they will hold
-  reshard_plan moves{};                ///< from one rank to another: what a transport carries
+  reshard_plan moves{};                ///< from one rank to another: the bytes that a transport carries
   std::vector<reshard_copy> kept{};    ///< within a rank: a copy from its old storage to its new
   std::uint64_t kept_elements = 0;
   std::uint64_t kept_bytes = 0;
 };
 
 /// Returns the plan from `from` to `to` that moves the fewest bytes: each element that a rank needs and does
-/// not hold is sent to it once, and nothing else is. Replicas are read alternately, as `make_reshard`
+/// not hold is sent to it once, and nothing else is sent. Replicas are read alternately, as `make_reshard`
 /// documents.
 ///
 ///     const live_reshard plan = reshard(tensors, sharding::replicated(tensors, four),

@@ -61,8 +61,8 @@ template <partition P>
   return detail::bytes_of(p, tensors, "local_bytes", [&](tensor_id tensor) { return p.local(tensor, rank); });
 }
 
-/// Returns the bytes of all that `rank` owns: what it writes to a checkpoint. Otherwise as `local_bytes`; the
-/// sum over all ranks is the bytes of the tensors.
+/// Returns the bytes of all that `rank` owns: those that it writes to a checkpoint. Otherwise as
+/// `local_bytes`; the sum over all ranks is the bytes of the tensors.
 template <partition P>
 [[nodiscard]] constexpr std::uint64_t owned_bytes(const P& p, std::span<const tensor_facts> tensors,
                                                   rank_id rank) {

@@ -26,10 +26,10 @@ inline namespace v0 {
 
 /// The memory of pieces, one for each tensor, numbered from 0. A piece has an address while it is held.
 ///
-///     hold(i, mode)   the address of piece `i` until `release`, for one holder more: to `read`, to `write`
+///     hold(i, mode)   the address of piece `i` until `release`, for one more holder: to `read`, to `write`
 ///                     all of it, or both. The holders of one piece share the first one's access: the others
 ///                     may do at most as much. Null for a piece of no bytes.
-///     release(i)      one holder less
+///     release(i)      removes one holder
 ///     discard(i)      drops the contents: the next hold is to `write`
 ///     is_resident     whether addresses are the same for the store's whole life, held or not
 template <class P>
@@ -80,7 +80,8 @@ class resident_pieces {
 /// @par Thread safety   as the store: one thread at a time takes first holds and releases last ones. Another
 ///                      thread may add holds to a piece that is held meanwhile.
 /// @par Errors          the constructor throws what `create` and the leases refuse (`result::value`). `hold`
-///                      returns it, and `errc::chunk_leased` for more access than the first holder's.
+///                      returns the lease's failure, and `errc::chunk_leased` for more access than the first
+///                      holder's.
 template <class Store>
 class leased_pieces {
  public:
@@ -146,7 +147,7 @@ class leased_pieces {
     std::uint32_t holders = 0;
     access_mode mode = access_mode::read;  // of the first holder
     std::byte* data = nullptr;
-    // One of them, according to `mode`.
+    // One of these leases, according to `mode`.
     typename Store::read_lease read{};
     typename Store::write_lease write{};
     typename Store::update_lease update{};
@@ -199,7 +200,7 @@ class held_pieces_of {
 
   /// Holds one further piece. @return its address. @pre it was made for pieces
   [[nodiscard]] result<std::byte*> add(tensor_id tensor, access_mode mode) {
-    if constexpr (!Pieces::is_resident) held_.push_back(tensor);  // this may throw: before the hold
+    if constexpr (!Pieces::is_resident) held_.push_back(tensor);  // before the hold, because this may throw
     auto had = pieces_->hold(to_index(tensor), mode);
     if constexpr (!Pieces::is_resident) {
       if (!had) held_.pop_back();

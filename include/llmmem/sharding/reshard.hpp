@@ -22,27 +22,27 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// Returns the plan that fills each wanted piece and reads each of its elements once, in as few copies as
 /// follow from these rules:
 ///
-/// - If several pieces hold an element, the plan reads that of the destination's preferred holder; otherwise
-///   the one that reaches furthest, so that a row takes the fewest copies; otherwise, if all these are
-///   replicas of one another, that of the holder with the fewest bytes to read so far.
+/// - If several pieces hold an element, the plan reads that of the destination's preferred holder. Otherwise
+///   it reads the one that reaches furthest, so that a row takes the fewest copies. If all these are replicas
+///   of one another, it reads that of the holder with the fewest bytes to read so far.
 /// - Ranges that are adjacent in both pieces are one copy; so are runs at equal distances. (If the preferred
 ///   holder has the middle of each row, reads around it may be cut where rows end.)
 ///
-/// A stored layout and a wanted one are both plain lists, and independent of each other: a checkpoint's
-/// layout should not bind the layout it is loaded into, as in ByteCheckpoint (arXiv 2407.20143) and Universal
+/// A stored layout and a wanted one are plain lists, independent of each other, because a checkpoint's layout
+/// should not bind the layout it is loaded into, as in ByteCheckpoint (arXiv 2407.20143) and Universal
 /// Checkpointing (arXiv 2406.18820).
 ///
 /// @param tensors  the catalogue that both lists number their tensors by.
 /// @param stored   in any order; pieces may be empty, overlap, and repeat one another.
 /// @param wanted   in any order; pieces may be empty or overlap. Each is filled independently.
 ///
-/// @par Complexity   O(p log p + c log c) for p pieces and c copies, and an O(1) for each replica a copy may
-///                   come from. If the strided pieces of a tensor are bands of one matrix (equal strides, no
-///                   run across the end of a row), the rows in which no piece begins or ends are planned as
-///                   one, and each other row costs the pieces in it. For any other strided pieces, their runs
-///                   count for p.
-/// @throws argument_error  when a piece names no tensor of the catalogue or is no canonical set, or when no
-///                         piece has a wanted element: with the tensor and the first such element.
+/// @par Complexity   O(p log p + c log c) for p pieces and c copies, plus O(1) for each replica that a copy
+///                   may come from. If the strided pieces of a tensor are bands of one matrix (equal strides,
+///                   no run across the end of a row), the rows in which no piece begins or ends are planned
+///                   as one, and each other row costs the pieces in it. For any other strided pieces, each
+///                   run counts as a piece of p.
+/// @throws argument_error  when a piece names no tensor of the catalogue or is not a canonical set, or when
+///                         no piece has a wanted element: with the tensor and the first such element.
 /// @throws length_error    when a piece passes its tensor, pieces 2^32, bytes 2^63 - 1, or the runs of other
 ///                         strided pieces `max_reshard_runs`.
 [[nodiscard]] reshard_plan make_reshard(std::span<const tensor_facts> tensors,
@@ -51,8 +51,8 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 
 namespace sharding {
 
-/// Returns what a checkpoint of `from` holds: each element once, with its owner, holder = rank. By tensor,
-/// then rank; pieces without elements are left out.
+/// Returns the pieces that a checkpoint of `from` holds: each element once, with its owner, holder = rank. By
+/// tensor, then rank; pieces without elements are left out.
 /// @par Complexity   O(tensors x world).
 template <partition From>
 [[nodiscard]] std::vector<stored_piece> owned_pieces(const From& from) {
@@ -66,8 +66,8 @@ template <partition From>
   return pieces;
 }
 
-/// Returns what the ranks of `from` hold while they live, replicas included, holder = rank. Otherwise as
-/// `owned_pieces`.
+/// Returns the pieces that the ranks of `from` hold while they live, replicas included, holder = rank.
+/// Otherwise as `owned_pieces`.
 template <partition From>
 [[nodiscard]] std::vector<stored_piece> held_pieces(const From& from) {
   std::vector<stored_piece> pieces;
@@ -90,7 +90,7 @@ enum class read_first : std::uint8_t {
 
 using read_first [[deprecated("its name is sharding::read_first")]] = sharding::read_first;
 
-/// Returns what the ranks of `to` will hold. Otherwise as `owned_pieces`.
+/// Returns the pieces that the ranks of `to` will hold. Otherwise as `owned_pieces`.
 template <partition To>
 [[nodiscard]] std::vector<wanted_piece> wanted_pieces(
     const To& to, sharding::read_first first = sharding::read_first::anywhere) {

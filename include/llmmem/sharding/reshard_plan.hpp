@@ -42,7 +42,7 @@ enum class wanted_index : std::uint32_t {};
 }
 
 /// Copies `count` runs of `run` elements. Offsets and strides are in elements of the tensor's type, in the
-/// dense storage of the two pieces, not in the tensor; of a single run both strides are its length. A band of
+/// dense storage of the two pieces, not in the tensor; the strides of a single run are its length. A band of
 /// a matrix is thus one copy, of the form that cudaMemcpy2D takes.
 struct reshard_copy {
   tensor_id tensor{};

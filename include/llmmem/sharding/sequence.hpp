@@ -27,8 +27,8 @@ enum class sequence_role : std::uint8_t {
 
 /// The regions between the tensor-parallel ones (norms, dropout, residual sums) split along the sequence over
 /// the ranks that share a layer (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2): each token passes
-/// through them on one rank. The split is uneven if sides do not divide: the first ranks have one token in
-/// addition.
+/// through them on one rank. The split is uneven if sides do not divide: the first ranks have one extra
+/// token.
 ///
 /// The 10 s b h bytes of activations that tensor parallelism leaves on every rank become 10 s b h / t. The
 /// all-reduce before such a region becomes a reduce-scatter, and an all-gather after it feeds the next one:

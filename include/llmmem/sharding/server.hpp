@@ -25,10 +25,9 @@ struct range_change {
   tensor_id range{};
   rank_id owner_before{};
   rank_id owner_after{};
-  std::vector<rank_id> copy_to{};  ///< servers that join the chain, and must receive the range
-  std::vector<rank_id>
-      drop_from{};      ///< living servers that leave it: what they hold may go, once all have it
-  rank_id copy_from{};  ///< the sender: the first living server of the old chain, if any
+  std::vector<rank_id> copy_to{};    ///< servers that join the chain, and must receive the range
+  std::vector<rank_id> drop_from{};  ///< leave the chain alive; may drop the range once all have it
+  rank_id copy_from{};               ///< the sender: the first living server of the old chain, if any
 
   friend bool operator==(const range_change&, const range_change&) = default;
 };
@@ -37,7 +36,7 @@ struct range_change {
 
 using range_change [[deprecated("its name is sharding::range_change")]] = sharding::range_change;
 
-/// The steps after which every range is held by as many servers as before, as far as enough servers live.
+/// The steps that restore the number of copies of every range, as far as enough servers live.
 struct server_change {
   std::vector<sharding::range_change> changes{};  ///< ranges whose chain has changed, in order
   std::vector<tensor_id> lost_ranges{};           ///< without a living copy: read them from a checkpoint
@@ -51,8 +50,9 @@ struct server_change {
 /// 1, s + 2, ..., and the first `followers` of them hold copies (chain replication). A lost server's ranges
 /// fall to the next living one, which has them already.
 ///
-/// With several ranges per server (the paper's virtual servers), round j = i / n begins j places further on
-/// the ring, apart from s: so the ranges of a lost server fall to as many other servers as it had ranges.
+/// With several ranges per server (the paper's virtual servers), the followers of round j = i / n begin j
+/// places further on the ring, which skips s. So the ranges of a lost server fall to as many other servers as
+/// it had ranges.
 ///
 /// As a partition its catalogue is the list of ranges: tensor i is range i, a vector of its keys, held
 /// completely by its chain and owned by the head.
@@ -71,7 +71,8 @@ class key_servers {
       : keys_(keys), followers_(followers) {
     detail::check_world(servers, 0, "key_servers");
     static_cast<void>(checked_add(keys, 0, "key_servers: keys"));
-    if (ranges_per_server == 0) throw argument_error("key_servers: 0 ranges a server; each has at least one");
+    if (ranges_per_server == 0)
+      throw argument_error("key_servers: 0 ranges per server; each has at least one");
     if (followers >= to_number(servers)) {
       throw argument_error("key_servers: " + std::to_string(followers) + " followers of each of " +
                            std::to_string(to_number(servers)) + " servers; a chain has no server twice");

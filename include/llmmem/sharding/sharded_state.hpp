@@ -30,12 +30,11 @@ inline namespace v0 {
 
 /// How a sharded state is set up.
 struct sharded_options {
-  std::string name = "sharded_state";  ///< for error texts
-  std::uint64_t patience_ns =
-      60'000'000'000;     ///< each operation has ended or failed that long after its beginning
-  std::uint32_t tag = 0;  ///< of its messages
-  std::uint32_t segment_bytes = 256 * 1024;  ///< the longest message: the unit of packing and summing
-  std::uint64_t alignment = 64;              ///< of the pieces together, and of each buffer
+  std::string name = "sharded_state";          ///< the name in error texts
+  std::uint64_t patience_ns = 60'000'000'000;  ///< each operation ends or fails within this time
+  std::uint32_t tag = 0;                       ///< the tag of its messages
+  std::uint32_t segment_bytes = 256 * 1024;    ///< the longest message: the unit of packing and summing
+  std::uint64_t alignment = 64;                ///< the alignment of the pieces together, and of each buffer
 };
 
 /// Bytes of one kind of operation, as this rank counted them: of messages, without headers.
@@ -49,14 +48,14 @@ struct moved_bytes {
 
 /// Counters of a sharded state.
 struct sharded_stats {
-  moved_bytes gathers{};          ///< of the world and of a group
+  moved_bytes gathers{};          ///< gathers of the world and of a group
   moved_bytes reduces{};          ///< includes the first half of an all-reduce
   moved_bytes refreshes{};        ///< includes the second half of an all-reduce
   moved_bytes reshards{};         ///< into this state
-  std::uint64_t local_bytes = 0;  ///< of the pieces
-  std::uint64_t whole_bytes = 0;  ///< of buffers of whole tensors that live now
+  std::uint64_t local_bytes = 0;  ///< bytes of the pieces
+  std::uint64_t whole_bytes = 0;  ///< bytes of buffers of whole tensors that live now
   std::uint64_t peak_whole_bytes = 0;
-  std::uint64_t peak_stage_bytes = 0;  ///< of memory for packing and summing, during an operation
+  std::uint64_t peak_stage_bytes = 0;  ///< most bytes for packing and summing, during an operation
 
   [[nodiscard]] constexpr std::uint64_t sent() const noexcept {
     return gathers.sent + reduces.sent + refreshes.sent + reshards.sent;
@@ -69,8 +68,8 @@ struct sharded_stats {
 ///
 /// The state outlives it.
 ///
-/// @par Thread safety   as a plain value; it may end on another thread than the one that made it, except one
-///                      that holds pieces of a tiered buffer, where it must end on the buffer's thread.
+/// @par Thread safety   as a plain value; it may end on any thread. One that holds pieces of a tiered buffer
+///                      must end on the buffer's thread.
 template <memory_space Space, piece_store Pieces = resident_pieces<Space>>
 class whole_tensors {
  public:
@@ -95,7 +94,7 @@ class whole_tensors {
   std::vector<tensor_id> scope_{};
   std::vector<std::span<std::byte>> tensors_{};
   detail::held_range<Space> buffer_{};
-  held_pieces_of<Pieces> held_{};  // what is whole as a piece
+  held_pieces_of<Pieces> held_{};  // pieces that are whole tensors
 };
 
 /// A rank's piece of one tensor, at one address while this lives. Movable; the state outlives it.
@@ -106,7 +105,7 @@ class piece_lease {
 
   /// Returns the elements of `local`, in their order.
   [[nodiscard]] std::span<std::byte> local() const noexcept { return local_; }
-  /// Returns those of them that this rank owns.
+  /// Returns the elements of `local` that this rank owns.
   [[nodiscard]] std::span<std::byte> owned() const noexcept { return owned_; }
 
  private:
@@ -139,14 +138,15 @@ class piece_lease {
 /// |---|---|---|---|
 /// | `replicated`, ZeRO 1, ZeRO 2's weights | nothing | n (N-1)/N sent | n (N-1)/N |
 /// | `flat_uneven`, what ZeRO has sharded | n (N-1)/N | n (N-1)/N | nothing |
-/// | `split_2d`, `grid_partition` | what is not there | the same way | copies of blocks |
+/// | `split_2d`, `grid_partition` | what the rank lacks | the same way | copies of blocks |
 /// | `hierarchical_zero` | see `gather_within` | | primaries to secondaries |
 ///
-/// n is the bytes of the scope, N the number of ranks; each entry is what an even share of all ranks sends.
+/// n is the bytes of the scope, N the number of ranks; each entry is the bytes that a rank with an even share
+/// sends.
 ///
 /// **All ranks of the partition call the same operations in the same order with the same scopes.** A failure
 /// that a rank finds ends its call and revokes the transport, so that no rank waits for it; the pieces are
-/// then of no use, because they hold old contents or a part of the new. Call `agree()`, `shrink()`, and build
+/// then unusable, because they hold old contents or part of the new. Call `agree()`, `shrink()`, and build
 /// the state again.
 ///
 /// Sums are in the order of ranks, regardless of owners (`reduce_algorithm::direct`): the bits of a sum
@@ -212,7 +212,7 @@ class sharded_state {
   [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
   /// Returns the transport of its operations.
   [[nodiscard]] Transport& ranks() const noexcept { return *ranks_; }
-  /// Returns this rank's number, and whether it is one of the partition's.
+  /// Returns this rank's number, and whether it is a rank of the partition.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
   [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(layout_.world()); }
 
@@ -240,21 +240,22 @@ class sharded_state {
   }
 
   /// Leases the same two, regardless of where pieces are between operations. `errc::no_such_tensor`; for
-  /// pieces in tiers what the lease of a chunk refuses.
+  /// pieces in tiers, the errors of a chunk's lease.
   [[nodiscard]] result<piece_lease<Pieces>> lease(tensor_id tensor, access_mode mode);
-  /// Holds the pieces of a scope at their addresses, so that an operation on them may run on another thread
-  /// than that of their buffer. Costs nothing if pieces are resident.
+  /// Holds the pieces of a scope at their addresses, so that an operation on them may run on a thread other
+  /// than their buffer's. Costs nothing if pieces are resident.
   [[nodiscard]] result<hold_type> hold(std::span<const tensor_id> scope, access_mode mode);
   /// Discards the contents of a piece: pieces in tiers need not be kept, and the next writer writes all of
   /// it. Does nothing if pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
   result<void> discard(tensor_id tensor);
 
-  /// Returns the whole tensors: from this rank's piece what it holds, every other element from its owner.
-  /// After owners have changed their elements, call `refresh` first if other ranks hold copies.
+  /// Returns the whole tensors. Elements that this rank holds come from its piece, every other element from
+  /// its owner. After owners have changed their elements, call `refresh` first if other ranks hold copies.
   [[nodiscard]] result<whole> gather(std::span<const tensor_id> scope);
-  /// The same among some ranks, whose pieces make up each tensor once, or are each all of it: those of a node
-  /// with `hierarchical_zero`. No other rank receives anything. All members of the group call it.
-  /// `errc::size_mismatch` if they do not hold all: wanted = elements of the tensor, found = theirs.
+  /// The same among some ranks, such as those of a node with `hierarchical_zero`. Their pieces make up each
+  /// tensor once, or each piece is the whole tensor. No other rank receives anything. All members of the
+  /// group call it. `errc::size_mismatch` if they do not hold all: wanted = elements of the tensor, found =
+  /// theirs.
   [[nodiscard]] result<whole> gather_within(rank_group<Transport>& node, std::span<const tensor_id> scope);
   /// Allocates memory for whole tensors, with unspecified contents: this rank's contribution to a sum. Sends
   /// nothing.
@@ -278,7 +279,8 @@ class sharded_state {
     return refresh(contribution.scope());
   }
 
-  /// Updates what a rank holds and does not own from its owner: weights after the update of a shard.
+  /// Updates the elements that a rank holds and does not own, from their owners: weights after the update of
+  /// a shard.
   result<void> refresh(std::span<const tensor_id> scope);
 
   /// Gives `next` the elements that its partition assigns, each from a rank that has it (`live_reshard`),
@@ -286,8 +288,8 @@ class sharded_state {
   /// of both worlds call it.
   /// @throws argument_error  when the two have different catalogues, and what `reshard` throws.
   ///
-  /// Resident pieces move all at once, pieces in tiers one tensor at a time: both states keep theirs in the
-  /// same kind of store.
+  /// Resident pieces move all at once, pieces in tiers one tensor at a time: both states keep their pieces in
+  /// the same kind of store.
   template <partition To, memory_space S, piece_store M>
   result<void> reshard_to(sharded_state<To, Transport, S, M>& next) const;
 
@@ -354,8 +356,7 @@ class sharded_state {
   [[nodiscard]] result<whole> gather_among(Ranks& ranks, std::uint32_t world,
                                            std::span<const tensor_id> scope, const From& from,
                                            const Has& has);
-  /// Sends to each of the others what `fill_out(rank)` has put into `out_`, and receives from each into
-  /// `in_`.
+  /// Sends to each other rank what `fill_out(rank)` has put into `out_`, and receives from each into `in_`.
   template <class Ranks, class FillOut, class FillIn>
   [[nodiscard]] result<void> trade(Ranks& ranks, std::uint32_t world, moved_bytes& counted,
                                    const FillOut& fill_out, const FillIn& fill_in);

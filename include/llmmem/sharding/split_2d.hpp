@@ -49,11 +49,11 @@ enum class parallel_linear : std::uint8_t {
 }
 
 /// Each tensor split by rows, by columns or not at all, over one group of ranks. Splits are uneven if sides
-/// do not divide: the first ranks have one row or column in addition, and with more ranks than rows the last
-/// ones have none.
+/// do not divide: the first ranks have one extra row or column, and with more ranks than rows the last ones
+/// have none.
 ///
-/// All ranks hold the tensors that are not split, and share their writes: the shares even out what the ranks
-/// write of the others.
+/// All ranks hold the tensors that are not split, and share their writes: the shares even out the bytes that
+/// ranks write of split tensors.
 ///
 /// @par Complexity      `local` O(1), `owned` and `owner` O(log world).
 /// @par Thread safety   as a plain value.

@@ -48,7 +48,7 @@ struct layer_place {
 /// @par Thread safety   as a plain value.
 class pipeline_stages {
  public:
-  /// Even stages: they differ by at most one layer, the first have the longer ones.
+  /// Even stages: they differ by at most one layer; the first stages are the longer ones.
   /// @param places  one for each tensor.
   /// @param layers  the number of layers.
   /// @throws argument_error  when devices or chunks are 0, the two lists differ in length, or a tensor is in
@@ -59,8 +59,10 @@ class pipeline_stages {
 
   /// Any stages.
   /// @param boundaries  in layers, one more than stages: 0, then the end of each stage; the last is the
-  ///                    number of layers. Never falling; two equal ones are an empty stage.
-  /// @throws argument_error  as above, or when the boundaries are anything else or no multiple of devices.
+  ///                    number of layers. Each is at least the one before; two equal ones make an empty
+  ///                    stage.
+  /// @throws argument_error  as above, for any other boundaries, or for stages that are not a multiple of
+  ///                         devices.
   pipeline_stages(std::span<const tensor_facts> tensors, std::span<const layer_place> places,
                   std::span<const std::uint32_t> boundaries, rank_count devices)
       : world_(devices), boundaries_(boundaries.begin(), boundaries.end()) {

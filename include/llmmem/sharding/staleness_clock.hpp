@@ -1,5 +1,5 @@
 /// @file
-/// `staleness_clock`: how far ahead of the slowest worker another one may run.
+/// `staleness_clock`: how far ahead of the slowest worker another worker may run.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -34,16 +34,16 @@ class staleness_clock {
 
   /// Returns whether `worker` may start `iteration`, from 0: it has finished all earlier ones, and no worker
   /// is too far behind.
-  /// @pre `worker` is one of them and has not retired
+  /// @pre `worker` exists and has not retired
   [[nodiscard]] bool may_start(rank_id worker, std::uint64_t iteration) const noexcept {
     return finished_[to_index(worker)] == iteration && iteration - slowest_ <= bound_;
   }
-  /// Notes that `worker` has finished its iteration. @pre `worker` is one of them and has not retired
+  /// Notes that `worker` has finished its iteration. @pre `worker` exists and has not retired
   void finish(rank_id worker) noexcept {
     if (finished_[to_index(worker)]++ == slowest_ && --at_slowest_ == 0) find_slowest();
   }
   /// Removes `worker`, which then delays no other. After all have retired, `slowest` keeps its value.
-  /// @pre `worker` is one of them and has not retired
+  /// @pre `worker` exists and has not retired
   void retire(rank_id worker) noexcept {
     const bool was_slowest = finished_[to_index(worker)] == slowest_;
     finished_[to_index(worker)] = retired;

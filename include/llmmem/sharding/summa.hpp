@@ -51,7 +51,7 @@ struct summa_broadcast {
 /// One step: every rank receives a panel of A and one of B, and adds their product to its block of C.
 struct summa_step {
   index_range inner{};                        ///< the columns of A and rows of B of this step
-  std::vector<summa_broadcast> broadcasts{};  ///< of A, then of B, by root; none depends on another
+  std::vector<summa_broadcast> broadcasts{};  ///< those of A, then of B, by root; none depends on another
 
   friend bool operator==(const summa_step&, const summa_step&) = default;
 };
@@ -73,9 +73,9 @@ struct summa_plan {
   friend bool operator==(const summa_plan&, const summa_plan&) = default;
 };
 
-/// C = A B by SUMMA (van de Geijn and Watts 1997), A and C laid out as activations of `grid_partition`, B as
-/// a weight of it: Optimus' forward pass (arXiv 2104.05343), and with depth Tesseract's (arXiv 2105.14500),
-/// in which every layer of depth does the same for its own rows of A.
+/// C = A B by SUMMA (van de Geijn and Watts 1997), with A and C as activations of `grid_partition`, and B as
+/// its weight. This is Optimus' forward pass (arXiv 2104.05343) and, with depth, Tesseract's (arXiv
+/// 2105.14500), in which every layer of depth does the same for its own rows of A.
 ///
 /// Steps go through k. On a square grid there are q, one for each column of blocks of A; on other grids, k is
 /// cut wherever a block of A or of B ends, which is q1 + q2 - gcd(q1, q2) steps if both divide k. A step
@@ -136,18 +136,18 @@ struct summa_plan {
 
 /// The number of elements of A and B that a plan moves.
 struct summa_traffic {
-  std::vector<std::uint64_t> received{};  ///< by each rank, for any broadcast algorithm
-  std::uint64_t total = 0;                ///< by all
+  std::vector<std::uint64_t> received{};  ///< elements received by each rank, for any broadcast algorithm
+  std::uint64_t total = 0;                ///< elements received by all
   std::uint64_t broadcasts = 0;
-  /// The time of binomial trees if the steps follow each other: for each step the rounds, ceil(log2 g) in a
-  /// group of g, of its largest block of A and then of B. On q x q ranks log2(p) / (2 sqrt p) x (|A| + |B|),
+  /// The time of binomial trees if the steps follow each other. A step takes ceil(log2 g) rounds in a group
+  /// of g, for its largest block of A and then of B. On q x q ranks log2(p) / (2 sqrt p) x (|A| + |B|),
   /// Optimus' cost, if q divides all sides and is a power of two.
   std::uint64_t tree_elements = 0;
 
   friend bool operator==(const summa_traffic&, const summa_traffic&) = default;
 };
 
-/// Counts what a plan carries, in elements; multiply by the bytes of an element.
+/// Counts the elements that a plan carries; multiply by the bytes of an element.
 /// @par Complexity   O(steps x world).
 [[nodiscard]] inline summa_traffic traffic_of(const summa_plan& plan) {
   summa_traffic traffic;

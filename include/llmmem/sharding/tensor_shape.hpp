@@ -15,8 +15,8 @@ inline namespace v0 {
 
 /// A row-major tensor as rows x columns: the first dimension, and the product of all others.
 ///
-/// A tensor of no dimensions is one row of one element; one of a single dimension has columns of 1, so that
-/// its elements are its rows. A dimension of 0 is legal: the tensor has no elements.
+/// A tensor of no dimensions is one row of one element; one of a single dimension has one column, so that its
+/// elements are its rows. A dimension of 0 is legal: the tensor has no elements.
 ///
 /// @par Thread safety   a plain value.
 class tensor_shape {
@@ -71,13 +71,13 @@ class tensor_shape {
 /// Elements are the unit that is never cut. For types under 8 bits, several elements packed in one byte count
 /// as one.
 struct tensor_facts {
-  std::string name;  ///< for error texts
+  std::string name;  ///< the name in error texts
   tensor_shape shape{};
   std::uint32_t element_bytes = 1;
 
   /// @throws length_error  when they pass 2^63 - 1.
   [[nodiscard]] constexpr std::uint64_t bytes() const {
-    return checked_multiply(shape.elements(), element_bytes, "tensor_facts: elements x bytes an element");
+    return checked_multiply(shape.elements(), element_bytes, "tensor_facts: elements x bytes per element");
   }
 };
 

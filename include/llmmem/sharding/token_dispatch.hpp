@@ -31,15 +31,15 @@ struct dispatch_options {
   static constexpr std::uint32_t unlimited = 0xFFFF'FFFF;
 
   std::uint32_t experts = 0;
-  std::uint32_t choices = 1;           ///< of each token: the k of top-k
+  std::uint32_t choices = 1;           ///< choices of each token: the k of top-k
   std::uint32_t capacity = unlimited;  ///< tokens that one expert takes of one group
   dispatch_order order = dispatch_order::choice_first;
-  std::uint32_t max_tokens = 0;         ///< of one group; determines the memory
-  const char* name = "token_dispatch";  ///< for error texts; must outlive the object
+  std::uint32_t max_tokens = 0;         ///< the most tokens of one group; determines the memory
+  const char* name = "token_dispatch";  ///< the name in error texts; must outlive the object
 };
 
-/// Returns the capacity for a capacity factor: the tokens of `tokens` that an expert would receive if all
-/// were equally popular, times the factor, rounded up (Switch, section 2.2).
+/// Returns the capacity for a capacity factor: the share of `tokens` that an expert would receive if all
+/// experts were equally popular, times the factor, rounded up (Switch, section 2.2).
 ///
 /// @param percent  the factor in hundredths, so that the result is exact: 125 for 1.25.
 /// @throws argument_error  when `experts` is 0.
@@ -53,13 +53,13 @@ struct dispatch_options {
   const std::uint64_t capacity = hundredths / divisor + (hundredths % divisor != 0 ? 1U : 0U);
   if (capacity >= dispatch_options::unlimited) {
     throw length_error("expert_capacity: " + std::to_string(capacity) +
-                       " tokens an expert; slots are 32 bits wide");
+                       " tokens per expert; slots are 32 bits wide");
   }
   return static_cast<std::uint32_t>(capacity);
 }
 
-/// Assigns the tokens of one group, the batch of one rank, to their experts. A plan only: it says where rows
-/// go, and moves none.
+/// Assigns the tokens of one group, the batch of one rank, to their experts. It only plans: it says where
+/// rows go, and moves none.
 ///
 /// A token makes `choices` choices of an expert; choice c of token t is *assignment* t x choices + c. An
 /// assignment gets the next place of its expert's buffer while that has fewer than `capacity`, in the order
@@ -110,7 +110,7 @@ class token_dispatch {
   }
 
   /// Replaces the plan. @param chosen the expert of each assignment, [tokens, choices]. @returns
-  /// `errc::size_mismatch` if that is no multiple of the choices, `errc::out_of_range` for more than
+  /// `errc::size_mismatch` if that is not a multiple of the choices, `errc::out_of_range` for more than
   /// `max_tokens` or an expert that does not exist; the previous plan then stays.
   result<void> plan(std::span<const expert_id> chosen) noexcept;
 
@@ -144,15 +144,15 @@ class token_dispatch {
   }
   /// Returns how many assignments asked for an expert, including dropped ones: its load.
   [[nodiscard]] std::uint32_t demand(expert_id expert) const noexcept { return demand_[to_index(expert)]; }
-  /// Returns the slots that go to `rank`, of `world` that have the experts: its part of an all-to-all's send
-  /// buffer.
+  /// Returns the slots that go to `rank`, one of the `world` ranks that have the experts: its part of an
+  /// all-to-all's send buffer.
   [[nodiscard]] index_range slots_to(rank_id rank, rank_count world) const noexcept {
     const index_range experts = experts_of(options_.experts, world, rank);
     const std::uint32_t begin = begins_[static_cast<std::size_t>(experts.first)];
     return {begin, begins_[static_cast<std::size_t>(experts.first + experts.count)] - begin};
   }
-  /// Returns the place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` is one, and
-  /// `expert` the one it belongs to
+  /// Returns the place in buffers of `capacity` for each expert, [experts, capacity]. @pre `slot` exists, and
+  /// belongs to `expert`
   [[nodiscard]] std::uint64_t padded_slot_of(std::uint32_t slot, expert_id expert) const noexcept {
     return std::uint64_t{to_index(expert)} * options_.capacity + (slot - begins_[to_index(expert)]);
   }

@@ -77,7 +77,7 @@ class zero_partition {
     const index_range last = cut_.range_of(rank_id{to_number(world()) - 1});
     return last.first + last.count;
   }
-  /// Returns the number of those that `rank` holds.
+  /// Returns the number of elements that `rank` holds.
   [[nodiscard]] std::uint64_t local_elements(rank_id rank) const noexcept {
     return sharded_ ? range_of(rank).count : elements();
   }

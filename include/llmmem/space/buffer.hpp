@@ -41,7 +41,7 @@ class space_buffer {
   space_buffer(Space& space, std::uint64_t count, std::uint64_t bytes_each, std::align_val_t alignment)
       : space_buffer(space,
                      checked_multiply(count, bytes_each,
-                                      (std::string(space.name()) + ": elements x bytes an element").c_str()),
+                                      (std::string(space.name()) + ": elements x bytes per element").c_str()),
                      alignment) {}
 
   /// Two numbers after the space could mean bytes and alignment, or elements and bytes per element.

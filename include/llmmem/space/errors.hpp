@@ -111,7 +111,7 @@ inline constexpr std::array space_errors{
                .index = "the system's error number",
                .wanted = "bytes",
                .found = "offset",
-               .sentence = "room for {place}{cause}",
+               .sentence = "allocation of {place}{cause}",
                .term = file_term},
     error_info{
         .number = 53,

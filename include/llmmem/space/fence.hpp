@@ -17,7 +17,8 @@ inline namespace v0 {
 ///
 /// - A default-constructed fence has passed: "nothing to wait for".
 /// - `ready()` returns, without waiting, whether it has passed; everything written before it is then visible.
-/// - `wait()` returns once it has. It may throw what the timeline reports, for example a lost device.
+/// - `wait()` returns once it has. It may throw an error that the timeline reports, for example a lost
+///   device.
 ///
 /// A fence owns nothing. The timeline behind it (counter, stream, virtual clock) belongs to the code that
 /// runs the operations, and must outlive its fences.

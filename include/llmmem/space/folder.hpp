@@ -46,8 +46,8 @@ inline result<void> sync_folder_of(const std::string& path) {
 }
 
 /// Renames the file `from` to `to`, replacing an existing file, and returns once that is on the device. At
-/// any time and after any crash, a reader that opens `to` finds one file or the other, whole; of `from` only
-/// what was synced before.
+/// any time and after any crash, a reader that opens `to` finds one file or the other, complete; of `from`,
+/// only bytes that were synced before.
 ///
 /// @par Errors   `errc::write_failed` when it was not renamed, `errc::sync_failed` when it was but may not
 ///   survive a crash; `where` is `to`.

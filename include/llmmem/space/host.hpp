@@ -39,10 +39,10 @@ struct host_options {
 /// For arenas, slabs and staging buffers: hundreds of ranges, which their users divide further. For millions
 /// of small objects use an allocator that divides ranges of this space.
 ///
-/// The budget is charged with what the source takes (`footprint`): whole pages for mapped requests. Every
-/// range is recorded, and `deallocate` finds the record before it touches memory: a range deallocated twice,
-/// with another length, from its middle or from another space goes to the misuse handler, which aborts by
-/// default. Destroying the space returns all live ranges to the source.
+/// The budget is charged with the bytes that the source takes (`footprint`): whole pages for mapped requests.
+/// Every range is recorded, and `deallocate` finds the record before it touches memory: a range deallocated
+/// twice, with another length, from its middle or from another space goes to the misuse handler, which aborts
+/// by default. Destroying the space returns all live ranges to the source.
 ///
 /// @par Complexity      O(log n) look-up and O(n) bookkeeping in the number of live ranges, plus the source.
 /// @par Thread safety   any number of threads; one mutex. Copies run on the calling thread, outside the

@@ -44,9 +44,9 @@ struct host_mapper_report {
 
 namespace detail {
 
-/// A few unused mappings in reserve, to be released when a process is at its limit of mappings: replacing a
-/// mapping by bare addresses temporarily needs one more than are held, and must not fail where it would
-/// relieve the shortage.
+/// A few unused mappings in reserve, to be released when a process is at its limit of mappings. Replacing a
+/// mapping by bare addresses temporarily needs one more mapping than are held, and must not fail where it
+/// would relieve the shortage.
 class spare_mappings {
  public:
   spare_mappings() noexcept = default;
@@ -185,7 +185,7 @@ class host_mapper {
   host_mapper_report report_;
 };
 
-/// Virtual memory of the host: allows what a `growable_range` or a `stitched_arena` does on a device.
+/// Virtual memory of the host: `growable_range` and `stitched_arena` work over it as on a device.
 using host_virtual_memory = basic_virtual_memory<host_mapper>;
 
 static_assert(page_mapper<host_mapper>);

@@ -51,7 +51,7 @@ enum class huge_pages : std::uint8_t { never, advise };
 struct page_options {
   std::uint64_t map_from = std::uint64_t{1}
                            << 20;            ///< requests of at least this many bytes get their own pages
-  huge_pages huge = huge_pages::advise;      ///< for requests of at least one huge page
+  huge_pages huge = huge_pages::advise;      ///< whether to request huge pages, for requests of at least one
   std::optional<std::uint32_t> numa_node{};  ///< preferred node; every request then gets its own pages
 };
 
@@ -62,7 +62,7 @@ struct page_report {
   std::uint64_t huge_refused = 0;     ///< requests for which it did not
   std::uint64_t numa_bound = 0;       ///< requests for which `mbind` succeeded
   std::uint64_t numa_refused = 0;     ///< requests for which it did not
-  int last_errno = 0;                 ///< of the last refusal; 0 when there was none
+  int last_errno = 0;                 ///< the `errno` of the last refusal; 0 when there was none
   std::uint64_t page_bytes = 0;       ///< as reported by `sysconf`
   std::uint64_t huge_page_bytes = 0;  ///< as reported by the kernel; 0 without transparent huge pages
 };

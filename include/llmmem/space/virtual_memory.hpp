@@ -42,8 +42,7 @@ struct mapper_answer {
 /// - `allow(address, bytes)`: makes mapped memory readable and writable (`cuMemSetAccess`); 0 if `map` did
 ///   it.
 /// - optional, `set_aside(address, bytes)`: says that mapped memory is not used at these addresses for now.
-/// It
-///   stays mapped, and keeps its contents. For systems that count memory once for each address that it was
+///   It stays mapped, and keeps its contents. For systems that count memory once for each address that it was
 ///   touched at.
 template <class M>
 concept page_mapper = std::movable<M> && requires(M& mapper, const M& read, std::byte* at, std::uint64_t n) {

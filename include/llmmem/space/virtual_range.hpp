@@ -39,8 +39,8 @@ struct physical_handle {
 struct virtual_stats {
   std::uint64_t used = 0;            ///< physical bytes charged to the budget now, mapped or not
   std::uint64_t peak = 0;            ///< most physical bytes at once
-  std::uint64_t reserved_bytes = 0;  ///< of address space
-  std::uint64_t mapped_bytes = 0;    ///< of address space with memory behind it; aliases count each time
+  std::uint64_t reserved_bytes = 0;  ///< bytes of reserved address space
+  std::uint64_t mapped_bytes = 0;    ///< bytes of addresses with memory behind them; aliases count each time
   std::uint64_t ranges = 0;
   std::uint64_t handles = 0;
   std::uint64_t mappings = 0;
@@ -73,8 +73,8 @@ struct virtual_stats {
 /// - `mapped_at(range, offset)`: returns the handle whose mapping begins there.
 /// - `bytes_of(handle)`, `mappings_of(handle)`: 0 for an invalid handle.
 ///
-/// A refusal is a value and changes nothing. (One exception: a system that refuses to map the n-th of several
-/// handles, and then to unmap the ones before it, leaves these mapped; `stats().stuck_mappings` counts them.)
+/// A refusal is a value and changes nothing. (One exception: if a system refuses to map the n-th of several
+/// handles, and then to unmap the earlier ones, these stay mapped; `stats().stuck_mappings` counts them.)
 /// Work that uses a range must finish before it is unmapped.
 template <class V>
 concept virtual_memory =

@@ -14,14 +14,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// One piece of simulated device memory. The address given out stays PROT_NONE permanently, so no stray host
-/// access is ever unseen; the alias is readable and writable.
+/// One piece of simulated device memory. The address given out stays PROT_NONE permanently, so every stray
+/// host access crashes; the alias is readable and writable.
 ///
 /// A plain record of the mappings; `simulated_space` owns it.
 struct aliased_pages {
   std::byte* address = nullptr;  ///< PROT_NONE
   std::byte* alias = nullptr;    ///< the same bytes, for copies
-  std::uint64_t length = 0;      ///< of each mapping, whole pages
+  std::uint64_t length = 0;      ///< bytes of each mapping, whole pages
 
   /// Maps zeroed pages, the address a multiple of `alignment`; `address` is null if the system refuses.
   /// @pre `alignment` is a power of two, `bytes` not 0.

@@ -23,13 +23,13 @@ namespace testing {
 struct crash_limits {
   std::size_t exhaustive_up_to = 12;  ///< pending effects of which every subset is tried; at most 24
   std::size_t samples = 64;           ///< random subsets if there are more, in addition to the extremes
-  std::uint64_t seed = 1;             ///< of those
-  std::size_t tears = 3;  ///< places to tear a write: all, or, of more, the first, the last and between
+  std::uint64_t seed = 1;             ///< of these samples
+  std::size_t tears = 3;  ///< places to tear a write: all, or the first, the last and some between
 };
 
 /// The states visited.
 struct crash_visits {
-  std::uint64_t states = 0;  ///< no two of one crash the same
+  std::uint64_t states = 0;  ///< those of one crash all differ
   bool exhaustive = true;    ///< whether they are all that exist
 };
 
@@ -202,11 +202,11 @@ class crash_walk {
 
 }  // namespace detail
 
-/// Calls `visit(simulated_storage& after)` for what a device may have if the machine stopped now: every
-/// state, if few effects are pending; else no effect survives, all, all but each one (and those that need
-/// it), each one alone (with those that it needs), each write torn, and a seeded sample. States that look the
-/// same are visited once. `after` belongs to the visitor, to recover in and to crash again; `after.trace()`
-/// lists what was done and what survived.
+/// Calls `visit(simulated_storage& after)` for each state that a device may have if the machine stopped now:
+/// all states, if few effects are pending. Otherwise those in which no effect survives, all survive, all but
+/// one (and those that need it), or one alone (with those that it needs); those with each write torn; and a
+/// seeded sample. States that look the same are visited once. `after` belongs to the visitor, to recover in
+/// and to crash again; `after.trace()` lists what was done and what survived.
 ///
 /// @par Complexity   2^effects x tears x bytes of the files if exhaustive.
 /// @par Errors   `argument_error` if `exhaustive_up_to` exceeds 24; what `visit` throws.

@@ -32,7 +32,7 @@ enum class io_fault : std::uint8_t {
 struct planned_fault {
   io_fault what = io_fault::none;
   std::uint64_t first = 1;  ///< number of the first request, counted from 1
-  std::uint64_t every = 0;  ///< and of each `every` requests after it; 0: that one only
+  std::uint64_t every = 0;  ///< and each `every`-th request after it; 0: only the first
   std::uint64_t count = 1;  ///< how many requests at most
   int number = EIO;         ///< see `io_fault`
   enum class side : std::uint8_t { both, reads, writes } way = side::both;  ///< which requests are counted

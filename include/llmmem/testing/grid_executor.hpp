@@ -22,13 +22,13 @@ namespace testing {
 /// multiprocessors do. A race between these threads is one between the blocks of a device.
 struct block_share {
   std::uint32_t first = 0;
-  std::uint32_t stride = 1;  ///< to the next one
+  std::uint32_t stride = 1;  ///< blocks to the next one
 };
 
 /// Plans a launch as a device does, and walks all of its blocks and threads, with the kernel's own
-/// arithmetic: so bytes that they leave out, move twice or take past an end are found without a device. Rows
-/// and items have no barriers, so threads may run one after the other; lanes of a group take, then exchange
-/// what they know as a device's do, then give.
+/// arithmetic. So it finds without a device the bytes that a launch leaves out, moves twice or takes past an
+/// end. Rows and items have no barriers, so threads may run one after the other; lanes of a group take, then
+/// exchange their results as a device's do, then give.
 ///
 /// The packets are as wide as the alignment that the map promises. The executor checks that promise first,
 /// because a device would end with an error.

@@ -19,10 +19,10 @@ namespace testing {
 /// The time that a device near its storage would take for the calls so far, and the time with the keys and
 /// values on the link.
 struct near_storage_costs {
-  near_traffic traffic{};        ///< of queries and parts
+  near_traffic traffic{};        ///< bytes of queries and parts
   std::uint64_t read_bytes = 0;  ///< keys and values that the device itself read
   std::uint64_t near_ns = 0;     ///< queries over the link, reads, parts back
-  std::uint64_t fetch_ns = 0;    ///< if what it read had come over the link instead
+  std::uint64_t fetch_ns = 0;    ///< the time if the keys and values had come over the link instead
 };
 
 /// A device that attends to the contents of its storage: the results of `beneath`, with the times as if

@@ -26,8 +26,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Thrown from an endpoint's call when its process is killed. It is no `std::exception`, so that no handler
-/// takes it for an error and continues: between two calls a killed process does nothing more.
+/// Thrown from an endpoint's call when its process is killed. It is not a `std::exception`, so that no
+/// handler takes it for an error and continues: a killed process does nothing more.
 struct process_killed {};
 
 /// No process can ever continue: a hang. The text says which process waits for what.
@@ -40,18 +40,19 @@ class sim_stuck : public std::logic_error {
 struct sim_options {
   std::uint32_t seats = 4;
   std::uint64_t seed = 1;
-  std::uint64_t min_delay_ns = 2'000;  ///< of a frame
+  std::uint64_t min_delay_ns = 2'000;  ///< the shortest delay of a frame
   std::uint64_t max_delay_ns = 100'000;
-  std::uint64_t min_notice_ns = 10'000;  ///< until a death is noticed, by each process on its own
+  std::uint64_t min_notice_ns = 10'000;  ///< the shortest time until a process notices a death
   std::uint64_t max_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until an unreachable process is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: further data waits
+  std::uint64_t lane_bytes = 16384;  ///< the most data in flight between two processes: further data waits
   /// Data that a process can send, and equally much that it can take, from all others together; 0: unlimited.
   std::uint64_t bytes_per_second = 0;
   std::uint32_t corrupts_one_in = 0;  ///< frames of data in which one bit is flipped; 0: none
-  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none after that time
-  std::uint64_t max_calls = 10'000'000;                 ///< of all together; more counts as a hang
+  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< no frame is damaged after that time
+  std::uint64_t max_calls = 10'000'000;                 ///< the most calls of all together; more counts as a
+                                                        ///< hang
 };
 
 /// Enumerates all orders in which a process can receive what has arrived, with one run of a network for each.
@@ -132,7 +133,7 @@ class sim_endpoint {
   void give_up(seat_id seat) noexcept;
   void wake() noexcept;
 
-  /// Computes: time passes, and it receives nothing.
+  /// Computes: time passes, and the process receives nothing.
   void work(std::uint64_t ns);
 
  private:
@@ -176,7 +177,7 @@ class sim_endpoint {
   std::uint64_t sends_until_ = 0;  // its sends occupy its link until then
   std::uint64_t takes_until_ = 0;
   std::uint32_t full_receiver_ = ~0U;  // process that must take its data first, or none
-  std::uint64_t bytes_to_send_ = 0;    // so many bytes
+  std::uint64_t bytes_to_send_ = 0;    // the number of its bytes
   std::uint64_t calls_ = 0;
   std::uint64_t dies_in_call_ = ~std::uint64_t{0};
   std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
@@ -193,16 +194,15 @@ class sim_endpoint {
 ///     net.run([](sim_endpoint& end) { communicator ranks(end); ... });
 ///
 /// Its model: frames take time, each its own, in order within a lane, and longer over busy links
-/// (`bytes_per_second`); a process that sends too much waits; a process dies in any of its calls or at any
-/// time, its frames in flight then arrive or not, and each of the others notices in its own time; a process
-/// pauses for a while; two groups are unreachable for each other for a while, or for ever; bits are
-/// flipped; a fresh process takes the seat of a dead one. A process that is unreachable for `hard_silence_ns`
-/// is suspected.
+/// (`bytes_per_second`). A process that sends too much waits. A process dies in any of its calls or at any
+/// time; its frames in flight then arrive or not, and every other process notices in its own time. A process
+/// pauses for a while. Two groups cannot reach each other for a while, or for ever. Bits are flipped. A fresh
+/// process takes the seat of a dead one. A process that is unreachable for `hard_silence_ns` is suspected.
 ///
 /// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
 /// @par Thread safety   plan from one thread, before `run`.
-/// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck` if
-///      no process can continue.
+/// @par Errors          `run` throws what a body threw, if several threw that of the lowest process;
+///      `sim_stuck` if no process can continue.
 /// @par Source          the method: FoundationDB's simulation (apple.github.io/foundationdb/testing.html).
 class sim_network {
  public:
@@ -222,17 +222,17 @@ class sim_network {
   /// `orders` chooses, instead of the seed, the order in which the seat's processes receive what has arrived,
   /// from `from_ns` until `until_ns`. `orders` outlives the run.
   void choose(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns, order_choices& orders);
-  /// A fresh process takes the seat that long after the last one died. May be called several times.
+  /// A fresh process takes the seat `ns` after the last one died. May be called several times.
   void restart_after(seat_id seat, std::uint64_t ns);
 
-  /// Runs them all until they have returned or were killed. Call it once.
+  /// Runs all processes until they have returned or were killed. Call it once.
   template <class Body>
   void run(Body body);
 
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return now_; }
   /// Whether the process was killed.
   [[nodiscard]] bool was_killed(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
-  /// Returns the calls of its endpoint that it made.
+  /// Returns how many calls of its endpoint the process made.
   [[nodiscard]] std::uint64_t calls(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
   [[nodiscard]] std::uint64_t frames_corrupted() const noexcept { return corrupted_; }
 
@@ -254,7 +254,7 @@ class sim_network {
     std::uint64_t at = 0;
   };
   struct start {
-    std::uint64_t after = 0;  // the death of the one before
+    std::uint64_t after = 0;  // the death of the process before
     std::uint64_t at = ~std::uint64_t{0};
   };
 

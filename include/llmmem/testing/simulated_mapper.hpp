@@ -27,13 +27,13 @@ struct simulated_mapper_options {
 /// Which calls to refuse: those of `reserve`, `create`, `map`, `allow` and `unmap`, counted together from 1.
 struct mapper_faults {
   std::uint64_t first = 0;  ///< the call to refuse; 0: none
-  bool lasting = false;     ///< and all after it
+  bool lasting = false;     ///< whether to refuse all calls after it, too
 };
 
 /// Addresses that cannot be dereferenced, given out in order, so that a run repeats bit for bit.
 ///
 /// It keeps its own records, separate from the bookkeeping above it: an overlapping mapping, an unmapping of
-/// what is not mapped, memory destroyed while it is mapped or twice, each adds a sentence to `violations`.
+/// unmapped addresses, memory destroyed while it is mapped or twice, each adds a sentence to `violations`.
 ///
 /// @par Thread safety   none.
 /// @par Errors   exhaustion of memory for its own records ends the program.
@@ -58,7 +58,7 @@ class simulated_mapper {
     const std::uint64_t at = number(data);
     const auto found = ranges_.find(at);
     if (found == ranges_.end() || found->second != bytes) {
-      note("released " + text(at, bytes) + ", which was not reserved so");
+      note("released " + text(at, bytes) + ", which was not reserved as such");
       return;
     }
     if (const auto m = overlapping(at, bytes); m != mappings_.end()) {
@@ -89,7 +89,7 @@ class simulated_mapper {
     const std::uint64_t at = number(data);
     auto range = ranges_.upper_bound(at);
     if (range == ranges_.begin() || at + bytes > std::prev(range)->first + std::prev(range)->second) {
-      note("mapped " + text(at, bytes) + " outside what is reserved");
+      note("mapped " + text(at, bytes) + " outside the reserved addresses");
     }
     if (const auto m = overlapping(at, bytes); m != mappings_.end()) {
       note("mapped " + text(at, bytes) + " over " + text(m->first, m->second.bytes));

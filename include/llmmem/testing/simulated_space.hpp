@@ -36,10 +36,10 @@ class fence_error : public error {
 /// Options of a simulated space.
 struct simulated_options {
   std::uint64_t budget = 0;                                                   ///< most bytes; 0 is refused
-  std::string name = "simulated_space";                                       ///< for error texts
+  std::string name = "simulated_space";                                       ///< the name in error texts
   link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};  ///< to and from the host
   link_model internal{.bytes_per_second = 1'000'000'000'000, .latency_ns = 2'000};  ///< copies within
-  std::optional<std::byte> fresh = std::byte{0xCD};  ///< of new ranges; nullopt leaves pages untouched
+  std::optional<std::byte> fresh = std::byte{0xCD};  ///< fills new ranges; nullopt leaves pages untouched
   misuse_handler on_misuse = &abort_on_misuse;       ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;
 };
@@ -56,8 +56,8 @@ struct simulated_stats {
   std::uint64_t in_flight = 0;  ///< copies that have not finished
 };
 
-/// A device's memory and its link, simulated so strictly that an engine without errors on it waits where it
-/// must.
+/// A device's memory and its link, simulated so strictly that an engine that runs on it without errors waits
+/// wherever it must.
 ///
 /// - **The host cannot touch it.** The addresses it gives out are PROT_NONE, permanently; its copies use an
 ///   alias.
@@ -69,7 +69,7 @@ struct simulated_stats {
 ///   or writes, without a wait for its fence or its fence in `after`, throws `fence_error`, even if the link
 ///   would have ordered them. Both ends count, on the host as in the space.
 ///
-/// Virtual time decides the order: a wait for something later also passes what is earlier. Run a test with
+/// Virtual time decides the order: a wait for a later event also passes all earlier ones. Run a test with
 /// several bandwidths if that could hide a missing fence.
 ///
 /// @par Complexity      O(copies in flight) for a copy; a few system calls for an allocation.

@@ -53,8 +53,8 @@ class simulated_disk_handle {
 struct pending_effect {
   std::string text{};                ///< "data of 'a': 512 bytes at 0"
   std::vector<std::size_t> needs{};  ///< effects, by index, without which this one cannot have survived
-  std::uint64_t offset = 0;          ///< of a write
-  std::uint64_t bytes = 0;           ///< of a write; 0: it is none, and cannot be torn
+  std::uint64_t offset = 0;          ///< a write's offset
+  std::uint64_t bytes = 0;           ///< of a write; 0: not a write, and cannot be torn
 };
 
 /// Which of the pending effects a device has after a crash.
@@ -125,7 +125,7 @@ class simulated_storage {
   void link(const std::string& from, const std::string& to);
   void remove(const std::string& path);
   void remove_folder(const std::string& path);
-  /// In an order that depends on the seed alone.
+  /// Returns them in an order that depends on the seed alone.
   [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
   void sync_folder(const std::string& path);
   [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
@@ -152,9 +152,9 @@ class simulated_storage {
   void set_faults(std::vector<storage_fault> faults);
   /// Flips a bit of a file at rest, on the device too; `bit` counts from the lowest of the file's first byte.
   void flip(const std::string& path, std::uint64_t bit);
-  /// Truncates a file at rest to that many bytes, fewer than it has.
+  /// Truncates a file at rest to `bytes` bytes, fewer than it has.
   void truncate(const std::string& path, std::uint64_t bytes);
-  /// Extends a file at rest to that many bytes, more than it has, with `unwritten` bytes.
+  /// Extends a file at rest to `bytes` bytes, more than it has, with `unwritten` bytes.
   void grow(const std::string& path, std::uint64_t bytes);
 
   // What running code sees. None of these counts as a call, and all work while the power is off.
@@ -164,8 +164,8 @@ class simulated_storage {
   [[nodiscard]] std::vector<std::string> folders() const;
   /// Equal for storages with the same folders, files and links between them (or by a chance of 2^-64).
   [[nodiscard]] std::uint64_t fingerprint() const;
-  /// Returns what was done, a line a call: "sync_folder 'step-1'", and how it failed. After a crash: also
-  /// what was done before it, and which effects survived.
+  /// Returns the calls, one per line: "sync_folder 'step-1'", and how each failed. After a crash: also the
+  /// calls before it, and which effects survived.
   [[nodiscard]] std::vector<std::string> trace() const;
   [[nodiscard]] simulated_storage_options options() const;
 
@@ -225,8 +225,8 @@ class simulated_storage::lock_type {
   lock_type& operator=(lock_type&&) = delete;
   ~lock_type();
 
-  /// Whether the name still leads to the file that was locked. Never throws, and is no call: false if the
-  /// power is off.
+  /// Whether the name still leads to the file that was locked. Never throws, and does not count as a call:
+  /// false if the power is off.
   [[nodiscard]] bool is_held() const;
 
  private:

@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace testing {
 
-/// Thrown by every call once the power is off. It is no `llmmem::error` and no `std::exception`, so that no
-/// handler of errors catches it and continues: nothing runs after it.
+/// Thrown by every call once the power is off. It is neither an `llmmem::error` nor a `std::exception`, so
+/// that no handler of errors catches it and continues: nothing runs after it.
 struct power_cut {
   std::uint64_t call = 0;  ///< the call at which it went off, counted from 1
 };
@@ -48,9 +48,9 @@ struct storage_fault {
                ///< of a sync of a folder: nor by a later one; of others: refused
   };
 
-  std::optional<storage_call> call{};  ///< only these are counted; all calls without
+  std::optional<storage_call> call{};  ///< only these are counted; empty: all calls
   std::uint64_t first = 1;             ///< number of the first that fails, counted from 1
-  std::uint64_t every = 0;             ///< and of each `every` after it; 0: that one only
+  std::uint64_t every = 0;             ///< and each `every`-th after it; 0: only the first
   std::uint64_t count = 1;             ///< the most that fail
   int number = EIO;                    ///< an `errno` value
   kind what = kind::refused;
@@ -68,7 +68,7 @@ struct simulated_storage_options {
   std::uint64_t power_cut_at = 0;  ///< number of the call, counted from 1; 0: never
   power_cut_when cut = power_cut_when::before_call;
   std::vector<storage_fault> faults{};
-  std::uint64_t seed = 1;  ///< of nonces, and of the order of lists
+  std::uint64_t seed = 1;  ///< determines nonces, and the order of lists
 };
 
 }  // namespace testing

@@ -77,7 +77,7 @@ class virtual_clock {
   /// Makes space for another `more` events, so that as many calls of `at` cannot fail.
   void reserve(std::size_t more) { events_.reserve(events_.size() + more); }
 
-  /// Drops what `context` has scheduled, before its owner ends.
+  /// Drops the events of `context`, before its owner ends.
   void forget(const void* context) noexcept {
     std::erase_if(events_, [context](const event& e) { return e.context == context; });
   }

@@ -32,7 +32,7 @@ struct bounce_options {
   std::uint64_t slot_bytes = std::uint64_t{1} << 20;    ///< most bytes of a piece; the budget determines the
                                                         ///< number of slots
   std::uint64_t alignment = 4096;                       ///< of each slot: a page lets files be read directly
-  std::uint32_t max_operations = 64;                    ///< in flight or waiting
+  std::uint32_t max_operations = 64;                    ///< the most operations in flight or waiting
   std::uint32_t max_failures = 64;                      ///< kept until concluded; at the limit it accepts
                                                         ///< nothing more
   std::string name = "bounce_queue";                    ///< the name in error texts
@@ -41,10 +41,10 @@ struct bounce_options {
 
 /// The counters of a bounce queue.
 struct bounce_stats {
-  std::uint64_t budget_bytes = 0;  ///< of the ring, in whole slots
-  std::uint64_t used_bytes = 0;    ///< of slots with a piece in them
+  std::uint64_t budget_bytes = 0;  ///< bytes of the ring, in whole slots
+  std::uint64_t used_bytes = 0;    ///< bytes of slots with a piece in them
   std::uint64_t peak_bytes = 0;    ///< the maximum so far
-  std::uint64_t lost_bytes = 0;    ///< of slots that are never reused, because a device may still write there
+  std::uint64_t lost_bytes = 0;    ///< bytes of slots never reused, because a device may still write there
   std::uint64_t bytes_down = 0;    ///< moved, regardless of the outcome of their operation
   std::uint64_t bytes_up = 0;      ///< as `bytes_down`
   std::uint64_t operations = 0;    ///< completed, successful or not
@@ -76,8 +76,9 @@ struct bounce_checksum {
 /// - **Progress**: hops that have begun continue by themselves. The next hop of a piece, and the next piece,
 ///   begin in `copy_*_async`, `poll`, and while a thread waits for a fence.
 /// - **Failures**: when a piece fails, no further piece of its operation begins; the operation is complete
-///   when those in flight are. Its destination then has a mix of old and new bytes. `errc::completion_lost`
-///   only if the destination may still be written to; a slot that may be is never reused.
+///   when its pieces in flight are. Its destination then has a mix of old and new bytes.
+///   `errc::completion_lost` only if a device may still write to the destination; a slot that it may still
+///   write to is never reused.
 ///
 /// @tparam Upper, Lower  spaces that are their own queues. "Down" is from the first to the second.
 /// @tparam Staging       the space of the ring: host memory, or pinned memory that devices read at full
@@ -97,13 +98,13 @@ class bounce_queue {
   using lower_range = typename Lower::range_type;
   static constexpr std::size_t max_after = 4;
 
-  /// The spaces must outlive it, and `staging` the other two: a device may write to a lost slot until they
-  /// are destroyed.
+  /// The spaces must outlive it, and `staging` must outlive the other two: a device may write to a lost slot
+  /// until they are destroyed.
   bounce_queue(Upper& upper, Lower& lower, Staging& staging, bounce_options options = {});
   bounce_queue(const bounce_queue&) = delete;
   bounce_queue& operator=(const bounce_queue&) = delete;
 
-  /// Waits for hops in flight; the rest is not done.
+  /// Waits for hops in flight, and begins no others.
   ~bounce_queue();
 
   /// Begins to copy `from` to `to`, when all of `after` have passed: fences of this queue or another, at most

@@ -30,9 +30,9 @@ inline constexpr std::size_t copy_ways = 4;
 enum class copy_direction : std::uint8_t { up, down, within };
 inline constexpr std::size_t copy_directions = 3;
 
-/// Whether in a copy the device itself dereferences host addresses. Some devices see pinned memory at the
-/// host's own addresses; on others such a copy is a fault that ends the context, so there it uses the
-/// addresses at which they see it. The driver's own copies handle that themselves.
+/// Whether the device itself dereferences host addresses in a copy. Some devices see pinned memory at the
+/// host's own addresses; on others this copy would fault and end the context, so it uses the device's
+/// addresses of that memory. The driver's own copies handle that themselves.
 [[nodiscard]] constexpr bool follows_host_addresses(copy_way way, copy_direction direction) noexcept {
   return direction != copy_direction::within && (way == copy_way::batch || way == copy_way::kernel);
 }
@@ -40,12 +40,12 @@ inline constexpr std::size_t copy_directions = 3;
 /// The properties of a copy on which the choice depends.
 struct copy_shape {
   copy_direction direction = copy_direction::up;
-  std::uint64_t bytes = 0;  ///< average per piece
-  std::uint64_t count = 0;  ///< of pieces
+  std::uint64_t bytes = 0;  ///< average bytes of a piece
+  std::uint64_t count = 0;  ///< number of pieces
 };
 
-/// The available ways: what a runtime has, what the pieces allow, and what a stream under capture accepts (no
-/// batch: the capture would continue without it, and the copy would be missing from the graph).
+/// The available ways: those that the runtime has, that the pieces allow, and that a stream under capture
+/// accepts (no batch: the capture would continue without it, and the copy would be missing from the graph).
 struct copy_ways_open {
   bool batch = false;
   bool strided = false;
@@ -61,7 +61,7 @@ struct copy_ways_open {
 struct copy_grid {
   std::vector<std::uint64_t> bytes{4096, 16384, 65536, 262144, 1048576, 4194304};
   std::vector<std::uint64_t> counts{1, 8, 64, 512, 4096};
-  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< of a measurement: larger ones are skipped
+  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< bytes of a measurement: larger ones are skipped
 };
 
 /// Times of every way, direction, size and count, from which the fastest way is chosen. No way is always the
@@ -80,7 +80,7 @@ struct copy_grid {
 ///
 /// @par Complexity      `choose` O(log of the grid).
 /// @par Thread safety   const calls may run concurrently.
-/// @par Errors          `measured` throws `argument_error` for a grid that does not rise, or has more than
+/// @par Errors          `measured` throws `argument_error` for a grid that does not ascend, or has more than
 ///   4096 points, `parsed` throws `format_error` with the line.
 class copy_plan {
  public:

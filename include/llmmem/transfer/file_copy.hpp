@@ -22,7 +22,7 @@ struct file_copy {
   const io_file* file = nullptr;
   io_direction way = io_direction::read;
   std::uint64_t offset = 0;
-  std::byte* data = nullptr;  ///< only read from by a write
+  std::byte* data = nullptr;  ///< a write only reads it
   std::uint64_t bytes = 0;    ///< 0 moves nothing
 };
 
@@ -71,10 +71,10 @@ struct file_queue_options {
   transfer::driven_by driver = transfer::driven_by::own_thread;
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< most bytes of one request, at least a page
   std::uint32_t depth = 0;              ///< most requests in flight; 0: as many as the engine accepts
-  std::uint32_t max_operations = 1024;  ///< in flight or waiting
-  std::uint32_t max_copies = 4096;      ///< of all operations
+  std::uint32_t max_operations = 1024;  ///< the most operations in flight or waiting
+  std::uint32_t max_copies = 4096;      ///< the most copies of all operations
   std::uint32_t max_failures = 64;      ///< kept until `clear_failures`; at the limit it accepts nothing more
-  std::uint32_t max_attempts = 64;      ///< for a request that the system asks to try again
+  std::uint32_t max_attempts = 64;      ///< attempts for a request that the system asks to try again
   std::uint64_t give_up_ns = io_wait::forever;  ///< after this time an unanswered request counts as lost
   io_tuning tuning = io_tuning::off;
   io_tuner_options tuner{};         ///< `depth` bounds its depths; it starts at `depth` and `block_bytes`
@@ -86,7 +86,7 @@ struct file_queue_options {
 struct file_queue_stats {
   std::uint64_t bytes_read = 0;        ///< moved, regardless of the outcome of their operation
   std::uint64_t bytes_written = 0;     ///< as `bytes_read`
-  std::uint64_t bytes_buffered = 0;    ///< of both, through the page cache
+  std::uint64_t bytes_buffered = 0;    ///< bytes of both through the page cache
   std::uint64_t requests = 0;          ///< completed
   std::uint64_t short_transfers = 0;   ///< requests that moved less than requested, and were continued
   std::uint64_t retries = 0;           ///< requests repeated because the system asked for it
@@ -94,12 +94,12 @@ struct file_queue_stats {
   std::uint64_t lost = 0;              ///< requests that were never answered
   std::uint64_t operations = 0;        ///< completed, successful or not
   std::uint64_t failures = 0;          ///< completed, and failed
-  std::uint64_t cancelled = 0;         ///< of those, because of `cancel`
+  std::uint64_t cancelled = 0;         ///< failures because of `cancel`
   std::uint64_t busy_ns = 0;           ///< while at least one request was in flight
   std::uint64_t files_registered = 0;  ///< descriptors in the engine's table: see `register_file`
-  std::uint64_t files_plain = 0;       ///< how often one did not fit
+  std::uint64_t files_plain = 0;       ///< descriptors that did not fit
   io_setting setting{};                ///< the present depth and block size
-  io_setting best{};                   ///< with `io_tuning::on`: the best found so far
+  io_setting best{};                   ///< with `io_tuning::on`, the best setting found so far
   bool is_at_rest = false;             ///< whether the tuner rests there
   std::uint64_t metadata_bytes = 0;
 };

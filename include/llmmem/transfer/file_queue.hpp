@@ -41,7 +41,7 @@ inline namespace v0 {
 ///     auto back = queue.start(read_from(file, 0, other), transfer::urgency::demand, written).value();
 ///     back.wait();                              // throws what failed: operation, path, offset, bytes, errno
 ///
-/// - **Whole or failed.** A short transfer is continued; an operation succeeds only when every byte has
+/// - **Complete or failed.** A short transfer is continued; an operation succeeds only when every byte has
 ///   moved. The end of a file before that is `errc::file_ends`.
 /// - **Any size, offset and address.** Aligned parts bypass the page cache; heads and tails, and all of a
 ///   copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
@@ -54,9 +54,10 @@ inline namespace v0 {
 ///   makes the file fall back to the page cache (`io_file::fallback`); another error fails only its
 ///   operation.
 /// - **No endless waits**: an engine that fails `max_attempts` consecutive times fails all operations
-///   (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its own
-///   (`errc::completion_lost`), and when every slot is lost so, all later ones until an answer arrives. The
-///   device may still write to the memory of a lost request: keep it until the queue is destroyed.
+///   (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its operation
+///   (`errc::completion_lost`); when every slot is lost in this way, all later operations fail until an
+///   answer arrives. The device may still write to the memory of a lost request: keep it until the queue is
+///   destroyed.
 ///
 /// A failure names the file by a pointer to its path: files must outlive the failures kept about them. A
 /// process that forks leaves the queue to its parent: the child must not use or destroy it.
@@ -66,10 +67,9 @@ inline namespace v0 {
 /// @par Complexity      O(1) for each request of `block_bytes`; no allocation after construction. `cancel`,
 ///   `promote` and a failure walk the queue of that urgency.
 /// @par Thread safety   any number of threads; one mutex, held only for bookkeeping. With
-/// `driven_by::waiters`
-///   one of the waiting threads drives, and the others sleep.
+///   `driven_by::waiters` one of the waiting threads drives, and the others sleep.
 /// @par Errors          the constructor throws `argument_error`, `out_of_memory`, `system_error` and what the
-///   engine's throws; everything else is a value, or reported by the fence.
+///                      engine's constructor throws; everything else is a value, or reported by the fence.
 template <io_engine Engine = posix_io>
 class file_queue {
  public:
@@ -82,12 +82,12 @@ class file_queue {
   file_queue(const file_queue&) = delete;
   file_queue& operator=(const file_queue&) = delete;
 
-  /// Cancels what has not begun, and waits for all requests to the system, including lost ones. Fences must
-  /// not be used afterwards.
+  /// Cancels operations that have not begun, and waits for all requests to the system, including lost ones.
+  /// Fences must not be used afterwards.
   ~file_queue();
 
   /// Begins all of `copies` as one operation, once all of `after` have passed; returns its fence. Files and
-  /// memory must stay unchanged until then.
+  /// memory must stay unchanged until it has passed.
   /// @return `errc::table_full` (operations or copies), `errc::failures_kept` (see `clear_failures`),
   ///         `errc::out_of_range` (more than 4 of `after`, or bytes no file has), `errc::null_handle`,
   ///         `errc::not_opened`.
@@ -113,7 +113,7 @@ class file_queue {
   /// Returns the bytes moved so far; for completion ask the fence.
   [[nodiscard]] std::uint64_t bytes_done(const transfer_fence& of) const noexcept;
 
-  /// Makes progress without waiting. Needed now and then with `driven_by::waiters`, otherwise without effect.
+  /// Makes progress without waiting. Call it regularly with `driven_by::waiters`; otherwise it has no effect.
   void poll() noexcept;
 
   /// Returns when no operation is in flight.
@@ -154,7 +154,7 @@ class file_queue {
 
  private:
   static constexpr std::size_t batch = 64;
-  static constexpr std::uint64_t poll_ns = 100'000;  // interval for checking fences of other queues; a pause
+  static constexpr std::uint64_t poll_ns = 100'000;  // between checks of other fences; unit of a pause
 
   [[nodiscard]] static file_queue_options checked(file_queue_options options);
   [[nodiscard]] static std::uint32_t depth_of(const file_queue_options& options,
@@ -327,7 +327,7 @@ void file_queue<Engine>::cancel(const transfer_fence& of) noexcept {
   std::unique_lock lock(mutex_);
   if (of.ready() || !core_.board().gave(of)) return;
   core_.cancel(transfer_board::slot_of(of));
-  kick(lock);  // it may be over, and what came after it with it
+  kick(lock);  // it may be over, and operations after it too
 }
 
 template <io_engine Engine>
@@ -383,9 +383,9 @@ io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& opt
   return t;
 }
 
-/// A window lasts for eight times the bytes that may be in flight, and at least as long as the options say,
-/// once as much has passed at the new setting. Only a window with waiting work at all times measures the
-/// device's speed.
+/// A window begins once the bytes that may be in flight have moved at the new setting. It lasts for eight
+/// times as many, and at least as long as the options say. Only a window with waiting work at all times
+/// measures the device's speed.
 template <io_engine Engine>
 void file_queue<Engine>::tune(std::uint64_t now) noexcept {
   const std::uint64_t moved = core_.bytes_moved();
@@ -417,8 +417,8 @@ void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
   --followers_;
 }
 
-/// One turn: begins what can begin, takes completions, waits for `least` of them. Releases the lock while the
-/// engine waits; `driven_` keeps other threads away from the engine.
+/// One turn: begins all possible work, takes completions, waits for `least` of these. Releases the lock while
+/// the engine waits; `driven_` keeps other threads away from the engine.
 /// @pre not `driven_`.
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {

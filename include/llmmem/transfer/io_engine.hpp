@@ -23,7 +23,7 @@ struct io_request {
   io_direction way = io_direction::read;
   std::uint32_t bytes = 0;
   std::uint64_t offset = 0;
-  std::byte* data = nullptr;  ///< not written by a write
+  std::byte* data = nullptr;  ///< a write only reads it
   std::uint64_t tag = 0;      ///< returned with the completion; an engine may reserve some
 };
 
@@ -39,11 +39,11 @@ struct io_caps {
   std::uint32_t depth = 1;             ///< requests that it can have in flight
   bool overlaps = false;               ///< whether requests continue without calls of the engine
   bool registers_memory = false;       ///< whether `register_memory` saves the system work
-  bool registers_files = false;        ///< whether `register_file` does
-  std::string_view files_reason{};     ///< why it does not, although an engine could; empty when it does
-  std::string_view fallback_reason{};  ///< why it is not what was requested; empty when it is
+  bool registers_files = false;        ///< whether `register_file` saves the system work
+  std::string_view files_reason{};     ///< why it does not, although the engine could; empty if it does
+  std::string_view fallback_reason{};  ///< why the engine is not the requested one; empty if it is
   bool takes_device_memory = false;    ///< whether requests may name device memory
-  /// Why they may not; empty if they may.
+  /// Why requests may not name device memory; empty if they may.
   std::string_view device_reason{"GPUDirect Storage: not built"};
 };
 
@@ -52,7 +52,7 @@ struct io_wait {
   static constexpr std::uint64_t forever = ~std::uint64_t{0};
 
   std::uint32_t least = 0;             ///< completions to wait for; fewer when fewer are in flight
-  std::uint64_t timeout_ns = forever;  ///< and at most this long
+  std::uint64_t timeout_ns = forever;  ///< the longest wait
 };
 
 /// Passes requests to the system. One thread at a time calls it, except `wake`, which any thread may call.
@@ -92,10 +92,10 @@ concept registers_memory = requires(E& engine, std::span<const std::span<std::by
 ///
 /// - `register_file(descriptor)`: whether requests with that descriptor use the table from here on. If not,
 ///   for example because the table is full, they continue as before, which costs only speed.
-/// - `forget_file(descriptor)`: they no longer use it. Called before the descriptor is closed, because the
-///   table holds the file itself: it would stay open (and locked), and requests would go to it when another
-///   file has its number. Requests in flight do not matter. No effect for an unknown descriptor.
-/// - `forget_files()`: all of them, permanently. The files are released when it returns.
+/// - `forget_file(descriptor)`: requests no longer use its entry. Called before the descriptor is closed,
+///   because the table holds the file itself: it would stay open (and locked), and requests would go to it
+///   when another file has its number. Requests in flight do not matter. No effect for an unknown descriptor.
+/// - `forget_files()`: the same for all files, permanently. The files are released when it returns.
 ///
 /// One thread at a time calls them, like the other calls.
 template <class E>

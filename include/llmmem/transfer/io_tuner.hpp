@@ -28,20 +28,20 @@ struct io_tuner_options {
   io_setting first{};  ///< the starting point
   io_setting least{1, std::uint64_t{1} << 16};
   io_setting most{64, std::uint64_t{1} << 22};
-  double gain = 0.03;                    ///< a neighbour must be faster by this share to be moved to
+  double gain = 0.03;                    ///< the tuner moves to a neighbour that is faster by this share
   std::uint32_t windows = 3;             ///< measured at a setting before it is judged; their median counts
-  std::uint32_t rest_windows = 8;        ///< of rest before the neighbours are measured again
+  std::uint32_t rest_windows = 8;        ///< windows of rest before the neighbours are measured again
   std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least this long: short ones are noise
   std::uint32_t max_rest = 1024;         ///< each search without a change doubles the rest, up to this
 };
 
-/// Hill climbing: measures the present setting and the neighbours at twice and half the depth, and twice and
-/// half the block, in turn, so that a change in the device's speed affects all of them; moves to the best of
-/// them if that is faster by `gain`, and continues from there. If none is, it rests there, and measures again
-/// after `rest_windows`, because noise may have hidden one, then after twice as long, and so on: on a device
-/// that does not change, the share of time spent elsewhere approaches `4 * windows / max_rest`. While it
-/// rests, a window slower or faster than expected by a half, `windows` consecutive times, makes it measure at
-/// once.
+/// Hill climbing. The tuner measures the present setting and its neighbours (twice and half the depth, twice
+/// and half the block) in turn, so that a change in the device's speed affects all of them. It moves to the
+/// best neighbour if that is faster by `gain`, and continues from there. If none is, it rests. It measures
+/// again after `rest_windows`, because noise may have hidden a better one, then after twice as long, and so
+/// on. On a device that does not change, the share of time spent elsewhere approaches `4 * windows /
+/// max_rest`. While it rests, a window slower or faster than expected by a half, `windows` consecutive times,
+/// makes it measure at once.
 ///
 /// Settings are powers of two, so a climb from anywhere to a single peak takes at most `max_windows()`. On a
 /// landscape with several peaks it finds one that no neighbour beats by `gain`.

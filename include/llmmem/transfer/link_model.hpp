@@ -50,7 +50,7 @@ struct link_model {
   for (int digit = 0; digit < 9; ++digit) {
     if (whole > ~std::uint64_t{0} / 10 - 1) {
       throw length_error("link: " + std::to_string(bytes) + " bytes at " + std::to_string(bandwidth) +
-                         " bytes a second take more than 2^64 - 1 ns");
+                         " bytes per second take more than 2^64 - 1 ns");
     }
     whole = whole * 10 + rest * 10 / bandwidth;
     rest = rest * 10 % bandwidth;
@@ -64,7 +64,7 @@ struct link_model {
 constexpr void check_link(const link_model& link, const char* what) {
   const auto refuse = [what](std::uint64_t bandwidth) {
     throw argument_error(std::string(what) + ": a bandwidth of " + std::to_string(bandwidth) +
-                         " bytes a second; it must be 1 to 2^60");
+                         " bytes per second; it must be 1 to 2^60");
   };
   if (link.bytes_per_second == 0 || link.bytes_per_second > link_model::most_bytes_per_second)
     refuse(link.bytes_per_second);

@@ -1,5 +1,5 @@
 /// @file
-/// Counts what moved over which link, and how long the program waited, by cause.
+/// Counts the bytes moved over each link, and how long the program waited, by cause.
 #pragma once
 
 #include <llmmem/config.hpp>

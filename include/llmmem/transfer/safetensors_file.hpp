@@ -51,7 +51,7 @@ enum class tensor_access : std::uint8_t {
 ///
 /// @par Complexity      `find` O(log n). Opening reads the header only, never through the mapping.
 /// @par Thread safety   const throughout. Movable; spans stay valid.
-/// @par Errors          the constructor throws `io_error` for what cannot be opened, mapped or read,
+/// @par Errors          the constructor throws `io_error` for a file that cannot be opened, mapped or read,
 ///   `format_error` for a file that is not a safetensors file; both name the path.
 class safetensors_file {
  public:

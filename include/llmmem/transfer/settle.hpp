@@ -50,7 +50,7 @@ template <class Queue>
 [[nodiscard]] bool has_capacity(Queue& queue) noexcept {
   static_assert(
       !requires { queue.queue().has_room(); } || requires { queue.queue().has_capacity(); },
-      "a queue says by `has_capacity` whether a copy would begin at once: rename its `has_room`");
+      "rename the queue's `has_room` to `has_capacity`: it returns whether a copy would begin at once");
   if constexpr (requires { queue.queue().has_capacity(); }) {
     return queue.queue().has_capacity();
   } else {

@@ -31,7 +31,7 @@ class stripe_layout {
  public:
   struct place {
     std::uint32_t member = 0;
-    std::uint64_t index = 0;  ///< of the stripe among those of its member
+    std::uint64_t index = 0;  ///< the stripe's number among those of its member
 
     friend constexpr bool operator==(const place&, const place&) noexcept = default;
   };
@@ -80,8 +80,8 @@ class stripe_layout {
 ///
 /// A moving average of bytes per nanosecond; the newest measurement counts a quarter. A member without a
 /// measurement counts as the fastest measured one. A member so slow that its share rounds to nothing gets
-/// none, except for one stripe per cycle each `probe_every` times that shares are requested: so a recovery is
-/// noticed.
+/// none, except for one stripe per cycle each `probe_every` times that shares are requested, so that a
+/// recovery is noticed.
 ///
 /// @par Complexity   O(members squared), eight at most.
 /// @par Source       an average of bandwidths as in Mooncake's TENT ("slice spraying"), for the idea.

@@ -27,8 +27,8 @@ inline namespace v0 {
 
 /// A copy over several members: the fences of its parts. 136 bytes, trivially copyable.
 ///
-/// It has passed when every part is complete; it failed when one of them did, and reports that failure, which
-/// names the member's path.
+/// It has passed when every part is complete. If a part failed, it reports that failure, which names the
+/// member's path.
 ///
 /// @par Thread safety   as `transfer_fence`.
 class striped_fence {
@@ -88,11 +88,11 @@ struct striped_options {
 /// The statistics of a member.
 struct striped_member_stats {
   double bytes_per_ns = 0;       ///< as measured; 0 before the first measurement
-  std::uint32_t last_share = 0;  ///< of 32, in the range allocated last
+  std::uint32_t last_share = 0;  ///< its stripes of 32, in the range allocated last
 };
 
-/// Distributes the stripes of each range over its members by their measured speed: the shares are fixed when
-/// a range is allocated, so that its layout is a record of about two hundred bytes, and change from range to
+/// Distributes the stripes of each range over its members by their measured speed. The shares are fixed when
+/// a range is allocated, so that its layout is a record of about two hundred bytes; they differ from range to
 /// range. A member without space is left out of a range.
 ///
 ///     file_space<uring_io> fast("/nvme0/chunks", options), slow("/nvme1/chunks", options);
@@ -254,7 +254,7 @@ std::uint32_t striped_space<Engine>::checked(std::span<member_type* const> membe
                                              const striped_options& options) {
   const auto refuse = [&](const std::string& what) { throw argument_error(options.name + ": " + what); };
   if (members.empty() || members.size() > max_stripe_members) {
-    refuse(std::to_string(members.size()) + " members; allowed are 1 to 8");
+    refuse(std::to_string(members.size()) + " members; use 1 to 8");
   }
   for (std::size_t i = 0; i < members.size(); ++i) {
     if (members[i] == nullptr) refuse("member " + std::to_string(i) + " is null");
@@ -282,8 +282,8 @@ striped_space<Engine>::striped_space(std::span<member_type* const> members, stri
     capacity_ = checked_add(capacity_, each->capacity(), options_.name.c_str());
 }
 
-/// Reads what the members' queues have moved since the last time. A small amount is left for the next,
-/// because it carries little information.
+/// Reads how many bytes the members' queues have moved since the last time. A small amount is left for the
+/// next time, because it carries little information.
 template <io_engine Engine>
 void striped_space<Engine>::measure() noexcept {
   for (std::uint32_t m = 0; m < members_.size(); ++m) {
@@ -337,7 +337,7 @@ result<typename striped_space<Engine>::range_type> striped_space<Engine>::try_al
   measure();
   std::uint32_t left_out = 0;
   failure why = short_of;
-  // Each turn leaves one more out, so it ends.
+  // Each turn leaves out one more member, so the loop ends.
   while (left_out + 1 != std::uint32_t{1} << members_.size()) {
     record made{stripe_layout(weights_.shares(left_out)), {}};
     const refused by = take_parts(made, bytes);
@@ -443,7 +443,7 @@ result<striped_fence> striped_space<Engine>::copy(range_type range, std::byte* d
     }
   }
   if (wrong.code == errc::ok) return begun;
-  // A refusal starts nothing: copies that have begun end here.
+  // A refusal starts nothing: copies that have begun are cancelled here.
   cancel(begun);
   static_cast<void>(begun.settled());
   return wrong;

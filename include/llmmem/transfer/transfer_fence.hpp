@@ -20,7 +20,7 @@ inline namespace v0 {
 
 class transfer_board;
 
-/// An operation of a queue whose operations may fail. Sixteen bytes, trivially copyable.
+/// The fence of an operation that may fail. Sixteen bytes, trivially copyable.
 ///
 /// It has passed when the operation is complete, successful or not: `outcome()` returns the result, any
 /// number of times and to any thread.
@@ -142,7 +142,7 @@ class transfer_board {
   }
 
   /// Forgets all kept failures: see `transfer_fence::conclude` for one. Fences of those operations report
-  /// success from then on. Call it when all interested threads know them.
+  /// success from then on. Call it when all interested threads have read them.
   void clear_failures() noexcept {
     const std::scoped_lock lock(failure_mutex_);
     failure_count_.store(0, std::memory_order_relaxed);
@@ -168,7 +168,7 @@ class transfer_board {
   void keep(const kept_failure& failed) noexcept {
     const std::scoped_lock lock(failure_mutex_);
     const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
-    failures_[count] = failed;  // there is space: for those kept when the last began, and all that run
+    failures_[count] = failed;  // space: those kept at the last `begin`, and all that run
     failure_count_.store(count + 1, std::memory_order_relaxed);
   }
 

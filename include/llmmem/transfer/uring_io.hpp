@@ -42,7 +42,7 @@ struct uring_options {
 /// An io_uring. Requests continue in the kernel without calls.
 ///
 /// Containers often forbid io_uring, and old kernels lack it: the constructor then throws, and says which. A
-/// program that must run there too catches that and uses `posix_io`.
+/// program that must run there too catches that exception and uses `posix_io`.
 ///
 /// Registered files and memory (`register_file`, `register_memory`) cost the kernel less per request. Without
 /// free entries, or with a kernel without tables (before Linux 5.5), files use their descriptors:
@@ -59,7 +59,7 @@ struct uring_options {
 class uring_io {
  public:
   static constexpr std::uint32_t max_depth = 4096;
-  static constexpr std::size_t max_ranges = 16;  ///< of registered memory
+  static constexpr std::size_t max_ranges = 16;  ///< ranges of registered memory
   static constexpr std::uint32_t max_files = 64;
 
   explicit uring_io(const uring_options& options = {});
@@ -122,7 +122,7 @@ class uring_io {
   std::array<std::span<std::byte>, max_ranges> ranges_{};
   std::size_t range_count_ = 0;
   std::array<int, max_files> files_{};
-  std::uint32_t file_entries_ = 0;  // of the kernel's table
+  std::uint32_t file_entries_ = 0;  // entries of the kernel's table
   std::uint32_t files_end_ = 0;     // no entry from there on was ever used
   std::string_view files_reason_{};
 };
@@ -156,7 +156,7 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
   }
   const char* const mend =
       error == -ENOMEM ? "the memory that the process may lock is used up: raise the limit (ulimit -l, "
-                         "RLIMIT_MEMLOCK), take fewer requests, or use posix_io"
+                         "RLIMIT_MEMLOCK), use a smaller depth, or use posix_io"
       : error == -EMFILE || error == -ENFILE
           ? "the process has too many open files: raise the limit (ulimit -n), or use posix_io"
           : "a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io";
@@ -202,7 +202,7 @@ inline uring_io::~uring_io() {
 inline void uring_io::open_table(std::uint32_t entries) noexcept {
   files_.fill(no_file);
   if (entries == 0) {
-    files_reason_ = "a table of files was not asked for";
+    files_reason_ = "no table of files was requested";
     return;
   }
   int error = ::io_uring_register_files_sparse(&ring_, entries);
@@ -213,7 +213,7 @@ inline void uring_io::open_table(std::uint32_t entries) noexcept {
   } else if (error == -EMFILE) {
     files_reason_ = "the limit on descriptors (ulimit -n) is below the table's entries";
   } else if (error == -EINVAL) {
-    files_reason_ = "the kernel has no tables of files with room in them: it needs Linux 5.5";
+    files_reason_ = "the kernel has no tables of files with free entries: it needs Linux 5.5";
   } else {
     files_reason_ = "the kernel refused a table of files";
   }
@@ -244,7 +244,7 @@ inline bool uring_io::register_file(int descriptor) noexcept {
 inline void uring_io::forget_file(int descriptor) noexcept {
   const std::uint32_t entry = descriptor < 0 ? files_end_ : entry_of(descriptor);
   if (entry == files_end_) return;
-  // If that is refused, for example on a wrong thread, the kernel keeps the file until the entry's next one.
+  // If that is refused, for example on a wrong thread, the kernel keeps the file until the entry's next use.
   static_cast<void>(update_entry(entry, no_file));
   files_[entry] = no_file;
 }

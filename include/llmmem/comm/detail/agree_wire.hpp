@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Space for any control message: an agreement's has four sets of seats.
+/// Space for any control message: an agreement message has four sets of seats.
 using told_bytes = std::array<std::byte, 1024>;
 static_assert(sizeof(told_bytes) <= max_post_bytes && sizeof(told_bytes) >= 40 + 4 * sizeof(seat_set));
 
@@ -33,7 +33,7 @@ static_assert(sizeof(told_bytes) <= max_post_bytes && sizeof(told_bytes) >= 40 +
   return out.written();
 }
 
-/// Returns nothing for bytes that are not such a message.
+/// Returns nothing for bytes that are not an agreement message.
 [[nodiscard]] inline std::optional<agree_message> decode_agree(std::span<const std::byte> bytes,
                                                                std::uint32_t seats) noexcept {
   wire_reader in(bytes);

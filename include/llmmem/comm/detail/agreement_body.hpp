@@ -117,7 +117,7 @@ void agreement::on_message(seat_id from, const agree_message& message, const Pos
   advance(post);
 }
 
-/// Answers a member that asks for an earlier decision: the coordinator died before it told all.
+/// Answers a member that asks for an earlier decision: the coordinator died before it informed all members.
 template <agree_post Post>
 void agreement::answer_late(seat_id from, const agree_message& message, const Post& post) const noexcept {
   if (message.instance + 1 != instance_) return;
@@ -151,7 +151,7 @@ void agreement::coordinate(const Post& post) noexcept {
     report.value = accepted_by_ == no_seat ? say_ : accepted_;
     gather(now_, self_, report);
   }
-  // Nothing needs to be asked if no failure is known: all members report to the first by themselves.
+  // No query is needed while no failure is known, because all members report to the first by themselves.
   if (!asked_ && !failed().empty()) {
     asked_ = true;
     to_others(message(agree_kind::query), post);
@@ -175,8 +175,8 @@ void agreement::coordinate(const Post& post) noexcept {
   to_others(last_decision(), post);
 }
 
-/// The decision may exclude this member, and the sender may not have known it: a coordinator that is no
-/// longer heard suspected this member, or it asks for a decision made before it was heard again.
+/// The decision may exclude this member, although the sender did not know: an unreachable coordinator
+/// suspected this member, or the decision was made before this member was reachable again.
 inline void agreement::finish(const comm::agreed& value) noexcept {
   last_ = value;
   is_out_ = value.failed.contains(self_);

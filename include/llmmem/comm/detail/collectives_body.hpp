@@ -24,7 +24,7 @@ class collective {
   [[nodiscard]] std::uint32_t segment_bytes(std::uint32_t element_bytes) const noexcept {
     return std::max(call_->segment_bytes / element_bytes, 1U) * element_bytes;
   }
-  /// Returns the rank that many places ahead in the ring.
+  /// Returns the rank that is `places` ahead in the ring.
   [[nodiscard]] std::uint32_t ahead(std::uint32_t places) const noexcept { return (self_ + places) % world_; }
   [[nodiscard]] std::uint32_t behind(std::uint32_t places) const noexcept {
     return (self_ + world_ - places % world_) % world_;
@@ -40,7 +40,8 @@ class collective {
                                       std::span<std::byte> into, std::uint32_t from) {
     return ended(ranks_->exchange(out, rank_id{to}, into, rank_id{from}, call_->tag, call_->by));
   }
-  /// Blocks may differ in size, so one may have more pieces than the other: no bytes, no message.
+  /// Blocks may differ in size, so one may have more pieces than the other. A piece without bytes is not
+  /// sent.
   [[nodiscard]] result<void> exchange_pieces(std::span<const std::byte> out, std::uint32_t to,
                                              std::span<std::byte> into, std::uint32_t from) {
     if (out.empty() && into.empty()) return {};
@@ -51,7 +52,8 @@ class collective {
   [[nodiscard]] static failure misfit(std::uint64_t wanted, std::uint64_t found) noexcept {
     return {.code = errc::size_mismatch, .wanted = wanted, .found = found, .where = "collective"};
   }
-  /// Returns success if the blocks are as many as ranks, in order, of whole elements, and make up `bytes`.
+  /// Returns success if there is one block per rank, in order and of whole elements, and the blocks make up
+  /// `bytes`.
   [[nodiscard]] result<void> fit(std::span<const std::uint64_t> blocks, std::uint64_t bytes,
                                  std::uint32_t element_bytes) const noexcept {
     if (blocks.size() != std::size_t{world_} + 1) return misfit(std::size_t{world_} + 1, blocks.size());
@@ -142,8 +144,8 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
       std::min<std::uint64_t>(all.segment_bytes(op.element_bytes), largest_block(blocks));
   call.scratch.resize(segment);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
-    // The incoming data is the sum of the ranks before; with this rank's part it continues, and ends at its
-    // owner.
+    // The incoming data is the sum of the ranks before. This rank adds its part and sends the sum on; it ends
+    // at the part's owner.
     const std::span<std::byte> out = block_of(data, blocks, all.behind(d));
     const std::span<std::byte> into = block_of(data, blocks, all.behind(d + 1));
     for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += segment) {
@@ -185,7 +187,7 @@ result<void> tree_reduce(collective<T>& all, std::span<std::byte> data, const re
   return {};
 }
 
-/// One hop of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of that many bytes.
+/// One hop of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of `bundle` bytes.
 struct hop_shape {
   std::uint32_t count = 1;
   std::uint32_t self = 0;
@@ -226,7 +228,7 @@ template <transport T>
 result<void> broadcast(T& ranks, std::span<std::byte> bytes, rank_id root, const collective_call& call) {
   detail::collective all(ranks, call);
   if (to_index(root) >= all.world()) return all.misfit(all.world(), to_index(root));
-  // As if the root were 0: a rank that has the data sends it on over ever shorter distances.
+  // Places count from the root. A rank that has the data sends it on, over ever shorter distances.
   const std::uint32_t place = all.behind(to_index(root));
   std::uint32_t step = 1;
   while (step < all.world() && place % (2 * step) == 0)
@@ -249,12 +251,12 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
   const bool is_ring = call.algorithm == reduce_algorithm::ring;
   const std::uint64_t piece = std::max(call.segment_bytes, 1U);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
-    // Directly, each rank sends its own block to all; around the ring, the block that came last.
+    // `direct`: each rank sends its own block to all. `ring`: it sends the block that came last.
     const auto out = detail::block_of(all_bytes, blocks, is_ring ? all.behind(d - 1) : all.self());
     const auto into = detail::block_of(all_bytes, blocks, all.behind(d));
     const std::uint32_t to = is_ring ? all.ahead(1) : all.ahead(d);
     const std::uint32_t from = is_ring ? all.behind(1) : all.behind(d);
-    // In pieces, so that data is still in the processor's caches when it is taken.
+    // In pieces, so that data is still in the processor's caches when it is used.
     for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
       const auto goes = detail::piece_of(out, at, piece);
       if (auto done = all.exchange_pieces(goes, to, detail::piece_of(into, at, piece), from); !done)

@@ -37,7 +37,7 @@ communicator<E>::communicator(E& end, const communicator_options& options)
       inbox_(end.seats(), options.early_bytes),
       traffic_(end.seats()) {
   nonces_[to_index(end.self())] = end.nonce();
-  // Received within callbacks, which must not fail: a member may be one epoch ahead, and report deaths in it.
+  // Callbacks fill it and must not fail: a member may be one epoch ahead, and report deaths in it.
   early_words_.reserve(std::size_t{4} * end.seats());
 }
 
@@ -263,7 +263,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   for (std::uint32_t seat = 0; seat < end_->seats(); ++seat)
     end_->withdraw(seat_id{seat});
   inbox_.clear();
-  // By now another process may be in the seat than the one with the newcomer's nonce.
+  // Another process may be in the seat by now, instead of the one with the newcomer's nonce.
   seat_set came_as_named;
   for (const seat_id seat : newcomers) {
     if (is_member(seat)) came_as_named.insert(seat);
@@ -356,8 +356,8 @@ void communicator<E>::on_message(seat_id from, const frame_header& frame,
 }
 
 /// Two fresh processes may each begin a first epoch, with processes that had one seat one after the other,
-/// and both name a third process. That one is in one of them. For the members of the other it lives, and may
-/// agree on something else, like a suspected process.
+/// and both name a third process. That process is in one of the epochs. For the members of the other epoch it
+/// lives, and may agree on something else, like a suspected process.
 template <endpoint E>
 void communicator<E>::note_founding(seat_id from, std::uint64_t founding) noexcept {
   if (founding != 0) foundings_[to_index(from)] = founding;
@@ -374,7 +374,7 @@ void communicator<E>::hear_revoke(const frame_header& frame) noexcept {
 template <endpoint E>
 void communicator<E>::revoke() noexcept {
   if (std::exchange(is_revoked_, true) || epoch_ == 0) return;
-  // Every rank passes it on once, because the first one may die before it has told all.
+  // Every rank passes it on once, because the first one may die before it has informed all.
   for (const seat_id seat : (part_.members() - part_.failed())) {
     if (seat != end_->self()) post(seat, post_kind::revoke, epoch_, {});
   }
@@ -419,8 +419,8 @@ result<comm::agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
-  // Only the coordinator knows which ranks are waited for: it is asked early, so that its answer arrives in
-  // time, and again as the remaining time passes.
+  // Only the coordinator knows for which ranks it waits: this rank asks it early, so that its answer arrives
+  // in time, and again as the remaining time passes.
   constexpr std::uint64_t answer_ns = 1'000'000;
   const auto halfway = [&](std::uint64_t now) {
     const bool is_asked = by != no_deadline && by.ns > now && by.ns - now > answer_ns;

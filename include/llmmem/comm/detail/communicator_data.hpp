@@ -81,7 +81,7 @@ result<void> communicator<E>::send_frames(std::span<const std::byte> bytes, rank
   return {};
 }
 
-/// Through the store, because no other process could take it.
+/// Puts the message into the store of early messages, because this process is also the receiver.
 template <endpoint E>
 result<void> communicator<E>::send_to_self(std::span<const std::byte> bytes, std::uint32_t tag) {
   const seat_id self = end_->self();

@@ -124,7 +124,7 @@ class control_channel {
     out.is_overflowed = false;
     put(out, frame_sort::given_up, {}, {});
   }
-  /// Announces that this process leaves, behind the waiting bytes.
+  /// Announces, after the waiting bytes, that this process leaves.
   void leave(seat_id seat) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
@@ -158,14 +158,14 @@ class control_channel {
     std::uint64_t key = 0;
     waiting_bytes waiting;
     frame_seal seal{};
-    std::uint64_t number = 0;  // of the next frame
+    std::uint64_t number = 0;  // the number of the next frame
     bool is_armed = false;     // epoll reports when the socket can be written to
     bool is_overflowed = false;
     lane_count sent{};
     std::uint64_t beats = 0;
   };
 
-  // All of these: @pre the mutex is held
+  // @pre of each: the mutex is held
   void put(writer& out, frame_sort sort, const frame_header& header,
            std::span<const std::byte> bytes) noexcept;
   void flush(writer& out) noexcept;
@@ -176,7 +176,7 @@ class control_channel {
   const socket_poller& poller_;
   std::uint32_t most_waiting_;
   descriptor stop_;
-  mutable std::mutex mutex_;  // of the writers
+  mutable std::mutex mutex_;  // protects the writers
   std::vector<writer> writers_;
   std::thread beats_;
 };

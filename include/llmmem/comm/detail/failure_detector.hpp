@@ -78,7 +78,7 @@ class failure_detector {
   /// The process as a pidfd, closed if it is unknown.
   [[nodiscard]] const descriptor& process(seat_id seat) const noexcept { return at(seat).process; }
   /// Records that a process is connected from now on.
-  /// @param is_own  it is this very process, which is never killed.
+  /// @param is_own  the process is this one, which is never killed.
   void seat(seat_id seat, const incarnation_id& incarnation, descriptor process, bool is_own) noexcept {
     seat_record& of = at(seat);
     of.process = std::move(process);
@@ -124,12 +124,12 @@ class failure_detector {
     if (at(seat).process.is_open()) return death_verdict::undecided;
     return reset_ == on_reset::dead ? death_verdict::certain : death_verdict::suspected;
   }
-  /// The seat's next timer, for one that is `ending`.
+  /// Sets the timer of a seat that is `ending`.
   void remind(seat_id seat) noexcept { clock_.due(at(seat).ends_by); }
   /// @}
 
   /// @name Reports
-  /// Whether to report it to the handler: it has not been reported before.
+  /// Whether to report it to the handler: true once for each seat.
   /// @{
   [[nodiscard]] bool report_suspected(seat_id seat) noexcept {
     if (at(seat).reported != report::none) return false;
@@ -203,7 +203,7 @@ class failure_detector {
     bool is_own = false;
     bool is_soft_silent = false;
     std::uint64_t ends_by = 0;    // when `ending`
-    std::uint64_t heard = 0;      // in listened time
+    std::uint64_t heard = 0;      // time of the last bytes, in listened time
     std::uint64_t looked_at = 0;  // its silence at the last check
     incarnation_id incarnation{};
     incarnation_id rejected{};

@@ -19,10 +19,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Seals the frames of one lane in one direction. A sealed header has two tags: one of the frame's bytes, in
-/// the otherwise unused words, and one of the header with that tag and the frame's number on its lane, in
-/// place of the magic number and the checksum. The number is not sent. So a frame that was changed, invented,
-/// omitted, sent twice or out of turn, or taken from another lane, connection or direction does not open.
+/// Seals the frames of one lane in one direction. A sealed header has two tags. One covers the frame's bytes
+/// and is in the otherwise unused words. The other covers the header with that tag and the frame's number on
+/// its lane, and replaces the magic number and the checksum. The number is not sent. So a frame that was
+/// changed, invented, omitted, sent twice or out of turn, or taken from another lane, connection or direction
+/// does not open.
 ///
 /// The tags are SipHash-2-4 tags of 64 bits, under two keys of 128 bits that only the two processes have: a
 /// forger with one attempt per connection succeeds once in 2^64. SipHash is a keyed pseudo-random function

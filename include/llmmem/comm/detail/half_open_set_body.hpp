@@ -66,8 +66,8 @@ inline std::optional<learned_absence> half_open_set::accept_some() noexcept {
   return learned;
 }
 
-/// Returns the earliest caller. One that knows the secret needs two messages, and finishes before so many
-/// others have come; a hello proves nothing. @pre there is a caller
+/// Returns the earliest caller. A caller that knows the secret needs two messages, so it finishes before that
+/// many others come; a hello alone proves nothing. @pre there is a caller
 inline std::uint32_t half_open_set::oldest_caller() const noexcept {
   std::uint32_t oldest = no_slot;
   for (std::uint32_t slot = 0; slot < halves_.size(); ++slot) {
@@ -156,8 +156,8 @@ inline bool half_open_set::watch(std::uint32_t slot, std::uint32_t events) noexc
   return poller_.add(socket, events, key) || poller_.change(socket, events, key);
 }
 
-/// A message is shorter than any socket's buffer, and the buffer is empty: a message that is not sent whole
-/// means that the connection is broken.
+/// A message is shorter than any socket's buffer, and the buffer is empty, so an incomplete send means that
+/// the connection is broken.
 inline bool half_open_set::say(std::uint32_t slot) noexcept {
   const std::span<const std::byte> said = halves_[slot].shaking.says();
   return write_some(halves_[slot].socket.get(), said, {}) == static_cast<ssize_t>(said.size());

@@ -66,8 +66,8 @@ class early_queue {
   [[nodiscard]] std::size_t capacity() const noexcept { return kept_.capacity(); }
 
  private:
-  /// Shrinks to twice the remaining messages, plus one for a message in progress. Returns whether it did: not
-  /// without memory.
+  /// Shrinks to twice the remaining messages, plus one for a message in progress. Returns whether it did; it
+  /// fails without memory.
   [[nodiscard]] bool shrink(std::size_t left) noexcept {
     if (2 * left + 1 >= kept_.capacity()) return false;
     std::vector<early_message> fewer;
@@ -84,7 +84,7 @@ class early_queue {
   }
 
   std::vector<early_message> kept_{};
-  std::size_t begin_ = 0;  // those before are taken: at most half of all
+  std::size_t begin_ = 0;  // messages before it are taken: at most half of all
 };
 
 /// One message at a time is awaited; other messages are kept while there is space, and left in the transport
@@ -125,7 +125,7 @@ class inbox {
     const sender& of = senders_[to_index(from_)];
     return of.into == target::awaited ? of.next : 0;
   }
-  /// How it arrived, once nothing is awaited.
+  /// How the awaited message arrived. Valid once nothing is awaited.
   [[nodiscard]] const message_outcome& outcome() const noexcept { return outcome_; }
   /// Ends the wait. Returns whether a frame may be in flight into its bytes: it must be withdrawn.
   [[nodiscard]] bool end_await() noexcept {
@@ -146,7 +146,7 @@ class inbox {
     return std::nullopt;
   }
 
-  /// See `frame_handler`. For frames of this epoch, from heard members.
+  /// See `frame_handler`. For frames of this epoch, from reachable members.
   [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
     sender& of = senders_[to_index(from)];
     if (frame.bytes > frame.message || frame.offset > frame.message - frame.bytes) return torn();
@@ -177,7 +177,7 @@ class inbox {
     }
   }
 
-  /// Nothing more comes from there. Whole messages stay.
+  /// Nothing more comes from that seat. Complete messages stay.
   void forget(seat_id from) noexcept {
     sender& of = senders_[to_index(from)];
     abandon(of, from);
@@ -199,9 +199,9 @@ class inbox {
   enum class target : std::uint8_t { none, awaited, early, dropped };
   struct sender {
     target into = target::none;
-    std::uint32_t tag = 0;                    // of the message being assembled
-    std::uint64_t length = 0;                 // of it, by its first frame
-    std::uint64_t next = 0;                   // next byte of it
+    std::uint32_t tag = 0;                    // the tag of the message being assembled
+    std::uint64_t length = 0;                 // its length, by its first frame
+    std::uint64_t next = 0;                   // next byte of that message
     std::optional<early_message> building{};  // the message itself, if it has not been requested yet
     // Whole messages, by tag. The tag of `building` has an entry here.
     std::map<std::uint32_t, early_queue> early{};

@@ -26,17 +26,18 @@ namespace detail {
 /// NCCL makes it on its own threads; `look_at_child` returns the progress, and `adopt_child` replaces the
 /// previous one by it.
 ///
-/// `stop` ends NCCL's work, so that it no longer touches memory: it keeps what can be shrunk, and aborts the
-/// rest. A stopped communicator can only be shrunk or aborted. Windows end with their communicator.
+/// `stop` ends NCCL's work, so that it no longer touches memory: it keeps a communicator that can be shrunk,
+/// and aborts any other. A stopped communicator can only be shrunk or aborted. Windows end with their
+/// communicator.
 ///
-/// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` as
-///   long as NCCL does; nothing else waits.
+/// @par Complexity      as the calls of NCCL. `stop` waits for up to `nccl_options::stop_ns`, and `abort` for
+///                      as long as NCCL takes; nothing else waits.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          NCCL's status.
 template <class Api>
 class nccl_communicator {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive it.
   nccl_communicator(Api& api, stream_marker<Api>& marker, const nccl_options& options, nccl_stats& stats)
       : api_(api), marker_(marker), options_(options), stats_(stats) {}
   nccl_communicator(const nccl_communicator&) = delete;
@@ -58,8 +59,8 @@ class nccl_communicator {
   [[nodiscard]] ncclResult_t begin_fresh(int ranks, const ncclUniqueId& id, int self);
   /// From the present one, without the ranks `excluded`. @pre `is_there()`.
   [[nodiscard]] ncclResult_t begin_shrunk(std::vector<int>& excluded);
-  /// From the present one or, for a joining rank, from that of the others. Rank 0 and the joining ranks pass
-  /// the id.
+  /// From the present one or, for a joining rank, from that of the other ranks. Rank 0 and the joining ranks
+  /// pass the id.
   [[nodiscard]] ncclResult_t begin_grown(int ranks, const ncclUniqueId& id, int self)
     requires(Api::has_grow);
   /// Returns `ncclInProgress` while the child is being made, `ncclSuccess` when it exists. Only once: the
@@ -121,9 +122,9 @@ class nccl_communicator {
   ncclComm_t comm_ = nullptr;
   // NCCL's threads write it while it is being made, so its place may outlive this object.
   std::unique_ptr<ncclComm_t> child_ = std::make_unique<ncclComm_t>(nullptr);
-  making making_ = making::nothing;  // of the child
+  making making_ = making::nothing;  // how the child is made
   bool is_stopped_ = false;          // no more work may be put on it
-  window_table windows_;             // of `comm_`
+  window_table windows_;             // the windows of `comm_`
 };
 
 template <class Api>
@@ -210,7 +211,7 @@ void nccl_communicator<Api>::abort() noexcept {
     static_cast<void>(api_.abort(take_child()));
     ++stats_.aborted;
   } else if (making_ == making::grown) {
-    // Nothing ends that: NCCL writes there when it is done, or fails.
+    // No call stops the making of a child: NCCL writes there when it succeeds or fails.
     static_cast<void>(child_.release());
   }
   making_ = making::nothing;

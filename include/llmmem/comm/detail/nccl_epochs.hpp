@@ -26,8 +26,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Forms the communicator of each epoch, so that all ranks have made it, or none uses one: they vote on what
-/// they have, make it the same way (shrunk, grown, or fresh), and vote on whether all have succeeded.
+/// Forms the communicator of each epoch, so that either all ranks have made it, or no rank uses one. The
+/// ranks vote on what they have, make it the same way (shrunk, grown, or fresh), and vote on whether all have
+/// succeeded.
 ///
 /// It stores nothing about an epoch itself; the side channel and the communicator do.
 ///
@@ -35,7 +36,7 @@ namespace detail {
 template <nccl_side Side, class Api>
 class nccl_epochs {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive it.
   nccl_epochs(side_channel<Side>& channel, nccl_communicator<Api>& comm, Api& api, const nccl_report& report,
               const nccl_options& options) noexcept
       : channel_(channel), comm_(comm), api_(api), report_(report), options_(options) {}

@@ -33,7 +33,7 @@ namespace detail {
 struct outgoing_frame {
   std::array<std::byte, wire_header_bytes> head{};
   std::span<const std::byte> bytes;
-  std::size_t sent = 0;  ///< bytes of both
+  std::size_t sent = 0;  ///< sent bytes, of `head` and then of `bytes`
 
   [[nodiscard]] bool is_begun() const noexcept { return sent != 0; }
   [[nodiscard]] bool is_complete() const noexcept { return sent == head.size() + bytes.size(); }
@@ -67,11 +67,12 @@ struct lane_read {
 enum class lane_flush : std::uint8_t { done, waits, broken };
 
 /// The two lanes to each seat: their sockets, the readers of incoming frames, and the rest of a frame of data
-/// that was begun. (`control_channel` writes control messages.) It reports what the sockets do and draws no
+/// that was begun. (`control_channel` writes control messages.) It reports events of the sockets and draws no
 /// conclusions.
 ///
-/// Epoll watches each open data lane that may be read, except the *hot* one: the caller polls a lane that was
-/// read many consecutive times itself, because otherwise the sender would pay for epoll's work at each frame.
+/// Epoll watches each open data lane that may be read, except the *hot* one, which was read many consecutive
+/// times: the caller polls that lane itself, because otherwise the sender would pay for epoll's work at each
+/// frame.
 ///
 /// @invariant  A lane whose handler answered `ask_again` is held, and is not read before `ask` has found
 /// space.
@@ -112,7 +113,7 @@ class peer_lanes {
     return event_key(socket_event::told, generation(seat), to_index(seat));
   }
   /// Ends writing on both sockets, and reads what has arrived: TCP resets a connection that is closed with
-  /// unread bytes, and the peer would lose what was sent.
+  /// unread bytes, and the peer would lose the sent bytes.
   void shut_down(seat_id seat) noexcept;
   /// @}
 
@@ -172,7 +173,8 @@ class peer_lanes {
   /// Writes the rest of a frame.
   [[nodiscard]] lane_flush flush(seat_id to) noexcept;
   void forget_rest(seat_id to) noexcept { at(to).rest.clear(); }
-  /// Makes epoll watch for what can be done on the data lane. Call it after `flush` and `keep_rest`.
+  /// Makes epoll watch for the reads and writes that are possible on the data lane. Call it after `flush` and
+  /// `keep_rest`.
   void watch(seat_id seat) noexcept;
   /// @}
 
@@ -184,9 +186,9 @@ class peer_lanes {
     descriptor told;
     data_reader data_in;
     told_reader told_in;
-    waiting_bytes rest;  // of begun frames of data
+    waiting_bytes rest;  // the rest of begun frames of data
     frame_seal data_seal{};
-    std::uint64_t data_number = 0;  // of the next frame out
+    std::uint64_t data_number = 0;  // the number of the next frame out
     std::uint32_t generation = 0;
     std::uint32_t watched = 0;  // the events that epoll watches for on the data lane
     bool is_data_over = false;

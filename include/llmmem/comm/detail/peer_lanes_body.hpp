@@ -187,7 +187,7 @@ inline void peer_lanes::watch(seat_id seat) noexcept {
   of.watched = wanted;
 }
 
-/// Records that data has come from there.
+/// Records that data has come from that seat.
 inline void peer_lanes::heat(seat_id seat) noexcept {
   constexpr std::uint32_t hot_run = 64;
   if (std::exchange(last_from_, seat) != seat) run_ = 0;

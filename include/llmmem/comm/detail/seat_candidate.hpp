@@ -33,7 +33,7 @@ class seat_candidate {
     return incarnation_ == incarnation;
   }
   [[nodiscard]] const incarnation_id& incarnation() const noexcept { return incarnation_; }
-  /// Whether it is this very process.
+  /// Whether it is this process.
   [[nodiscard]] bool is_own() const noexcept { return is_own_; }
   /// The time at which its first lane came.
   [[nodiscard]] std::uint64_t since() const noexcept { return since_; }

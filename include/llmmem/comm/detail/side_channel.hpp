@@ -23,7 +23,7 @@ inline namespace v0 {
 namespace detail {
 
 /// Listens to the side channel while NCCL works, and holds the two votes by which ranks form a communicator:
-/// on what each has to begin with, and whether each has made it.
+/// on what each rank starts from, and on whether each has made it.
 ///
 /// All members give both votes, unless another member has died. A vote that a rank could not give before its
 /// deadline is *owed*: `agree` gives it first, as a no, because the others may wait for it.
@@ -41,7 +41,7 @@ class side_channel {
   [[nodiscard]] Side& side() const noexcept { return side_; }
 
   /// Handles news. Fails when waiting is pointless: a death, the epoch's end, or the deadline.
-  /// @param with   the awaited rank; nothing: all of them.
+  /// @param with   the awaited rank; nothing: all ranks.
   /// @param bytes  for the failure's text.
   [[nodiscard]] result<void> listen(std::optional<rank_id> with, std::uint64_t bytes, deadline by);
 
@@ -52,7 +52,7 @@ class side_channel {
     owes_ = owes::both;
     return vote(bits, owes::second, by);
   }
-  /// Returns whether all members have made it.
+  /// Returns whether all members have made the communicator.
   [[nodiscard]] result<bool> second_vote(bool has_made, deadline by) {
     const result<std::uint64_t> voted = vote(has_made ? 1 : 0, owes::nothing, by);
     if (!voted) return voted.error();

@@ -19,8 +19,8 @@ namespace detail {
 
 /// One side of a handshake: caller's hello, listener's hello, caller's proof, listener's answer with its own.
 ///
-/// Of a foreign process only these bytes are kept, and the only reaction is to answer with a hello. Each
-/// proof covers both hellos, and so both nonces, seats and incarnations, and the lane.
+/// The endpoint keeps only these bytes of a foreign process, and reacts only with a hello. Each proof covers
+/// both hellos, and so both nonces, seats and incarnations, and the lane.
 class socket_handshake {
  public:
   enum class turn : std::uint8_t {
@@ -67,7 +67,7 @@ class socket_handshake {
   }
   /// Whether anything has come from the other end.
   [[nodiscard]] bool has_heard() const noexcept { return got_ != 0 || wanted_ != wire_hello_bytes; }
-  /// Whether it began with a record of TLS instead of a hello: a handshake, or an alert.
+  /// Whether the other end began with a record of TLS instead of a hello: a handshake, or an alert.
   [[nodiscard]] bool has_seen_tls() const noexcept {
     if (wanted_ != wire_hello_bytes || (got_ < 2 && why_ != refusal::no_hello)) return false;
     return (in_[0] == std::byte{0x15} || in_[0] == std::byte{0x16}) && in_[1] == std::byte{3};

@@ -115,7 +115,7 @@ inline void socket_joining::judge(std::uint32_t slot) noexcept {
   take_lane(caller.from, slot);
   seat_candidate& next = at(caller.from).next;
   if (!next.is_complete()) return;
-  // The caller may have gone in the meantime: it takes the seat when it sends something.
+  // The caller may have ended in the meantime: it takes the seat when it sends something.
   const std::uint64_t key =
       event_key(socket_event::candidate, peers_.generation(caller.from), to_index(caller.from));
   next.set_watched(poller_.add(next.told_socket(), EPOLLIN, key));

@@ -77,7 +77,7 @@ enum class read_state : std::uint8_t {
   more,       ///< everything is taken, more may be read
   later,      ///< a frame has no space yet: nothing more may be read
   malformed,  ///< no header where one must be: everything after it is meaningless
-  forged,     ///< a frame with a wrong seal: so is this one and all after it
+  forged,     ///< a frame has a wrong seal: this frame and all after it count as forged
 };
 
 /// Turns bytes into frames of data. Short ones are read at once and copied; the rest of a long one is read
@@ -160,8 +160,8 @@ class data_reader {
  private:
   enum class phase : std::uint8_t { header, later, taking, dropping, draining };
 
-  /// How much is read before its destination is known. A long frame is followed by another, whose bytes must
-  /// not be copied: so only its header.
+  /// How much is read before its destination is known. A long frame is usually followed by another long
+  /// frame, whose bytes must not be copied: so only its header.
   [[nodiscard]] std::size_t ahead() const noexcept {
     return header_.bytes > long_bytes ? wire_header_bytes : staging_.size();
   }
@@ -222,7 +222,7 @@ class data_reader {
   }
 
   std::vector<std::byte> staging_;
-  std::size_t begin_ = 0;  // of the bytes in it not yet processed
+  std::size_t begin_ = 0;  // the first of the bytes in it not yet processed
   std::size_t end_ = 0;
   std::span<std::byte> buffer_;
   std::size_t done_ = 0;  // bytes of the frame in progress

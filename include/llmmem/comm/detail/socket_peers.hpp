@@ -68,7 +68,7 @@ class socket_peers {
     return detector_.is_rejected(seat, incarnation);
   }
   [[nodiscard]] std::uint32_t generation(seat_id seat) const noexcept { return lanes_.generation(seat); }
-  /// Why a process there is ignored: a forged frame, or that its process failed.
+  /// Why the process in that seat is ignored: it sent a forged frame, or it failed.
   [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
     return forged_seats_.contains(seat) ? errc::frame_forged : errc::peer_failed;
   }
@@ -87,7 +87,7 @@ class socket_peers {
                const std::array<lane_seals, 2>& seals = {}) noexcept;
   /// The caller stops receiving from and sending to that seat.
   void give_up(seat_id seat) noexcept;
-  /// Informs all that this process leaves, and closes everything.
+  /// Informs all peers that this process leaves, and closes everything.
   void leave() noexcept;
   /// @}
 

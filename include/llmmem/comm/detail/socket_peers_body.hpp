@@ -148,8 +148,8 @@ inline void socket_peers::malformed(seat_id of, socket_lane lane, lane_event wha
   if (detector_.is_known_dead(of)) poller_.clock().due_at_once();
 }
 
-/// Acts on the notices of the other endpoint. One read may find both: that it gave this process up comes
-/// first, because its members may have continued without this process, and its end does not undo that.
+/// Acts on the notices of the other endpoint. One read may find both: the notice that it gave this process up
+/// comes first, because its members may have continued without this process, and its end does not undo that.
 inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept {
   if (lanes_.is_given_up(of) && !is_free(of)) {
     if (detector_.is_up(of)) stop_hearing(of);

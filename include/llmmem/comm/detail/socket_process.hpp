@@ -163,8 +163,8 @@ inline void kill_process(const descriptor& process) noexcept {
 inline constexpr const char* beat_thread_name = "llmmem-beat";
 
 /// Whether a process with a heartbeat thread runs, or would if it had a core, according to the kernel: false
-/// if it is stopped, or all threads wait for something else. (The heartbeat thread may wait for one that has
-/// no core.) False if that cannot be known.
+/// if it is stopped, or all threads wait for something else. (The heartbeat thread may wait for a thread that
+/// has no core.) False if the kernel does not report it.
 [[nodiscard]] inline bool wants_core(const descriptor& process) noexcept {
   const std::uint32_t pid = pid_of(process);
   if (pid == 0) return false;

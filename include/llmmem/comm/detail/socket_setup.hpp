@@ -93,10 +93,9 @@ inline void check_folder(const socket_options& o) {
   all.reserve(o.seats);
   if (!o.folder.empty()) {
     if (o.wrapper != nullptr) {
-      throw argument_error(
-          who +
-          "a wrapper is given, and a folder for Unix sockets, whose bytes leave this machine "
-          "nowhere; give addresses for TCP, or no wrapper");
+      throw argument_error(who +
+                           "a wrapper is given, and a folder for Unix sockets, whose bytes never leave this "
+                           "machine; give addresses for TCP, or no wrapper");
     }
     check_folder(o);
     for (std::uint32_t i = 0; i < o.seats; ++i)

@@ -209,7 +209,7 @@ inline void remove_stale(const socket_address& address) {
 }
 
 /// Listens, with at most `backlog` callers waiting.
-/// @param patience_ns  how long others may prevent it
+/// @param patience_ns  how long other processes may prevent it
 [[nodiscard]] inline descriptor listen_at(const socket_address& address, std::uint32_t buffer_bytes,
                                           int backlog, std::uint64_t patience_ns) {
   descriptor made = make_socket(address, buffer_bytes);

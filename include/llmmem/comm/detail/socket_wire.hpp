@@ -46,7 +46,7 @@ struct wire_header {
   frame_header frame{};
   socket_lane lane = socket_lane::data;
   frame_sort sort = frame_sort::frame;
-  std::uint32_t sequence = 0;  ///< of frames on its lane, from 0
+  std::uint32_t sequence = 0;  ///< the frame's number on its lane, from 0
 
   friend constexpr bool operator==(const wire_header&, const wire_header&) noexcept = default;
 };
@@ -152,8 +152,9 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
   return reader.take<std::uint32_t>() == wire_magic && reader.take<std::uint16_t>() != wire_version;
 }
 
-/// Returns nothing for an invalid hello, or if its seats are not two different ones of `seats` and of the job
-/// that it names: a caller whose job has as many seats as this one has a seat that exists here.
+/// Returns nothing for an invalid hello: of another version, with two equal seats, with a seat past `seats`,
+/// or with a caller past the number of seats that it names. So a caller whose job has as many seats as this
+/// one has a seat that exists here.
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
   wire_reader reader(from);

@@ -12,8 +12,8 @@ namespace detail {
 
 /// A waiting thread may check again and again, and yield the core in between to the thread it waits for: that
 /// is faster than sleeping and being woken. It is useless if the wait takes longer, and harmful if others
-/// need the core. So it is done for a short time, and less often the longer it finds nothing: at worst once
-/// in `2^most_misses` waits.
+/// need the core. So a thread spins for a short time, and less often the longer it finds nothing: at worst
+/// once in `2^most_misses` waits.
 class spinner {
  public:
   static constexpr std::uint32_t most_misses = 10;
@@ -36,7 +36,7 @@ class spinner {
     miss(now);
     return false;
   }
-  /// Part of it has arrived, and more may follow.
+  /// Part of the awaited data has arrived, and more may follow.
   void found_some(std::uint64_t now) noexcept { since_ = now; }
   /// The awaited event has arrived, while spinning or asleep.
   void end(std::uint64_t now) noexcept {

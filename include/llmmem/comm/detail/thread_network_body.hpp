@@ -53,7 +53,7 @@ inline bool thread_network::reaches(seat_id from, seat_id to) const noexcept {
   return there.is_taken && there.incarnation == places_[to_index(from)].peers[to_index(to)];
 }
 
-/// Under the lock.
+/// @pre the caller holds the lock
 inline void thread_network::tell_death(seat_id seat) noexcept {
   for (std::uint32_t i = 0; i < seats(); ++i) {
     place& other = places_[i];
@@ -200,7 +200,7 @@ bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
   const thread_network::notice what = here().notices.front();
   std::uint64_t& heard = here().peers[to_index(what.seat)];
   if (what.is_death) {
-    // After everything sent before, except what is never taken.
+    // A death comes after everything sent before it, except frames that are never taken.
     thread_network::lane& in = net_->between(what.seat, self_);
     const bool was_heard = heard == what.of;
     if (was_heard && !in.told.empty() && in.told.front().of == what.of) return false;
@@ -249,7 +249,7 @@ bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
       return true;
     }
   }
-  // A death waits for what was sent before it, unless that has just found no space.
+  // A death waits for frames that were sent before it, unless one has just found no space.
   return deliver_notice(held, handler);
 }
 

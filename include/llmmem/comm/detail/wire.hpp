@@ -34,7 +34,7 @@ class wire_writer {
       buffer_[at_++] = each;
     return *this;
   }
-  /// Writes as many words as `count` seats need.
+  /// Writes the words that `count` seats need.
   constexpr wire_writer& put_seats(const seat_set& set, std::uint32_t count) noexcept {
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
       put(set.words()[i]);

@@ -15,8 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Eight elements of an output of a row with several shares, for a group of lanes: each lane joins every so
-/// many-th share in order, and then pairs of lanes join their results.
+/// Eight elements of an output of a row with several shares, for a group of lanes: each of n lanes joins
+/// every n-th share in order, and then pairs of lanes join their results.
 template <class Tables>
 class attention_merge_work {
  public:
@@ -68,7 +68,7 @@ class attention_merge_work {
   }
 
  private:
-  /// Shares whose numbers are in flight together.
+  /// The number of shares whose reads are in flight together.
   static constexpr std::uint32_t at_once = 4;
 
   struct part {

@@ -24,7 +24,7 @@ template <class Byte>
   return {};
 }
 
-/// The names of a part's ends.
+/// The names of a part's arguments, for errors.
 struct part_names {
   vector_names sums{};
   vector_names states{};

@@ -77,7 +77,7 @@ struct merge_request {
   bool is_base_two = false;
   dtype element = dtype::f32;
   batch_output out{};
-  attention_part_output merged{};       // instead of `out`, where it has a memory
+  attention_part_output merged{};       // written instead of `out`, if it has memory
   log_sums<log_base::e> log_sum_exp{};  // to the base that `is_base_two` says
   const std::int32_t* sequences = nullptr;
   const float* sinks = nullptr;
@@ -120,7 +120,7 @@ class merge_parts_work {
       const attention_state state = state_at(of_.part[i], at.row, at.head);
       if (!counts(state)) continue;
       const float weight = power_of_two(state.most - base);
-      // A part without weight is not read, because a product with 0 would make NaNs of arbitrary contents.
+      // A part without weight is not read, because 0 times arbitrary contents may be a NaN.
       if (weight == 0 && state.total == state.total) continue;
       attention_raw<dtype::f32> raw{};
       raw.load(vector_at(of_.part[i].sums, at.row, at.head) +
@@ -135,7 +135,7 @@ class merge_parts_work {
     return has_any;
   }
 
-  /// Adds another part, with a value of zeros.
+  /// Adds one more part, whose value is zeros.
   LLMMEM_HD static void add_sink(float logit, attention_state& all, attention_floats& sum) noexcept {
     const float product = product_of(logit, std::numbers::log2e_v<float>);
     const float most = larger_of(all.most, product);

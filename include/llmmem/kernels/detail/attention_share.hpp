@@ -23,8 +23,8 @@ struct token_deal {
   std::uint32_t before = 0;
   std::uint32_t run = 0;  // 0: all tokens
 
-  /// Returns how many of a sequence's first `tokens` tokens are here: `kv_part::local_tokens`, without its
-  /// divisions.
+  /// Returns how many of a sequence's first `tokens` tokens this cache holds: `kv_part::local_tokens`,
+  /// without its divisions.
   [[nodiscard]] LLMMEM_HD std::uint64_t held_of(std::uint64_t tokens) const noexcept {
     if (run == 0) return tokens;
     const std::uint64_t rounds = round.quotient(tokens);
@@ -36,33 +36,34 @@ struct token_deal {
 
 /// The common data of both kernels. Distances in bytes.
 ///
-/// Rows that share their tokens are one row here, with the query heads of all of them: a head of the cache
-/// has those of the first row, then those of the second. `own_output` finds what is read and written of them.
+/// Rows that share their tokens are one row here, with the query heads of all these rows: for a head of the
+/// cache, those of the first row come before those of the second. `own_output` finds the row and head of an
+/// output.
 struct attention_shape {
   std::uint64_t rows = 0;
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
-  const std::int32_t* lengths = nullptr;    // the same
+  const std::int32_t* lengths = nullptr;    // [rows], or null, as in attention_rows
   const std::int32_t* begins = nullptr;
   const std::int32_t* ends = nullptr;
   token_deal deal{};
   batch_vectors queries{};
-  batch_output out{};          // of a part, its sums
-  batch_output part_states{};  // of a part, or null
+  batch_output out{};          // if a part is written: its sums
+  batch_output part_states{};  // of a part; null if none is written
   kv_plane keys{};
   kv_plane values{};
   std::uint64_t blocks = 0;
   std::uint32_t layer = 0;
-  divider by{};      // tokens a block
+  divider by{};      // tokens per block
   divider shares{};  // of a row
   divider share_tokens{};
-  std::uint32_t key_packs = 0;  // of a vector
+  std::uint32_t key_packs = 0;  // of a key
   std::uint32_t value_packs = 0;
   std::uint32_t heads = 0;  // of the cache
   std::uint32_t group = 0;  // query heads for each, of all rows that share their tokens
   std::uint32_t shared = 1;
   divider own_group{};  // query heads for each, of one row
   std::uint32_t window = 0;
-  bool tiles_in_block = false;  // no eight tokens from a multiple of eight on span two
+  bool tiles_in_block = false;  // eight tokens from a multiple of eight on are in one block
   dtype element = dtype::bf16;  // of the queries
   dtype out_element = dtype::bf16;
   float scale = 1;  // times log2(e)
@@ -141,7 +142,7 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
                shape.out_element, values);
 }
 
-/// Of a row: a multiple of a tile that 31 bits count.
+/// The most tokens of a row: a multiple of a tile, below 2^31.
 inline constexpr std::uint64_t most_attended_tokens = 0x7FFF'FFF0;
 
 /// The tokens of a row: it attends to those from `first` to `end`. Tiles begin at multiples of eight, and
@@ -151,18 +152,18 @@ struct attention_span {
   std::uint32_t first = 0;
   std::uint32_t end = 0;
   std::uint32_t begin = 0;
-  std::uint32_t shares = 0;  // that have tokens
+  std::uint32_t shares = 0;  // those that have tokens
 };
 
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline attention_span span_of(const attention_shape& shape, const Tables& tables,
                                                       std::uint64_t of_all) noexcept {
   attention_span out;
-  const std::uint64_t row = of_all * shape.shared;  // the first that shares
+  const std::uint64_t row = of_all * shape.shared;  // the first of the rows that share
   const std::int64_t sequence =
       shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
   // A row of padding leaves its output unchanged, but its part must say that it is empty: it is handled like
-  // a sequence without tokens, of which nothing is looked up.
+  // a sequence without tokens, for which no table is read.
   out.sequence = shape.writes_part() ? 0 : -1;
   if (sequence < 0) return out;
   if (sequence >= tables.num_sequences) {
@@ -191,7 +192,7 @@ template <class Tables>
   from = shape.deal.held_of(from);
   to = shape.deal.held_of(to);
   if (from >= to) return out;
-  // A length beyond the table's space would cost a loop over each token, practically without end.
+  // A length beyond the table's space would cost a practically endless loop over tokens.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
   const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
   const bool is_beyond = to > most;
@@ -225,7 +226,7 @@ struct attention_place {
   std::uint32_t share = 0;
   std::uint32_t head = 0;           // of the cache
   std::uint32_t first_query = 0;    // head
-  std::uint32_t queries = 0;        // heads: none where there is nothing to do
+  std::uint32_t queries = 0;        // heads: 0 if there is nothing to do
   const std::byte* keys = nullptr;  // of the head in the layer
   const std::byte* values = nullptr;
   attention_span span{};
@@ -262,7 +263,7 @@ class attention_shares {
     out.queries = queries < Heads ? queries : Heads;
     out.keys = plane_base(shape.keys, shape.layer) + out.head * shape.keys.strides.head;
     out.values = plane_base(shape.values, shape.layer) + out.head * shape.values.strides.head;
-    // Neither is past the end, so 31 bits can count them.
+    // Both are at most the end, so 31 bits can count them.
     out.from = out.share == 0 ? out.span.begin : out.span.begin + out.share * shape.share_tokens.by();
     const bool is_last = out.share + 1 >= out.span.shares;
     out.to = is_last ? out.span.end : out.from + shape.share_tokens.by();
@@ -285,8 +286,8 @@ template <class Tables>
   }
 }
 
-/// Returns the place of a token of a row, or none if it does not count: before its window or past its share,
-/// or, which is flagged, in no block.
+/// Returns the place of a token of a row, or none if it does not count: before its window, past its share, or
+/// in no block, which is flagged.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place counted_place(const attention_shape& shape, const Tables& tables,
                                                          const attention_place& at,

@@ -44,9 +44,9 @@ template <dtype Element>
   return out;
 }
 
-/// A lane's keys and values of a step: of its tokens g and g + 8 the keys' elements 8t to 8t + 7 of each 32;
-/// of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 the values' elements 8g to 8g + 7 of each 64. All lanes read
-/// stretches of at least 64 and 32 elements, and every product finds its factors in its own lane.
+/// A lane's keys and values of a step. Keys: elements 8t to 8t + 7 of each 32, of tokens g and g + 8. Values:
+/// elements 8g to 8g + 7 of each 64, of tokens 2t, 2t + 1, 2t + 8 and 2t + 9. All lanes read stretches of at
+/// least 64 and 32 elements, and every product finds its factors in its own lane.
 template <dtype Element, std::uint32_t Dim>
 struct tensor_read {
   attention_raw<Element> key[2][Dim / 32];
@@ -110,8 +110,8 @@ class attention_tensor_work {
  private:
   static constexpr dtype type = tensor_type<Element>;
 
-  /// Reads the queries. Scales them between 1 and 2 by a power of two, which the scores get back, so that
-  /// halves can hold bf16 and floats.
+  /// Reads the queries. Scales them to between 1 and 2 by a power of two, so that halves can hold bf16 and
+  /// floats; the scores are scaled back.
   template <class Group>
   LLMMEM_HD void begin(const Group& group, const attention_place& at,
                        typename Group::template held<tensor_state<Dim>>& own) const noexcept {
@@ -194,8 +194,8 @@ class attention_tensor_work {
     }
   }
 
-  /// Half of a step in which some tokens may not count, or that spans several blocks. What is not read is
-  /// zero, because a weight of zero makes no number of a NaN.
+  /// Half of a step in which some tokens may not count, or that spans several blocks. Elements that are not
+  /// read become zero, because a NaN times a weight of zero is still a NaN.
   LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t begins, std::uint32_t half,
                              std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
     LLMMEM_UNROLL
@@ -243,7 +243,7 @@ class attention_tensor_work {
       group.each([&](std::uint32_t lane) {
         LLMMEM_UNROLL
         for (std::uint32_t half = 0; half < 2; ++half) {
-          // Two tokens of an element, in the place of two elements of a token.
+          // A word holds two elements of a token; the product needs two tokens of an element.
           const std::uint32_t a = tensor_pack_of(read[lane].value[half][0][m / 4]).word[m % 4];
           const std::uint32_t b = tensor_pack_of(read[lane].value[half][1][m / 4]).word[m % 4];
           values[lane].word[half * 2] = (a & 0xFFFFU) | b << 16;

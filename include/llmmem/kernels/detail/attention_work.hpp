@@ -25,7 +25,7 @@ struct attention_lane_state {
   float total[Heads];  // of the exponentials of the lane's own tokens
 };
 
-/// Shares whose sums are of floats in one order: the same bits everywhere.
+/// Computes shares with sums of floats in one order, so the bits are the same everywhere.
 template <dtype Element, unsigned Heads, class Tables>
 class attention_work {
  public:
@@ -43,7 +43,7 @@ class attention_work {
     const attention_place at = shares_.at(item, shape_, tables_);
     typename Group::template held<attention_lane_state<Heads>> own;
     group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
-    // Past the end there are turns of other groups, in which nothing counts; 32 bits can count these as well.
+    // Past the end, other groups may have turns, in which nothing counts; 32 bits can count these as well.
     const std::uint32_t own_tiles = (at.to - at.from + attention_tile - 1) / attention_tile;
     std::uint32_t tile = at.from;
     for (std::uint32_t left = group.turns(own_tiles); left != 0; --left, tile += attention_tile) {

@@ -19,7 +19,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A block of a list, no longer than the list says.
+/// Returns a block of a list, cut to the list's longest.
 template <block_list Blocks>
 [[nodiscard]] LLMMEM_HD inline copy_task block_of(const Blocks& blocks, std::uint64_t number,
                                                   std::uint64_t longest) noexcept {

@@ -122,8 +122,8 @@ inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::
   std::vector<bool> is_named(static_cast<std::size_t>(blocks), false);
   const auto name = [&](std::int64_t block, const std::string& who) {
     if (block < 0 || static_cast<std::uint64_t>(block) >= blocks) {
-      refuse(who + " names block " + std::to_string(block) + ", there are " + std::to_string(blocks) +
-             " from 0 on");
+      refuse(who + " names block " + std::to_string(block) + ", but there are " + std::to_string(blocks) +
+             ", numbered from 0");
     }
     is_named[static_cast<std::size_t>(block)] = true;
   };

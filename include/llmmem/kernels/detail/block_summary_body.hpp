@@ -99,7 +99,7 @@ result<void> bound_scores(const Run& run, const Tables& tables, const attention_
                    static_cast<std::uint64_t>(layout.element), "bound_scores: options.element"};
   if (options.query_heads == 0 || options.query_heads % layout.heads != 0)
     return failure{errc::size_mismatch, 0, options.query_heads, layout.heads,
-                   "bound_scores: query_heads is no multiple of the cache's heads"};
+                   "bound_scores: query_heads is not a multiple of the cache's heads"};
   if (auto fits = detail::whole(queries, 16, "bound_scores: queries"); !fits) return fits;
   if (tables.block_tokens <= 0 || static_cast<std::uint32_t>(tables.block_tokens) != layout.block_tokens)
     return failure{errc::block_tokens_differ, 0,

@@ -24,10 +24,10 @@ namespace detail {
 [[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_below(float x) noexcept {
   if (!(x == x)) return 0xFF80U;  // -infinity
   const std::uint32_t bits = bits_of_float(x);
-  const bool is_away = (bits >> 31U) != 0 && (bits & 0xFFFFU) != 0;  // away from zero is down
+  const bool is_away = (bits >> 31U) != 0 && (bits & 0xFFFFU) != 0;  // down is away from zero
   return static_cast<std::uint16_t>((bits >> 16U) + (is_away ? 1U : 0U));
 }
-/// At or above.
+/// The same, at or above the float.
 [[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_above(float x) noexcept {
   if (!(x == x)) return 0x7F80U;
   const std::uint32_t bits = bits_of_float(x);
@@ -243,7 +243,7 @@ class bound_work {
     }
     const auto steps = static_cast<float>(place_.packs * attention_pack + 16);
     const float bound = sum + (product_of(sizes, product_of(steps, 0x1p-22F)) + 0x1p-120F);
-    return bound == bound ? bound : float_of_bits(0x7F80'0000U);  // of what is no number: not skipped
+    return bound == bound ? bound : float_of_bits(0x7F80'0000U);  // a block with a NaN is not skipped
   }
 
   bound_request of_;

@@ -30,8 +30,8 @@ struct block_tile {
   std::uint64_t end = 0;
 };
 
-/// How much a lane has, and how many share a tile: many bytes a lane if there is much data, so that the fixed
-/// cost of a lane is small; few if there is little, so that all of a device has lanes.
+/// How many bytes a lane has, and how many lanes share a tile. With much data a lane has many bytes, so that
+/// its fixed cost is small; with little data it has few, so that the whole device has lanes.
 struct tile_shape {
   std::uint32_t lane_bytes = 0;
   std::uint32_t lanes = 1;
@@ -43,7 +43,7 @@ struct tile_shape {
 };
 
 /// @param lane_least  bytes of a lane, at least and at most: powers of two.
-/// @param to_share    for how many bytes of a block it is worth it to have one more lane.
+/// @param to_share    bytes of a block for which one more lane is worth its cost.
 [[nodiscard]] constexpr tile_shape shape_tiles(std::uint64_t blocks, std::uint64_t longest,
                                                std::uint32_t lane_least, std::uint32_t lane_most,
                                                std::uint32_t to_share) noexcept {
@@ -67,8 +67,8 @@ struct crc32c_sum {
   [[nodiscard]] LLMMEM_HD static value join(value a, value b) noexcept { return a ^ b; }
   LLMMEM_HD static void join_to(value& sum, value part) noexcept { join_xor(sum, part); }
 
-  /// Returns the part of a block's sum that its bytes do not add: that of the register's first bits and of
-  /// its last.
+  /// Returns the part of a block's sum that its bytes do not add: that of the register's initial bits and of
+  /// its final ones.
   [[nodiscard]] LLMMEM_HD value start(std::uint64_t bytes) const noexcept {
     return ~powers.past(0xFFFF'FFFFU, bytes);
   }

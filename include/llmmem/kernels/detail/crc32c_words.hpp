@@ -19,7 +19,7 @@ namespace detail {
 
 /// Coefficients of the polynomial below x^32, that of x^t in bit t.
 inline constexpr std::uint32_t crc32c_terms = 0x1EDC'6F41U;
-/// The highest of them.
+/// The highest exponent of these terms.
 inline constexpr std::uint32_t crc32c_highest_term = 28;
 
 /// The state after the words so far: 32 of them, the first in the message first.
@@ -49,11 +49,12 @@ LLMMEM_HD inline void crc32c_take(crc32c_state& state, const crc32c_state& next)
   state = out;
 }
 
-/// Halves a state whose last 2 * Width words are left: reduces what is above 32 * Width bits, modulo
+/// Halves a state whose last 2 * Width words are left: reduces the part above 32 * Width bits, modulo
 /// P(x^Width).
 template <std::uint32_t Width>
 LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
-  static_assert(Width == 16 || Width == 8, "else a word comes down on itself");
+  static_assert(Width == 16 || Width == 8,
+                "Width must be 16 or 8: otherwise a word would be added to itself");
   constexpr std::uint32_t terms = crc32c_terms;
   LLMMEM_UNROLL
   for (std::uint32_t i = 32 - 2 * Width; i < 32 - Width; ++i) {
@@ -61,7 +62,7 @@ LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
     LLMMEM_UNROLL
     for (std::uint32_t t = 0; t <= crc32c_highest_term; ++t) {
       if ((terms >> t & 1U) == 0) continue;
-      // So many bits further, of which the first of a word is the lowest.
+      // The distance in bits, of which the first of a word is the lowest.
       const std::uint32_t by = Width * (32 - t);
       const std::uint32_t to = i + by / 32;
       if (by % 32 == 0) {
@@ -136,7 +137,7 @@ class crc32c_powers {
       power = crc32c_product(of_digit[15], power);
     }
   }
-  /// Returns a register after so many further zero bytes. @pre bytes < 2^48
+  /// Returns a register after `bytes` further zero bytes. @pre bytes < 2^48
   [[nodiscard]] LLMMEM_HD std::uint32_t past(std::uint32_t sum, std::uint64_t bytes) const noexcept {
     for (std::uint32_t digit = 0; bytes != 0; ++digit, bytes >>= 4) {
       if ((bytes & 15U) != 0) sum = crc32c_product(power_[digit][bytes & 15U], sum);

@@ -1,6 +1,6 @@
 /// @file
 /// Conversions of e4m3 on a device: by its instructions from compute capability 8.9 on, else by a few integer
-/// instructions, because CUDA's own conversions are some forty and branch.
+/// instructions, because CUDA's own conversions take some forty instructions and branch.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,8 +21,9 @@ namespace detail {
 /// The code nearest to a float without its sign; of two equally near, the even one. Saturates at 448; a NaN
 /// becomes 0x7F.
 ///
-/// Rounds without a branch: a float of 2^-6 and more at its twentieth bit, in integers; a smaller one, which
-/// is a subnormal code, by adding 2^14, whose last bit is worth 2^-9 as the codes' is.
+/// Rounds without a branch. A float of 2^-6 or more is rounded at its twentieth bit, in integers. A smaller
+/// one, whose code is subnormal, is rounded by adding 2^14, whose last bit is worth 2^-9 like that of the
+/// codes.
 ///
 /// @param size  the float's bits, the sign's 0.
 [[nodiscard]] __device__ inline std::uint32_t e4m3_of_size(std::uint32_t size) noexcept {
@@ -56,7 +57,7 @@ namespace detail {
 #endif
 }
 
-/// The codes nearest to two floats, the first in the lower bits: each as `e4m3_of_size` has it.
+/// The codes nearest to two floats, the first in the lower bits: each as `e4m3_of_size` returns it.
 [[nodiscard]] __device__ inline std::uint16_t e4m3_of_floats(float first, float second) noexcept {
 #if __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);

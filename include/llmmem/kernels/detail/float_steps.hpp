@@ -48,12 +48,12 @@ struct float_size {
 /// Returns the power of two at or below a positive number: 2^-126 for smaller ones, 2^126 for larger ones,
 /// which still come below 4.
 [[nodiscard]] LLMMEM_HD inline float_size power_of_two_below(float x) noexcept {
-  const std::uint32_t exponent = bits_of_float(x) >> 23U;  // 127 more than it is
+  const std::uint32_t exponent = bits_of_float(x) >> 23U;  // biased by 127
   const std::uint32_t held = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
   return {float_of_bits(held << 23U), float_of_bits((254 - held) << 23U)};
 }
 
-/// Returns the larger, in either order; of a NaN and a number the number.
+/// Returns the larger, in either order; of a NaN and a number, the number.
 [[nodiscard]] LLMMEM_HD inline float larger_of(float a, float b) noexcept {
   return a >= b || b != b ? a : b;
 }
@@ -86,7 +86,7 @@ struct float_size {
   const std::uint32_t from_root = bits - 0x3F35'04F3U;
   const auto exponent = static_cast<float>(static_cast<std::int32_t>(from_root) >> 23);
   const float mantissa = float_of_bits((from_root & 0x007F'FFFFU) + 0x3F35'04F3U);
-  // ln m = 2 artanh((m - 1) / (m + 1)), whose series has odd powers alone.
+  // ln m = 2 artanh((m - 1) / (m + 1)), whose series has only odd powers.
   const float s = quotient_of(mantissa - 1.0F, mantissa + 1.0F);
   const float square = product_of(s, s);
   float series = fused(square, 2.0F / 9.0F, 2.0F / 7.0F);

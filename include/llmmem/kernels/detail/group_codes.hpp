@@ -28,15 +28,15 @@ inline constexpr float largest_code = Code == dtype::int8   ? 127.0F
                                       : Code == dtype::int4 ? 7.0F
                                                             : e4m3_max;
 
-/// Returns the integer nearest to a float, of two equally near the even one; 0 for a NaN. @pre below 2^23, if
-/// it is one
+/// Returns the integer nearest to a float, of two equally near the even one; 0 for a NaN. @pre a number is
+/// below 2^23
 [[nodiscard]] LLMMEM_HD inline std::int32_t nearest_integer(float value) noexcept {
 #if defined(__CUDA_ARCH__)
   return __float2int_rn(value);
 #else
   const std::uint32_t bits = bits_of_float(value);
   const std::uint32_t size = bits & 0x7FFF'FFFFU;
-  if (size < 0x3F00'0000U || size > 0x7F80'0000U) return 0;  // below a half, or no number
+  if (size < 0x3F00'0000U || size > 0x7F80'0000U) return 0;  // below a half, or a NaN
   const auto nearest = static_cast<std::int32_t>(subnormal_of(size, 150U - (size >> 23U)));
   return bits >> 31U != 0 ? -nearest : nearest;
 #endif
@@ -48,7 +48,7 @@ struct group_factors {
   float inverse = 0;
 };
 
-/// By the largest size of a group's elements, as `largest_size` has it.
+/// By the largest size of a group's elements, as `largest_size` returns it.
 template <dtype Value, dtype Code>
 [[nodiscard]] LLMMEM_HD inline group_factors factors_of(std::uint32_t largest) noexcept {
   if (largest == 0) return {};

@@ -48,9 +48,10 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
   }
 }
 
-/// Returns all layers of a plane as one run, if they are between the vectors at both ends and in the same
-/// way, and nothing else is: a unit that is no run is of such an order, and its distances are those of no
-/// other but one of joined vectors. The contents of tables are not known here, nor below.
+/// Joins all layers of each plane into one run if both ends have the layers between the vectors, in the same
+/// order; returns whether it did. A plane whose runs are single vectors has such an order, and equal
+/// distances of tokens and heads then mean the same order. The host cannot read tables of addresses, so
+/// planes with a table are joined neither here nor below.
 template <block_pairs Pairs>
 bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
                                                    std::span<const detail::kv_copy_part> parts) noexcept {

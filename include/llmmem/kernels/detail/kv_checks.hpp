@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The names of the parts of a paged memory.
+/// The names of a paged memory's parts, for errors.
 struct memory_names {
   const char* data = "";
   const char* plane_alignment = "";
@@ -35,14 +35,14 @@ struct memory_names {
   return failure{errc::bad_granularity, 0, number, unit, what};
 }
 
-/// The names of the parts of a batch's end.
+/// The names of a batch's arguments, for errors.
 struct vector_names {
   const char* data = "";
   const char* token_stride = "";
   const char* head_stride = "";
 };
 
-/// Vectors that must exist: of so many tokens, each of so many heads.
+/// Vectors that must exist: one for each head of each token.
 struct vector_array {
   const void* data = nullptr;
   std::uint64_t tokens = 0;
@@ -84,7 +84,7 @@ struct token_names {
   const char* layer = "";
   memory_names cache{};
   vector_names batch[2]{};
-  const char* cut = "";  ///< of what is in two parts
+  const char* cut = "";  ///< where a vector in two parts is cut
 };
 
 inline constexpr token_names append_kv_names{

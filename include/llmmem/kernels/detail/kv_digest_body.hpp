@@ -73,7 +73,7 @@ struct digested_plane {
     std::uint64_t packed = 0;  ///< from the packed block's begin
   };
 
-  /// Of the byte at `at` of the run. @pre it begins a word of a vector
+  /// Returns the place of the byte at `at` of the run. @pre it begins a word of a vector
   [[nodiscard]] LLMMEM_HD place of(std::uint64_t layer, std::uint64_t at) const noexcept {
     if (is_packed_run) return {at, packed.offset(layer, 0, 0, 0) + at};
     const std::uint64_t vector = vector_bytes.quotient(at);
@@ -183,7 +183,7 @@ struct kv_digest_work {
 };
 static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
 
-/// Returns what all of a memory's vectors begin and end at multiples of, up to 16.
+/// Returns the alignment, up to 16, of the beginning and end of all of a memory's vectors.
 [[nodiscard]] inline std::uint32_t vector_alignment(const kv_memory& memory) noexcept {
   std::uint32_t all = 16;
   for (std::uint32_t p = 0; p < memory.layout.planes(); ++p) {

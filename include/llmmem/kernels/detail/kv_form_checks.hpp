@@ -12,8 +12,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Refuses what a kernel on single elements of keys and values does not support: scales and rotary parts,
-/// which it would neither read nor write, and values of another type than keys. Index keys do not concern it.
+/// Refuses forms that a kernel on single elements of keys and values does not support: scales and rotary
+/// parts, which it would neither read nor write, and values of another type than keys. It ignores index keys.
 [[nodiscard]] inline result<void> check_forms(const kv_layout& layout, const char* who) noexcept {
   using enum paging::plane_role;
   if (layout.has(key_scale) || layout.has(value_scale))

@@ -44,11 +44,11 @@ struct recoded_plane {
   std::uint32_t first_layer = 0;
   divider layers{};
   divider heads{};
-  divider units{};  ///< of a head: octets of channels by channel, tokens by token
+  divider units{};  ///< of a head: octets of channels if `is_by_channel`, else tokens
   std::uint32_t tokens = 0;
   std::uint32_t octets = 0;
   bool is_by_channel = false;
-  std::uint32_t value_width = 1;  ///< what every octet of values, and of codes, is aligned to
+  std::uint32_t value_width = 1;  ///< alignment of every octet of values; `code_width` for codes
   std::uint32_t code_width = 1;
   std::uint32_t* out_of_range = nullptr;
 
@@ -128,8 +128,8 @@ class recode_work {
     }
     return out;
   }
-  /// A number that bf16 would round to an infinity becomes its largest: a scale that was rounded up brings
-  /// the largest values of a group beyond it.
+  /// A number that bf16 would round to an infinity becomes the largest bf16, because a scale that was rounded
+  /// up brings the largest values of a group beyond it.
   [[nodiscard]] static LLMMEM_HD float held_finite(float value) noexcept {
     if constexpr (Value == dtype::f32) {
       return value;
@@ -155,7 +155,7 @@ class recode_work {
   [[nodiscard]] static LLMMEM_HD std::uint32_t size_of(float value) noexcept {
     return bits_of_float(value) & 0x7FFF'FFFFU;
   }
-  /// The factors of a group, its scale as it is stored.
+  /// The factors of a group, with its scale as stored.
   [[nodiscard]] static LLMMEM_HD group_factors factors(std::uint32_t largest) noexcept {
     group_factors out = factors_of<dtype::f32, Code>(largest);
     if constexpr (Scale != dtype::f32) {
@@ -169,7 +169,7 @@ class recode_work {
   static LLMMEM_HD void store_scale(std::byte* to, float scale) noexcept {
     store_packet<scale_bytes>(to, {{nearest_of<Scale>(scale)}});
   }
-  /// A NaN with the bits that a device gives a product with one: then a host's are the same.
+  /// A NaN gets the bits that a device gives a product with a NaN, so that a host's are the same.
   [[nodiscard]] static LLMMEM_HD float load_scale(const std::byte* from) noexcept {
     const float scale =
         float_of<Scale>(static_cast<element_bits<Scale>>(load_packet<scale_bytes>(from).words[0]));
@@ -312,7 +312,7 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
   return {};
 }
 
-/// Returns what all vectors of a plane are aligned to, up to 16.
+/// Returns the alignment of all vectors of a plane, up to 16.
 [[nodiscard]] inline std::uint32_t plane_width(const kv_plane& of) noexcept {
   const std::uint64_t base =
       of.layer_table != nullptr ? of.alignment : reinterpret_cast<std::uintptr_t>(of.data);
@@ -348,7 +348,7 @@ result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory&
   const kv_memory& values = is_quantize ? from : to;
   const kv_memory& codes = is_quantize ? to : from;
   if (auto known = check_recoding(values.layout, codes.layout, is_quantize, who); !known) return known;
-  // Both hold the same except for the form: compare them as if they had the same one.
+  // Both hold the same values in different forms: compare them as if the forms were equal.
   kv_memory alike = to;
   alike.layout.element = from.layout.element;
   alike.layout.value_element = from.layout.value_element;

@@ -39,7 +39,7 @@ struct token_request {
   const token_names* names = nullptr;
 };
 
-/// Checks what does not fit, before anything runs.
+/// Checks that everything fits, before anything runs.
 template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;

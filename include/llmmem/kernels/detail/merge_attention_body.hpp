@@ -68,7 +68,7 @@ template <log_base Base, class Float>
                        is_written, names);
 }
 
-/// Checks what is merged; the output has its own checks.
+/// Checks the parts to merge; the output has its own checks.
 [[nodiscard]] inline result<void> check_parts(const attention_part_shape& shape,
                                               std::span<const attention_part> parts) noexcept {
   if (parts.size() > max_merged_parts)

@@ -1,5 +1,5 @@
 /// @file
-/// How holders begin and are waited for, and the work of a holder of blocks.
+/// Begins and awaits the holders' work, and does the work of a holder of blocks.
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -11,7 +11,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Checks what every holder may rely on.
+/// Checks the properties of a query that every holder relies on.
 [[nodiscard]] inline result<void> check_query(const near_query& query) noexcept {
   if (query.rows == 0) return {};
   const auto missing = [&](const char* what) { return failure{errc::too_short, 0, query.rows, 0, what}; };
@@ -37,7 +37,7 @@ class near_calls {
     if (!begun) first_ = begun.error();
     return begun.has_value();
   }
-  /// Waits for what was begun, after a failure too: no holder writes memory when the call returns.
+  /// Waits for all begun work, also after a failure: no holder writes memory when the call returns.
   template <class Holder>
   void finish(Holder& holder, bool has_begun) {
     if (!has_begun) return;

@@ -1,5 +1,5 @@
 /// @file
-/// The arithmetic of optimizers: constants of a step, and what they do to some elements.
+/// The arithmetic of optimizers: constants of a step, and their effect on some elements.
 #pragma once
 
 #include <llmmem/kernels/detail/float_steps.hpp>
@@ -25,7 +25,7 @@ namespace detail {
   return product == product ? product : std::numeric_limits<double>::quiet_NaN();
 }
 
-/// A number's power, multiplied out, so that no library's rounding is in it.
+/// A number's power by multiplication, so that it has no library's rounding.
 [[nodiscard]] constexpr double whole_power(double base, std::uint64_t exponent) noexcept {
   double product = 1;
   for (; exponent != 0; exponent /= 2, base *= base) {
@@ -34,13 +34,13 @@ namespace detail {
   return product;
 }
 
-/// What a step's rule needs, rounded once.
+/// The constants of a step's rule, rounded once.
 struct optimizer_constants {
   float mean_decay, mean_share, variance_decay, variance_share, correction, size, epsilon, keep, scale;
   std::uint32_t key, high_key;  // of the step's random bits
 
   [[nodiscard]] static constexpr optimizer_constants of(const optimizer_hyper& by, bool is_sgd) noexcept {
-    // splitmix64: neighbouring seeds and steps come to unrelated keys.
+    // splitmix64: neighbouring seeds and steps get unrelated keys.
     std::uint64_t mixed = by.seed + by.step * 0x9E37'79B9'7F4A'7C15U;
     mixed = (mixed ^ (mixed >> 30U)) * 0xBF58'476D'1CE4'E5B9U;
     mixed = (mixed ^ (mixed >> 27U)) * 0x94D0'49BB'1331'11EBU;
@@ -73,7 +73,7 @@ struct optimizer_constants {
 #endif
 }
 
-/// A NaN becomes one for all processors.
+/// A NaN becomes the same NaN on all processors.
 [[nodiscard]] LLMMEM_HD inline float settled(float x) noexcept {
   return x == x ? x : float_of_bits(0x7FC0'0000U);
 }
@@ -86,7 +86,7 @@ struct optimizer_constants {
 #endif
 }
 
-/// Replaces numbers by their roots. A compiler that keeps `errno` does not vectorise `sqrt`.
+/// Replaces numbers by their square roots. A compiler that keeps `errno` does not vectorise `sqrt`.
 template <unsigned N>
 LLMMEM_HD inline void take_roots(float (&x)[N]) noexcept {
 #if defined(__SSE2__) && !defined(__CUDACC__)
@@ -146,7 +146,7 @@ struct split_float {
 };
 [[nodiscard]] LLMMEM_HD constexpr split_float split_of(std::uint32_t bits) noexcept {
   const std::uint32_t low = bits & 0xFFFFU;
-  // A NaN is not rounded: it would carry over into a zero. Its lowest bits do not matter.
+  // A NaN is not rounded, because a carry could make it a zero. Its lowest bits do not matter.
   if ((bits & 0x7FFF'FFFFU) > 0x7F80'0000U)
     return {static_cast<std::uint16_t>((bits >> 16U) | 0x40U), static_cast<std::uint16_t>(low & 0x7FFFU)};
   return {static_cast<std::uint16_t>((bits >> 16U) + (low >> 15U)), static_cast<std::uint16_t>(low)};
@@ -176,9 +176,9 @@ struct split_float {
   return static_cast<std::uint16_t>((bits + (is_finite ? drawn : 0)) >> 16U);
 }
 
-/// The values of dynamic quantisation's codes, rising: for i = 0 to 6 the decade 10^(i - 6), in whose range
-/// from 0.1 to 1 the values are the middles of 2^i equal parts, with both signs, or of twice as many without;
-/// 0 and 1.
+/// The values of dynamic quantisation's codes, ascending: 0, 1, and for i = 0 to 6 those of the decade
+/// 10^(i-6). The range of a decade from 0.1 to 1 is cut into 2^i equal parts, or twice as many without signs;
+/// their middles are the values, with both signs if there are signs.
 struct code_book {
   float value[256];
 
@@ -201,7 +201,7 @@ struct code_book {
     return book;
   }
 
-  /// Of two equally near the lower one; of a NaN the first.
+  /// Of two equally near codes, the lower one; of a NaN, the first.
   [[nodiscard]] LLMMEM_HD std::uint8_t nearest(float x) const noexcept {
     unsigned below = 0;
     for (unsigned step = 128; step != 0; step /= 2) {
@@ -215,7 +215,7 @@ struct code_book {
 inline constexpr code_book signed_codes = code_book::of(true);
 inline constexpr code_book unsigned_codes = code_book::of(false);
 
-/// A group's scale and its inverse, of the bits of its largest moment's size.
+/// A group's scale and its inverse, from the bits of its largest moment's size.
 struct moment_scale {
   float scale;
   float inverse;

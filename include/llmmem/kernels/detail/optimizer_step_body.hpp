@@ -16,7 +16,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Up to N elements from an array. @param is_complete  there are N, at an address that is a multiple of them.
+/// Up to N elements from an array. @param is_complete  there are N elements, at an address that is a multiple
+/// of their bytes.
 template <unsigned N, class T>
 LLMMEM_HD inline void load_elements(T (&out)[N], const std::byte* from, std::uint64_t count,
                                     [[maybe_unused]] bool is_complete) noexcept {
@@ -62,7 +63,7 @@ LLMMEM_HD inline void store_elements(const T (&in)[N], std::byte* to, std::uint6
 #endif
 }
 
-/// Elements of a piece that an item has: what a device's lane accesses at once, or what a host vectorises.
+/// Elements of a piece per item: as many as a device's lane accesses at once, or as a host vectorises.
 template <class Run>
 inline constexpr unsigned elements_an_item = std::same_as<Run, host_executor> ? 64 : 4;
 
@@ -132,7 +133,7 @@ LLMMEM_HD inline void load_gradients(float (&g)[N], const std::byte* from, std::
   }
 }
 
-/// What of a step is the same for all elements.
+/// The arguments of a step that are the same for all elements.
 struct optimizer_work {
   optimizer_piece piece{};
   const std::byte* gradients = nullptr;
@@ -278,7 +279,7 @@ class group_step {
   }
 
  private:
-  static constexpr unsigned width = Each < 64 ? 4 : 64;  // of elements that are accessed at once
+  static constexpr unsigned width = Each < 64 ? 4 : 64;  // elements that are accessed at once
 
   [[nodiscard]] static LLMMEM_HD std::uint64_t first_of(std::uint64_t item, group_lane lane,
                                                         unsigned part) noexcept {
@@ -356,7 +357,7 @@ class read_work {
   weight_access<Form, N> weights_;
 };
 
-/// Elements that no tensor has, so that no number of bytes overflows.
+/// More elements than any tensor has, so that no number of bytes overflows.
 inline constexpr std::uint64_t most_tensor_elements = std::uint64_t{1} << 60U;
 
 /// Checks an array of floats outside of a piece.

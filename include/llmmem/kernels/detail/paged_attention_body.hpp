@@ -23,7 +23,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Returns the lanes for a vector: a power of two, of which all do something or nothing.
+/// Returns the lanes for a vector: a power of two. Lanes without elements idle.
 [[nodiscard]] constexpr std::uint32_t attention_lanes(const kv_layout& layout) noexcept {
   const std::uint64_t longest = std::max(layout.vector_elements(0), layout.vector_elements(1));
   return std::max(std::bit_ceil(static_cast<std::uint32_t>(longest / attention_pack)), 8U);
@@ -128,7 +128,7 @@ struct attention_request {
     return failure{errc::size_mismatch, 0, 0, layout.heads, "paged_attention: query_heads is not given"};
   if (layout.heads == 0 || queries % layout.heads != 0)
     return failure{errc::size_mismatch, 0, queries, layout.heads,
-                   "paged_attention: query_heads is no multiple of the cache's heads"};
+                   "paged_attention: query_heads is not a multiple of the cache's heads"};
   if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
     if (auto fits = check_tensor_cores(layout); !fits) return fits;
   }
@@ -183,7 +183,7 @@ struct attention_request {
   if (split.count > 1) {
     if (split.tokens == 0 || split.tokens % attention_tile != 0)
       return failure{errc::size_mismatch, 0, split.tokens, attention_tile,
-                     "paged_attention: split.tokens is no multiple of 8"};
+                     "paged_attention: split.tokens is not a multiple of 8"};
   }
   const std::uint64_t needed = attention_workspace_bytes(of.rows.rows, of.cache.layout, of.options);
   if (of.workspace.size() < needed)
@@ -277,8 +277,8 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
 inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
                                       std::uint64_t most_tokens, const launch_limits& limits,
                                       attention_arithmetic arithmetic) noexcept {
-  if (layout.heads == 0) return {};  // which paged_attention refuses
-  // A row attends to at most so many.
+  if (layout.heads == 0) return {};  // `paged_attention` refuses that
+  // A row attends to at most this many tokens.
   most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
@@ -323,7 +323,8 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
                    tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
                    layout.block_tokens, "paged_attention"};
   if constexpr (token_tables<Tables>) {
-    // A place in a list is no position: a window would end at any token, and so would a rank's deal.
+    // A place in a list is not a position: a window, or a rank's share of tokens, would be of arbitrary
+    // tokens.
     if (of.options.window != 0)
       return failure{errc::out_of_range, 0, of.options.window, 0,
                      "paged_attention: options.window, over lists of tokens; list the window's tokens"};

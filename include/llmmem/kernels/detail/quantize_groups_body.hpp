@@ -70,7 +70,7 @@ struct group_end {
   Byte* data = nullptr;
   std::uint64_t row_stride = 0;
   std::uint32_t group_bytes = 0;
-  std::uint32_t width = 1;  ///< what every packet is aligned to
+  std::uint32_t width = 1;  ///< the alignment of every packet
 
   [[nodiscard]] LLMMEM_HD Byte* at(std::uint64_t row, std::uint64_t group,
                                    std::uint64_t in_group) const noexcept {
@@ -86,9 +86,9 @@ struct group_ends {
   group_end<Code> scales;
 };
 
-/// A group for so many lanes that each has `Each` packets of values. Finding the group and its scale costs a
-/// lane equally many instructions for any number of packets: with one packet they take longer than the move
-/// of the bytes.
+/// A group, for as many lanes as give each lane `Each` packets of values. Finding the group and its scale
+/// costs a lane equally many instructions for any number of packets: with one packet they take longer than
+/// the move of the bytes.
 template <dtype Value, dtype Code, group_access Access, std::uint32_t Each>
 class quantize_work {
  public:
@@ -103,8 +103,8 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return rows_ * by_.by(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_ / Each; }
-  /// A host's one lane has all packets, and reads again what it does not hold. A device's lanes have at most
-  /// `Each`: a loop for more would take registers that keep threads from running.
+  /// A host's one lane has all packets, and reads again the packets that it does not hold. A device's lanes
+  /// have at most `Each`: a loop for more would take registers that keep threads from running.
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     held mine{};
     LLMMEM_UNROLL
@@ -193,7 +193,7 @@ struct quantize_works {
   static result<void> start(const Run& run, const group_shape& shape,
                             const group_ends<const std::byte, std::byte>& ends) {
     if constexpr (Access == group_access::packets) {
-      // As many packets a lane as leave lanes whose adjacent codes are a sector of memory.
+      // As many packets per lane as keep adjacent codes of a group's lanes in one sector of memory.
       const std::uint32_t packets = ends.values.group_bytes / 16;
       const auto is_sector = [&](std::uint32_t each) {
         return packets / each * code_bytes<Value, Code> >= 32;
@@ -220,7 +220,7 @@ template <class Byte>
                                              std::uint32_t element_bytes, const char* who) noexcept {
   const std::uint64_t row_bytes = shape.groups * group_bytes;
   if (data == nullptr) return failure{errc::too_short, 0, row_bytes, 0, who};
-  if (shape.rows <= 1) row_stride = 0;  // to no other row
+  if (shape.rows <= 1) row_stride = 0;  // unused: there is no next row
   if (shape.rows > 1 && row_stride < row_bytes)
     return failure{errc::too_short, 0, row_bytes, row_stride, who};
   const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -232,7 +232,7 @@ template <class Byte>
                          aligned < packet_bytes ? aligned : packet_bytes};
 }
 
-/// The names of what does not fit.
+/// The names of the arguments, for errors.
 struct group_names {
   const char* groups;
   const char* types;
@@ -307,7 +307,7 @@ result<void> quantize_groups(const Run& run, const group_shape& shape,
                              const group_scales<std::byte>& scales) {
   return detail::run_all_groups<detail::quantize_works>(
       run, shape, values, codes, scales,
-      {.groups = "quantize_groups: elements a group, 32, 64 or 128",
+      {.groups = "quantize_groups: elements per group, 32, 64 or 128",
        .types = "quantize_groups",
        .values = "quantize_groups: values",
        .codes = "quantize_groups: codes",
@@ -321,7 +321,7 @@ result<void> dequantize_groups(const Run& run, const group_shape& shape,
                                const group_rows<std::byte>& values) {
   return detail::run_all_groups<detail::dequantize_works>(
       run, shape, values, codes, scales,
-      {.groups = "dequantize_groups: elements a group, 32, 64 or 128",
+      {.groups = "dequantize_groups: elements per group, 32, 64 or 128",
        .types = "dequantize_groups",
        .values = "dequantize_groups: values",
        .codes = "dequantize_groups: codes",

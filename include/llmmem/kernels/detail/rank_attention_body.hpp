@@ -67,7 +67,7 @@ template <class T>
   return out;
 }
 
-/// Returns another rank's refusal, in its words. A number that attention does not refuse with is untrusted.
+/// Returns another rank's refusal. A number that is not a refusal of attention is untrusted.
 [[nodiscard]] inline failure refusal_of(const near_answer& of, std::uint32_t rank) noexcept {
   const std::string_view where(of.where, std::find(of.where, of.where + sizeof of.where, '\0'));
   const auto* const code =
@@ -76,7 +76,7 @@ template <class T>
   return {*code, rank, of.wanted, of.found, where};
 }
 
-/// Returns the bytes of the sequences and lengths of so many rows.
+/// Returns the bytes of the sequences and lengths of `rows` rows.
 [[nodiscard]] constexpr std::uint64_t near_tables_bytes(std::uint64_t rows) noexcept {
   return (rows * 8 + 15) / 16 * 16;
 }
@@ -184,7 +184,7 @@ result<near_traffic> asked_ranks<Ranks>::finish() {
   const auto bytes = static_cast<std::size_t>(attention_part_bytes(shape_));
   const auto stride = static_cast<std::size_t>(near_part_stride(shape_));
   failure first{};
-  // Receives from each, after a failure too, so that no message is left for the next call.
+  // Receives from each, also after a failure, so that no message is left for the next call.
   for (std::size_t i = 0; i < others_.size(); ++i) {
     auto taken = take_answer(others_[i], memory_.subspan(i * stride, bytes));
     if (!taken && first.code == errc::ok) first = taken.error();

@@ -37,8 +37,8 @@ LLMMEM_HD inline void add_lanes_below(const Group& group,
   }
 }
 
-/// The first in the order has the largest key: scores in their order, and among equals the lowest number. 0:
-/// does not count.
+/// The first in the order has the largest key: by score, and among equal scores by lowest number. 0: does not
+/// count.
 [[nodiscard]] LLMMEM_HD inline std::uint64_t top_key(float score, std::int32_t number) noexcept {
   const float clean = score == 0 ? 0.0F : score;  // -0 is 0
   const std::uint32_t bits = bits_of_float(clean);
@@ -75,7 +75,7 @@ struct top_row {
 }
 
 /// Chooses the candidates of a row whose key's upper bits are at least some number, found digit by digit;
-/// writes their places, rising, then -1.
+/// writes their places, ascending, then -1.
 class choose_top_work {
  public:
   static constexpr std::uint32_t threads = 128;
@@ -110,7 +110,7 @@ class choose_top_work {
 
   template <class Group>
   [[nodiscard]] LLMMEM_HD least_key find(const Group& group, const top_row& row) const noexcept {
-    std::uint64_t prefix = 0;  // of the keys that are still in question
+    std::uint64_t prefix = 0;  // of the keys that are still undecided
     std::uint32_t above = 0;   // chosen for certain
     for (unsigned digit = 0; digit < digits; ++digit) {
       const std::uint32_t shift = 60 - 4 * digit;
@@ -120,7 +120,7 @@ class choose_top_work {
         for (std::uint32_t place = lane; place < row.count; place += 32)
           count(row.key(place), prefix, digit, shift, counts[lane]);
       });
-      std::uint32_t chosen = 0;  // with this digit, of those in question
+      std::uint32_t chosen = 0;  // undecided keys with this digit
       std::uint64_t value = 0;
       std::uint32_t beyond = above;
       bool is_found = false;
@@ -148,7 +148,7 @@ class choose_top_work {
     return {prefix, 0};
   }
 
-  /// A candidate that counts has a key of its own; others are in no digit.
+  /// Every candidate that counts has a unique key; other candidates are in no digit.
   LLMMEM_HD static void count(std::uint64_t key, std::uint64_t prefix, unsigned digit, std::uint32_t shift,
                               digit_counts& to) noexcept {
     const bool is_in_question = key != 0 && (digit == 0 || key >> (shift + 4) == prefix);

@@ -1,6 +1,6 @@
 /// @file
-/// Products of small matrices, of which each lane of a warp has some elements: a device's tensor cores, and
-/// the same products on a host.
+/// Products of small matrices whose elements are spread over the lanes of a warp: by a device's tensor cores,
+/// and the same products on a host.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -38,7 +38,7 @@ template <dtype E>
 concept tensor_element = E == dtype::bf16 || E == dtype::f16;
 
 /// sum += left x right. All lanes have met before. Products are exact; the order and precision of their sum
-/// is a device's own, and here that of a host.
+/// depend on the device; here they are a host's.
 template <dtype E>
   requires tensor_element<E>
 LLMMEM_HD void multiply_add(const host_lanes& group, host_lanes::held<tensor_sum>& sum,

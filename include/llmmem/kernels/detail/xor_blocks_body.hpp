@@ -23,7 +23,7 @@ namespace detail {
   return reinterpret_cast<std::uintptr_t>(at);
 }
 
-/// Returns how many bytes two ranges share that do not begin with the same byte.
+/// Returns how many bytes two ranges share, if they begin at different bytes.
 [[nodiscard]] inline std::uint64_t shared_bytes(const void* a, std::uint64_t a_bytes, const void* b,
                                                 std::uint64_t b_bytes) noexcept {
   const std::uint64_t one = place_of(a);

@@ -13,13 +13,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The most shards of one `xor_parity`: their addresses travel with the launch.
+/// The most shards of one `xor_parity`: the launch carries their addresses.
 inline constexpr std::uint32_t most_parity_shards = 16;
 
 namespace detail {
 
-/// A unit is what 32 threads take at once, four packets each: four consecutive stretches of 32 packets, so
-/// that neighbouring threads read neighbouring bytes.
+/// A unit is the bytes that 32 threads take at once, four packets each: four consecutive stretches of 32
+/// packets, so that neighbouring threads read neighbouring bytes.
 struct xor_unit {
   static constexpr std::uint32_t threads = 32;
   static constexpr std::uint32_t packets = 4;
@@ -27,7 +27,7 @@ struct xor_unit {
   static constexpr std::uint32_t bytes = packets * stretch_bytes;
   static constexpr std::uint32_t stretch_bits = 9;  ///< 2^9 bytes are a stretch
 
-  /// Returns the bytes from a packet to the one of the same place i stretches on.
+  /// Returns the bytes from a packet to the packet at the same place i stretches later.
   [[nodiscard]] static LLMMEM_HD constexpr std::uint64_t stretch(std::uint32_t i) noexcept {
     return std::uint64_t{i} * stretch_bytes;
   }
@@ -187,7 +187,7 @@ struct xor_delta_work {
 };
 static_assert(group_work<xor_delta_work<16, delta_use::written>>);
 
-/// Applies a delta: an item is a thread's four packets of a unit, of which the dirty ones move.
+/// Applies a delta: an item is a thread's four packets of a unit, of which only dirty packets move.
 template <unsigned N>
 struct apply_delta_work {
   std::byte* target;

@@ -105,7 +105,7 @@ inline void check_safetensors(const safetensors_header& header, const std::strin
       throw format_error(text);
     };
     const auto wanted = safetensors_bytes(each.type, each.shape);
-    if (!wanted) refuse("a shape whose bytes pass 2^63 - 1, or are no whole number");
+    if (!wanted) refuse("a shape whose bytes pass 2^63 - 1, or are not a whole number");
     std::string offsets =
         "data_offsets [" + std::to_string(each.begin) + ", " + std::to_string(each.end) + "], ";
     if (each.end < each.begin || each.end - each.begin != *wanted) {
@@ -113,7 +113,7 @@ inline void check_safetensors(const safetensors_header& header, const std::strin
       refuse(offsets);
     }
     if (each.begin != at) {
-      offsets += each.begin < at ? "which another reaches into" : "behind a hole";
+      offsets += each.begin < at ? "which overlaps another tensor" : "after a gap";
       offsets += ": it must begin at " + std::to_string(at);
       refuse(offsets);
     }
@@ -167,7 +167,7 @@ inline safetensors_header read_safetensors(std::span<const std::byte> begin, std
       return;
     }
     if (std::exchange(has_metadata, true)) json.refuse("\"__metadata__\" occurs twice");
-    if (json.next() == 'n') return json.skip(1);  // null: none, as the reference reader has it
+    if (json.next() == 'n') return json.skip(1);  // null: no metadata, as in the reference reader
     json.object([&](std::string name) {
       std::string value = json.string();
       header.metadata.emplace_back(std::move(name), std::move(value));
@@ -204,7 +204,7 @@ inline safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> te
     const auto bytes = detail::safetensors_bytes(each.type, each.shape);
     if (!bytes) {
       throw length_error(what + ": tensor \"" + each.name +
-                         "\" has a shape whose bytes pass 2^63 - 1, or are no whole number");
+                         "\" has a shape whose bytes pass 2^63 - 1, or are not a whole number");
     }
     const std::uint64_t end =
         checked_add(made.header.data_bytes, *bytes, "safetensors: bytes of all tensors");

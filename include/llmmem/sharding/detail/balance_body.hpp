@@ -29,8 +29,8 @@ inline void check_ranks(std::span<const std::uint64_t> already, const char* name
   }
 }
 
-/// Returns what each rank writes in addition, so that those that receive anything end up within one byte of
-/// each other.
+/// Returns the bytes to add to each rank, so that ranks that receive anything end up within one byte of each
+/// other.
 inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> already, std::uint64_t bytes) {
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)
@@ -122,8 +122,8 @@ inline std::vector<sharding::write_share> cut_writes(std::span<const sharding::c
 
   const std::vector<std::uint64_t> more = detail::fill_evenly(already, bytes);
   std::vector<sharding::write_share> shares;
-  std::uint64_t begins = 0;   // of the item, in bytes of all laid end to end
-  std::uint64_t covered = 0;  // by the ranks before this one
+  std::uint64_t begins = 0;   // where the item begins, in bytes of all items laid end to end
+  std::uint64_t covered = 0;  // bytes covered by the ranks before this one
   std::size_t rank = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const sharding::cuttable_item& item = items[i];

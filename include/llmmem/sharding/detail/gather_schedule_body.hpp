@@ -17,14 +17,14 @@ gather_schedule<State>::gather_schedule(State& state, operation_queue& queue,
                          std::to_string(plan_.events) + " events and " +
                          std::to_string(plan_.machine.tiers()) + " tiers, for " +
                          std::to_string(scopes.size()) + " scopes and " + std::to_string(uses_.size()) +
-                         " uses of them; plan_gathers makes one of two tiers, with two events a use");
+                         " uses of them; plan_gathers makes one of two tiers, with two events per use");
   }
   for (std::vector<tensor_id>& scope : scopes) {
     std::uint64_t bytes = 0;
     for (const tensor_id each : scope) {
       if (to_index(each) >= state.tensors().size()) {
         throw argument_error("gather_schedule: tensor " + std::to_string(to_index(each)) +
-                             " in a scope, of " + std::to_string(state.tensors().size()));
+                             " is in a scope, and there are " + std::to_string(state.tensors().size()));
       }
       bytes += state.tensors()[to_index(each)].bytes();
     }
@@ -71,7 +71,7 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   return result<lease>(lease(*this, scope));
 }
 
-/// Executes all steps before that moment of that event, and those of it.
+/// Executes all steps of the plan up to moment `when` of `event`, including those at it.
 template <class State>
 void gather_schedule<State>::issue_up_to(std::uint32_t event, plan_moment when) {
   for (; cursor_ < plan_.first.steps.size(); ++cursor_) {
@@ -157,7 +157,7 @@ result<void> gather_schedule<State>::arrived(slot& it) {
   return queue_->wait(it);
 }
 
-/// An exception of the gather is a failure here: a `next` that waits for it throws it.
+/// An exception of the gather counts as a failure here: a `next` that waits for the gather throws it.
 template <class State>
 result<void> gather_schedule<State>::settled(slot& it) noexcept {
   try {

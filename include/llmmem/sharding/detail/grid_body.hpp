@@ -44,8 +44,8 @@ inline grid_partition::grid_partition(std::span<const tensor_facts> tensors, std
     }
     if (is_bias ? dimensions != 1 : dimensions < 2) {
       throw argument_error("grid_partition: tensor '" + each.name + "' has " + std::to_string(dimensions) +
-                           (is_bias ? " dimensions and is no bias, which has 1"
-                                    : " dimensions and no blocks; its role is `bias` or `whole`"));
+                           (is_bias ? " dimensions, but a bias has 1"
+                                    : " dimensions, too few for blocks; give it the role `bias` or `whole`"));
     }
     for (std::uint32_t rank = 0; rank < to_number(grid.world()); ++rank) {
       const auto elements = owned(tensor_id{static_cast<std::uint32_t>(i)}, rank_id{rank}).elements();

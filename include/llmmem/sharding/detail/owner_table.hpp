@@ -24,7 +24,7 @@ class owner_table {
 
   owner_table(std::span<const sharding::cuttable_item> items, std::span<const std::uint64_t> already)
       : shares_(cut_writes(items, already)), begins_(items.size() + 1, 0) {
-    if (items.empty()) return;  // nothing has no shares: g++ cannot know, and warns at -O3
+    if (items.empty()) return;  // no items have no shares; g++ at -O3 cannot deduce that, and warns
     for (const sharding::write_share& each : shares_)
       ++begins_[std::size_t{each.item} + 1];
     for (std::size_t i = 1; i < begins_.size(); ++i)
@@ -32,7 +32,7 @@ class owner_table {
   }
 
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept {
-    // Ranks take their ranges in rising order, so the shares of one item rise in rank, too.
+    // Ranks take their ranges in ascending order, so the shares of one item ascend in rank, too.
     const std::span<const sharding::write_share> shares = shares_of(tensor);
     const auto found = std::ranges::lower_bound(shares, rank, {}, &sharding::write_share::rank);
     if (found == shares.end() || found->rank != rank) return {};

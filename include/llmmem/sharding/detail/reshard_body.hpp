@@ -27,7 +27,7 @@ namespace detail {
 
 /// Plans tensor by tensor. A tensor is cut into windows, in each of which the same sets have the same
 /// elements row after row; the first row is planned, and its copies repeat. Sources with equal elements are
-/// one set until the copies are known; then each destination is assigned one holder of it.
+/// one set until the copies are known; then each destination is assigned one holder of that set.
 class reshard_planner {
  public:
   reshard_planner(std::span<const tensor_facts> tensors, std::span<const stored_piece> stored,
@@ -208,7 +208,7 @@ class reshard_planner {
     std::uint64_t runs = 0;
     bool is_shared = true;
     each_elements([&](const element_runs& each) {
-      // Saturates: two counts are less than 2^64 together, but not many.
+      // Saturates, because the sum of many counts may pass 2^64.
       runs = each.count > max_reshard_runs ? each.count : std::min(runs, max_reshard_runs) + each.count;
       if (each.count == 1) return;
       if (row == 0) row = each.stride;
@@ -338,7 +338,7 @@ class reshard_planner {
       const wanted_piece& want = wanted_[to_index(drafts_[first].destination)];
       const std::uint32_t source = choose(sets_[to_index(drafts_[first].source)], want.prefers);
       const std::uint64_t bytes =
-          checked_multiply(elements, facts().element_bytes, "make_reshard: elements x bytes an element");
+          checked_multiply(elements, facts().element_bytes, "make_reshard: elements x bytes per element");
       plan_.bytes = checked_add(plan_.bytes, bytes, "make_reshard: bytes of all copies");
       plan_.elements = checked_add(plan_.elements, elements, "make_reshard: elements of all copies");
       add(share_of(holders_, stored_[source].holder), last - first, elements, bytes);

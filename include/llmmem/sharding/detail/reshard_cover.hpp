@@ -1,5 +1,5 @@
 /// @file
-/// Which of several sets of elements to read a range from, so that it takes the fewest of them.
+/// Chooses the fewest of several sets of elements from which a range can be read.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -60,10 +60,10 @@ sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
   if (to_number(layout_.world()) > to_number(ranks_->world())) {
     throw argument_error(options_.name + ": a partition of " + std::to_string(to_number(layout_.world())) +
                          " ranks over a transport of " + std::to_string(to_number(ranks_->world())) +
-                         "; each of the partition's must be one of the transport's");
+                         "; every rank of the partition must be a rank of the transport");
   }
   if (options_.segment_bytes == 0) {
-    throw argument_error(options_.name + ": sharded_options::segment_bytes is 0; a message has some bytes");
+    throw argument_error(options_.name + ": sharded_options::segment_bytes is 0; use at least 1");
   }
   piece_places all;
   for (std::uint32_t t = 0; t < facts_.size(); ++t) {
@@ -335,7 +335,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::sp
   return trade(*ranks_, to_number(layout_.world()), stats_.refreshes, fill_out, fill_in);
 }
 
-/// Returns whether this rank has elements of others, or others its own.
+/// Returns whether this rank holds elements that others own, or others hold elements that it owns.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor_id tensor) const noexcept {

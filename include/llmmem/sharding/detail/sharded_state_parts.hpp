@@ -35,7 +35,7 @@ struct live_bytes {
   void remove(std::uint64_t bytes) noexcept { now.fetch_sub(bytes, std::memory_order_relaxed); }
 };
 
-/// The owner of a range from `try_allocate`, so that a shortage is a value; or of none.
+/// The owner of a range from `try_allocate`, or of none. It returns a shortage as a value.
 template <memory_space Space>
 class held_range {
  public:
@@ -112,14 +112,14 @@ class scattered_bytes {
     bytes_ += bytes;
   }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  /// Returns how many there are of the `most` from `from`.
+  /// Returns how many of the `most` bytes from `from` on exist.
   [[nodiscard]] std::uint64_t left(std::uint64_t from, std::uint64_t most) const noexcept {
     if (from >= bytes_) return 0;
     return bytes_ - from < most ? bytes_ - from : most;
   }
 
-  /// Returns where bytes `from` to `from + count` are, if they are contiguous; else null. @pre there are so
-  /// many, not 0
+  /// Returns where bytes `from` to `from + count` are, if they are contiguous; else null. @pre these bytes
+  /// exist, and `count` is not 0
   [[nodiscard]] std::byte* together(std::uint64_t from, std::uint64_t count) const noexcept {
     const part& it = parts_[part_of(from)];
     const std::uint64_t skipped = from - it.before;
@@ -142,7 +142,7 @@ class scattered_bytes {
   struct part {
     std::byte* at = nullptr;
     std::uint64_t bytes = 0;
-    std::uint64_t before = 0;  // in the stream
+    std::uint64_t before = 0;  // bytes before it in the stream
   };
 
   /// Returns the part with byte `from`.
@@ -176,7 +176,7 @@ class scattered_bytes {
 template <class Visit>
 constexpr void without(const element_runs& set, const element_runs& less, Visit&& visit) {
   std::uint64_t run = 0;
-  std::uint64_t next = set.begin;  // the first that was neither visited nor passed over
+  std::uint64_t next = set.begin;  // the first element that was neither visited nor passed over
   const auto visit_up_to = [&](std::uint64_t limit) {
     for (; run < set.count; ++run) {
       const std::uint64_t begin = set.begin + run * set.stride;

@@ -23,7 +23,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
   if (old_world > to_number(next.ranks_->world())) {
     throw argument_error(options_.name + ": resharding from " + std::to_string(old_world) +
                          " ranks over a transport of " + std::to_string(to_number(next.ranks_->world())) +
-                         "; all that hold something must be there");
+                         "; every rank that holds elements must be in the transport");
   }
   const live_reshard plan = reshard(facts_, layout_, next.layout_);
   for (std::uint32_t t = 0; t < facts_.size(); ++t) {

@@ -33,7 +33,7 @@ inline constexpr std::size_t lane_data = 1;
 inline sim_network::sim_network(const sim_options& options) : options_(options), random_(options.seed) {
   if (options.seats == 0 || options.seats > max_seats) {
     throw argument_error("sim_network: " + std::to_string(options.seats) + " seats; 1 to " +
-                         std::to_string(max_seats) + " are possible");
+                         std::to_string(max_seats) + " are allowed");
   }
   if (options.min_delay_ns > options.max_delay_ns || options.min_notice_ns > options.max_notice_ns) {
     throw argument_error("sim_network: the least delay or notice is above the most; exchange them");
@@ -234,7 +234,7 @@ inline std::uint64_t sim_network::resumes(sim_endpoint& process) noexcept {
   return past_pauses(process.self(), std::max(time, now_));
 }
 
-/// Chooses which process continues, of all that can do so first.
+/// Chooses which process continues, of all that can continue first.
 inline void sim_network::pass_on() {
   for (;;) {
     std::uint64_t first = detail::never;
@@ -253,7 +253,7 @@ inline void sim_network::pass_on() {
     turn_ = nullptr;
     if (is_all_over) return;
     if (first == detail::never) {
-      if (is_only_unborn) {  // those before them never died
+      if (is_only_unborn) {  // the processes before them never died
         for (const auto& each : processes_)
           each->is_dead_ = each->is_dead_ || each->phase_ == sim_endpoint::phase::not_started;
       } else {
@@ -469,7 +469,7 @@ inline void sim_endpoint::work(std::uint64_t ns) {
   net_->give_way(*this, held);
 }
 
-/// Offers again what the handler answered by `ask_again`.
+/// Offers again the frames that the handler answered by `ask_again`.
 inline void sim_endpoint::ask_again() noexcept {
   for (std::uint32_t from = 0; from < net_->processes_.size(); ++from)
     net_->wire_between(from, number_).is_held = false;
@@ -553,8 +553,9 @@ bool sim_endpoint::deliver_one(Handler& handler) {
     w.data_bytes -= frame.header.bytes;
     if (into.what == frame_buffer::answer::take) {
       if (into.bytes.size() != frame.bytes.size()) {
-        throw std::logic_error("sim_network: a handler gave room for " + std::to_string(into.bytes.size()) +
-                               " bytes to a frame of " + std::to_string(frame.bytes.size()));
+        throw std::logic_error("sim_network: a handler returned a buffer of " +
+                               std::to_string(into.bytes.size()) + " bytes for a frame of " +
+                               std::to_string(frame.bytes.size()));
       }
       if (!frame.bytes.empty()) std::memcpy(into.bytes.data(), frame.bytes.data(), frame.bytes.size());
       handler.on_frame(seat, frame.header);

@@ -25,7 +25,7 @@ inline namespace v0 {
 namespace testing {
 namespace detail {
 
-/// A write whose `finish_write` is still to come.
+/// A write that `finish_write` has not ended yet.
 struct simulated_flight {
   std::uint64_t number = 0;
   std::uint64_t node = 0;
@@ -80,7 +80,7 @@ struct simulated_disk {
   struct place {
     std::uint64_t folder = simulated_tree::root;
     std::string name;
-    std::uint64_t node = 0;  ///< what it leads to; 0: nothing
+    std::uint64_t node = 0;  ///< the node that it leads to; 0: none
 
     [[nodiscard]] bool same_as(const place& other) const {
       return folder == other.folder && name == other.name;
@@ -97,7 +97,7 @@ struct simulated_disk {
       at.folder = at.node;
       at.name = path.substr(begin, end - begin);
       if (at.name.empty() || at.name == "." || at.name == "..") {
-        fail(what, path, EINVAL, "a path's parts are names, parted by one '/'");
+        fail(what, path, EINVAL, "a path's parts are names, separated by one '/'");
       }
       if (at.name.size() > 255) fail(what, path, ENAMETOOLONG);
       if (at.folder == 0) fail(what, path, ENOENT, "its folder is not there");
@@ -157,8 +157,8 @@ struct simulated_disk {
     if (bytes > max_bytes) fail(what, path, EFBIG);
     if (bytes > now && (used > options.capacity || bytes - now > options.capacity - used)) {
       fail(what, path, ENOSPC,
-           std::to_string(bytes - now) + " bytes are asked for, " + std::to_string(used) + " of " +
-               std::to_string(options.capacity) + " are taken");
+           std::to_string(bytes - now) + " bytes requested, " + std::to_string(used) + " of " +
+               std::to_string(options.capacity) + " are in use");
     }
     take({simulated_effect::kind::size,
           node,
@@ -225,7 +225,7 @@ struct simulated_disk {
     for (simulated_flight& each : last) {
       try {
         land(each);
-      } catch (const storage_error&) {  // no space: so it did not arrive
+      } catch (const storage_error&) {  // no space: the write did not arrive
       }
     }
     throw power_cut{calls};

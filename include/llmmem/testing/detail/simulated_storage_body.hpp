@@ -135,7 +135,7 @@ struct simulated_crash {
     }
     if (!choice.torn) return;
     const auto [index, bytes] = *choice.torn;
-    if (index >= effects.size() || !survives(index)) refuse("the torn write is none that survives");
+    if (index >= effects.size() || !survives(index)) refuse("the torn write does not survive");
     const simulated_effect& torn = effects[index];
     if (bytes == 0 || bytes >= torn.bytes.size() || (torn.offset + bytes) % sector_bytes != 0) {
       refuse("'" + torn.text + "' is torn at " + std::to_string(bytes) + " bytes, where no sector of " +
@@ -143,7 +143,7 @@ struct simulated_crash {
     }
   }
   [[noreturn]] void refuse(const std::string& why) const {
-    throw argument_error("simulated_storage '" + name + "': a crash that cannot be: " + why);
+    throw argument_error("simulated_storage '" + name + "': an impossible crash: " + why);
   }
 };
 
@@ -492,7 +492,7 @@ inline simulated_storage::output::write_token simulated_storage::output::begin_w
         const bool apart = offset + bytes.size() <= each.offset || each.offset + each.bytes.size() <= offset;
         if (each.node != node_ || apart) continue;
         disk_->fail(what, path_, EINVAL,
-                    extent + " meet a write under way of " + std::to_string(each.bytes.size()) +
+                    extent + " overlap a write in flight of " + std::to_string(each.bytes.size()) +
                         " bytes at " + std::to_string(each.offset));
       }
       detail::simulated_flight flight{disk_->next_write++, node_, offset, bytes, path_};

@@ -81,8 +81,8 @@ struct simulated_tree {
     }
   }
 
-  /// Calls `visit(path, number, node)` for what names lead to, folders before their contents, by name. A file
-  /// with two names comes twice.
+  /// Calls `visit(path, number, node)` for each node that a name leads to, folders before their contents, by
+  /// name. A file with two names comes twice.
   template <class Visit>
   void walk(Visit&& visit, std::uint64_t from = root, const std::string& at = {}) const {
     for (const auto& [name, number] : nodes.at(from).names) {
@@ -95,7 +95,7 @@ struct simulated_tree {
     }
   }
 
-  /// Keeps what names lead to, each file with as many bytes as its size.
+  /// Keeps the nodes that names lead to, each file with as many bytes as its size.
   void prune(std::byte fill) {
     std::map<std::uint64_t, bool> named{{root, true}};
     walk([&](const std::string&, std::uint64_t number, const simulated_node&) { named[number] = true; });

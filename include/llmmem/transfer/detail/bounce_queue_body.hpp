@@ -158,7 +158,8 @@ void bounce_queue<Upper, Lower, Staging>::begin_pieces() noexcept {
   }
 }
 
-/// Returns the operation whose next piece begins, or `none`. Ends those that are due without one.
+/// Returns the operation whose next piece begins, or `none`. Ends due operations that have no piece left or
+/// whose dependencies failed.
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
 std::uint32_t bounce_queue<Upper, Lower, Staging>::next_operation() noexcept {

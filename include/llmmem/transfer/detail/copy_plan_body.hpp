@@ -15,7 +15,7 @@ inline constexpr std::array<std::string_view, copy_ways> copy_way_names{"loop", 
 inline constexpr std::array<std::string_view, copy_directions> copy_direction_names{"up", "down", "within"};
 inline constexpr std::string_view copy_plan_title = "llmmem copy plan 1";
 
-/// The position of a number in a rising list: the entry before it, the distance to the next one, and the
+/// The position of a number in an ascending list: the entry before it, the distance to the next one, and the
 /// ratio to the last one if it is above.
 struct grid_place {
   std::size_t at = 0;

@@ -68,8 +68,8 @@ class transfer_core {
   /// with `why`.
   void engine_failed(const failure& why) noexcept;
 
-  /// Returns how often the system asked to retry the most often retried request since the last call; 0 for
-  /// none. The higher, the longer the system should be left alone.
+  /// Returns the most retries that the system asked of one request since the last call; 0 for none. The
+  /// higher, the longer the system should be left alone.
   [[nodiscard]] std::uint32_t take_pause() noexcept { return std::exchange(pause_, 0); }
 
   /// Gives up requests that were not answered in time. Returns the next time to call, `io_wait::forever` for
@@ -412,7 +412,7 @@ inline void transfer_core::settle(std::span<const io_completion> completions, st
     if (index >= pieces_.size() || pieces_[index].life != each.tag >> 32) continue;
     piece& p = pieces_[index];
     if (p.at == flight::lost) {
-      // Late, but now the memory is free.
+      // A late answer, but now the memory is free.
       p.at = flight::landed;
       free_pieces_[free_piece_count_++] = index;
       --lost_;
