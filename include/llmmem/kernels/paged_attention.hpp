@@ -64,6 +64,10 @@ enum class attention_arithmetic : std::uint8_t {
   /// more make them infinite or NaN. For caches of bf16, half or fp8 whose keys and values have 64 elements,
   /// or 128.
   tensor_cores,
+  /// Vector instructions of a host (`host_vector_executor`; other executors refuse it): each key and value is
+  /// read once for up to sixteen query heads of the cache's head. Sums of floats in the lanes of vectors: the
+  /// bits are those of a `vector_path`, a compiler and its flags, on any number of threads.
+  host_vectors,
   same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };
 

@@ -258,9 +258,19 @@ struct attention_floats_needed {
   return out;
 }
 
+/// An executor that has vector instructions of the host.
+template <class Run, class Tables>
+concept vector_run = requires(const Run& run, const attention_shape& shape, const Tables& tables) {
+  { run.template attend_by_vectors<dtype::bf16>(shape, tables) } -> std::same_as<result<void>>;
+};
+
 template <dtype Element, class Run, class Tables>
 result<void> attend_with(const Run& run, const attention_shape& shape, const Tables& tables,
                          attention_arithmetic arithmetic, std::uint32_t lanes) {
+  if constexpr (vector_run<Run, Tables>) {
+    if (arithmetic == attention_arithmetic::host_vectors)
+      return run.template attend_by_vectors<Element>(shape, tables);
+  }
   if constexpr (Element != dtype::f32) {
     if (arithmetic == attention_arithmetic::tensor_cores) {
       if (shape.key_packs * attention_pack == 64)
@@ -330,6 +340,12 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
                      "paged_attention: options.window, over lists of tokens; list the window's tokens"};
     if (layout.part.cp_size != 1)
       return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+  }
+  if constexpr (!vector_run<Run, Tables>) {
+    if (of.options.arithmetic == attention_arithmetic::host_vectors)
+      return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(of.options.arithmetic),
+                     static_cast<std::uint64_t>(attention_arithmetic::tensor_cores),
+                     "paged_attention: options.arithmetic, host_vectors without a host_vector_executor"};
   }
   if (of.rows.rows == 0) return {};
   const char* const what = of.rows.lengths == nullptr ? missing_counted_table(tables) : missing_table(tables);

@@ -1,0 +1,122 @@
+/// @file
+/// The work of `attention_arithmetic::host_vectors`: a share of a row, for all query heads of a head of the
+/// cache.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/attention_share.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/detail/vector_tile.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/vector_path.hpp>
+#include <llmmem/model/dtype.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Each key and value is read once for up to `vector_heads` query heads of its head. Tokens go through tiles:
+/// while one is converted, the next one is requested, line by line: requests in a burst take three times as
+/// long, because the processor can keep only a few dozen.
+template <dtype Element, class Tables>
+class vector_attention_work {
+ public:
+  vector_attention_work(const attention_shape& shape, const Tables& tables, vector_path path) noexcept
+      : shape_(shape), tables_(tables), shares_(shape), path_(path) {}
+
+  [[nodiscard]] std::uint64_t items() const noexcept { return shares_.items(shape_); }
+
+  void run(std::uint64_t item) const noexcept {
+    const attention_place at = shares_.at(item, shape_, tables_);
+    if (at.queries == 0) return;
+    vector_sums sums;
+    begin(at, sums);
+    vector_tokens tokens[2];
+    std::uint32_t position = gather(at, at.from, tokens[0]);
+    for (unsigned turn = 0; tokens[turn].count != 0; turn ^= 1U) {
+      position = gather(at, position, tokens[turn ^ 1U]);
+      attend_tile<Element>(path_, tokens[turn], tokens[turn ^ 1U], sums);
+    }
+    finish(at, sums);
+  }
+
+ private:
+  void begin(const attention_place& at, vector_sums& sums) const noexcept {
+    sums.begin<Element>(at.queries, shape_.key_packs * attention_pack, shape_.value_packs * attention_pack);
+    const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
+    for (std::uint32_t h = 0; h < at.queries; ++h) {
+      for (std::uint32_t pack = 0; pack < shape_.key_packs; ++pack) {
+        const attention_floats query = read_floats(query_at(shape_, at, h, pack), shape_.element);
+        for (std::uint32_t i = 0; i < attention_pack; ++i)
+          sums.query[h * sums.key_stride + place(pack, i)] = query.of[i] * scale;
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint32_t place(std::uint32_t pack, std::uint32_t i) const noexcept {
+    return lane_place<Element>(pack * attention_pack + i, lanes_in(path_));
+  }
+
+  /// Finds the next tokens that count, from a position on. Returns the position after them. Tokens that are in one block follow each other, so the table is asked once for them.
+  std::uint32_t gather(const attention_place& at, std::uint32_t position,
+                       vector_tokens& tokens) const noexcept {
+    const std::uint32_t most =
+        tile_tokens(lane_stride<Element>(std::max(shape_.key_packs, shape_.value_packs) * attention_pack));
+    tokens.count = 0;
+    position = std::max(position, at.span.first);
+    while (position < at.to && tokens.count < most) {
+      const token_place first = counted_place(shape_, tables_, at, position);
+      std::uint32_t run = 1;
+      if constexpr (!token_tables<Tables>)
+        run = std::min(shape_.by.by() - shape_.by.remainder(position), at.to - position);
+      if (first.what == token_place::kind::in_cache) {
+        run = std::min(run, most - tokens.count);
+        add_run(at, first, run, tokens);
+      }
+      position += run;
+    }
+    // Requests of a tile that is not there go to the head's first vector.
+    std::fill(tokens.keys + tokens.count, tokens.keys + most, at.keys);
+    std::fill(tokens.values + tokens.count, tokens.values + most, at.values);
+    return position;
+  }
+
+  void add_run(const attention_place& at, const token_place& first, std::uint32_t run,
+               vector_tokens& tokens) const noexcept {
+    const std::byte* key = pack_at<Element>(at.keys, shape_.keys.strides, first, 0);
+    const std::byte* value = pack_at<Element>(at.values, shape_.values.strides, first, 0);
+    for (std::uint32_t i = 0; i < run; ++i) {
+      tokens.keys[tokens.count] = key;
+      tokens.values[tokens.count] = value;
+      ++tokens.count;
+      key += shape_.keys.strides.token;
+      value += shape_.values.strides.token;
+    }
+  }
+
+  void finish(const attention_place& at, const vector_sums& sums) const noexcept {
+    for (std::uint32_t h = 0; h < at.queries; ++h) {
+      const attention_output output{at.row, at.first_query + h, at.head};
+      for (std::uint32_t pack = 0; pack < shape_.value_packs; ++pack) {
+        attention_total of{{}, sums.most[h], sums.total[h]};
+        for (std::uint32_t i = 0; i < attention_pack; ++i)
+          of.sum.of[i] = sums.sum[h * sums.value_stride + place(pack, i)];
+        finish_share(shape_, output, at.share, at.span.shares, pack, of);
+      }
+    }
+  }
+
+  attention_shape shape_;
+  Tables tables_;
+  attention_shares<vector_heads> shares_;
+  vector_path path_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,63 @@
+/// @file
+/// `host_vector_executor`: runs attention on the host by vector instructions, on the caller's threads.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/vector_attention.hpp>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/vector_path.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Runs the parts of a job: `team(parts, run)` calls `run(part)` once for each part below `parts`, on any
+/// threads and in any order, and returns after the last of them. The calls do not throw. An engine's thread
+/// pool, OpenMP or `std::execution::par` fit in a few lines; the library starts no thread.
+template <class T>
+concept thread_team = std::copy_constructible<T> && requires(const T& team, std::uint64_t parts) {
+  team(parts, [](std::uint64_t) noexcept {});
+};
+
+/// The calling thread alone.
+struct calling_thread {
+  template <class Run>
+  void operator()(std::uint64_t parts, const Run& run) const noexcept {
+    for (std::uint64_t part = 0; part < parts; ++part)
+      run(part);
+  }
+};
+
+/// A `host_executor` that also runs `attention_arithmetic::host_vectors`: `paged_attention` and
+/// `paged_attention_part` at the speed of the host's memory. All other kernels, and the other arithmetic, run
+/// as on `host_executor`, in the calling thread.
+///
+/// @par Thread safety   any number of calls at once on different outputs, if the team permits it.
+template <thread_team Team = calling_thread>
+class host_vector_executor : public host_executor {
+ public:
+  explicit host_vector_executor(Team team = {}) : host_vector_executor(best_vector_path(), std::move(team)) {}
+  /// @throws argument_error if this machine does not have the path.
+  explicit host_vector_executor(vector_path path, Team team = {})
+      : path_(checked_vector_path(path)), team_(std::move(team)) {}
+
+  [[nodiscard]] vector_path path() const noexcept { return path_; }
+
+  /// Attends to the shares of all rows: for `paged_attention`, which has checked them.
+  template <dtype Element, class Tables>
+  result<void> attend_by_vectors(const detail::attention_shape& shape, const Tables& tables) const {
+    const detail::vector_attention_work<Element, Tables> work(shape, tables, path_);
+    team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
+    return {};
+  }
+
+ private:
+  vector_path path_;
+  Team team_;
+};
+
+}  // namespace v0
+}  // namespace llmmem
