@@ -147,7 +147,7 @@ constexpr std::array refusals{
     refusal{errc::block_tokens_differ, raises::argument_error,
             "kv: blocks hold 30 tokens there and 12 here; build both with the same block_tokens"},
     refusal{errc::not_a_prefix, raises::argument_error,
-            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents behind them "
+            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents after them "
             "were invalidated, or tokens were removed; truncate it to 12 tokens and compute the rest again"},
     refusal{
         errc::not_whole_blocks, raises::argument_error,
