@@ -1,5 +1,4 @@
-/// @file
-/// Plans as text: to keep, to compare line by line, and to run on another engine.
+/// @file Plans as text, to store, to compare line by line, and to run on another engine.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +14,7 @@ inline namespace v0 {
 /// The version that `write_plan` writes and `read_plan` reads.
 inline constexpr std::uint32_t plan_text_version = 1;
 
-/// `plan` as lines of words and decimal numbers, the last one a CRC-32C of all before it:
+/// Returns `plan` as lines of words and decimal numbers. The last line is a CRC-32C of all lines before it:
 ///
 ///     llmmem-schedule 1
 ///     planner next_use
@@ -37,12 +36,12 @@ inline constexpr std::uint32_t plan_text_version = 1;
 /// @par Complexity   O(steps).
 [[nodiscard]] std::string write_plan(const schedule_plan& plan);
 
-/// Returns the plan in `text`, exactly as it was written. The text is untrusted: its sizes allocate no more
-/// memory than its own length warrants.
+/// Returns the plan in `text`, exactly as it was written. The text is untrusted: its counts allocate memory
+/// only in proportion to its own length.
 ///
-/// @throws argument_error  when it is not a plan of this version, was cut or damaged, or names a tier, chunk
-///                         or event that does not exist; the text gives the line and the reason. `simulate`
-///                         checks whether its steps can be executed.
+/// @throws argument_error when the text is not a plan of this version, is truncated or damaged, or names a
+///                         tier, chunk or event that does not exist; the error gives the line and the reason.
+///                         `simulate` checks whether the steps can be executed.
 [[nodiscard]] schedule_plan read_plan(std::string_view text);
 
 }  // namespace v0

@@ -1,5 +1,4 @@
-/// @file
-/// Following a plan step by step. Private to schedule/.
+/// @file Follows a plan step by step. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
