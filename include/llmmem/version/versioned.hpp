@@ -1,5 +1,4 @@
-/// @file
-/// `versioned<T, Retain>`: versions of a piece of state, and how long old ones live.
+/// @file `versioned<T, Retain>`: versions of a piece of state, and the lifetime of old ones.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>
@@ -22,7 +21,7 @@ inline namespace v0 {
 ///     const version_id used = kept.publish(initial_weights).value();
 ///     const auto seen = kept.pin(used).value();  // const weights& as *seen, for as long as `seen` lives
 ///
-/// Pinned views end before the state that they view.
+/// Pinned views must end before the state.
 template <class T, class Retain = latest>
   requires retain_policy<Retain, T>
 using versioned = typename Retain::template state<T>;
