@@ -1,5 +1,6 @@
-/// @file The concept of an arena, `arena_policy`: allocations of any size from one budget, and statistics of
-/// the waste.
+/// @file
+/// The concept of an arena, `arena_policy`: allocations of any size from one budget, and statistics of the
+/// waste.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
-/// @file The concepts of a codec, which gives bytes their form in a slower tier, and of the compressor of a
-/// plane.
+/// @file
+/// The concepts of a codec, which gives bytes their form in a slower tier, and of the compressor of a plane.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>  // the errors of a codec of your own

@@ -1,5 +1,5 @@
-/// @file The compressor of byte planes that needs no library: Huffman codes, with several bytes per table
-/// lookup.
+/// @file
+/// The compressor of byte planes that needs no library: Huffman codes, with several bytes per table lookup.
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>

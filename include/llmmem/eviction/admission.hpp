@@ -1,4 +1,5 @@
-/// @file Decides before an entry is cached whether it is worth caching.
+/// @file
+/// Decides before an entry is cached whether it is worth caching.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The concept of an eviction policy, which block pools, tiers and all other caches share.
+/// @file
+/// The concept of an eviction policy, which block pools, tiers and all other caches share.
 #pragma once
 
 #include <llmmem/config.hpp>

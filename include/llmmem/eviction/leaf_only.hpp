@@ -1,4 +1,5 @@
-/// @file Eviction that drops the ends of prefixes before the blocks before them.
+/// @file
+/// Eviction that drops the ends of prefixes before the blocks before them.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

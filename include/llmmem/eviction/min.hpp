@@ -1,4 +1,5 @@
-/// @file Belady's MIN: evicts the entry whose next use is furthest in the future.
+/// @file
+/// Belady's MIN: evicts the entry whose next use is furthest in the future.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>

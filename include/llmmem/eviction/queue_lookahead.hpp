@@ -1,4 +1,5 @@
-/// @file Eviction that knows the entries that waiting requests will use.
+/// @file
+/// Eviction that knows the entries that waiting requests will use.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>

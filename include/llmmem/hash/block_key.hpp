@@ -1,4 +1,5 @@
-/// @file The name of a block's contents in the prefix index, and the concept of a hash policy.
+/// @file
+/// The name of a block's contents in the prefix index, and the concept of a hash policy.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file Plans a compaction: which blocks move where, at what cost and with what gain.
+/// @file
+/// Plans a compaction: which blocks move where, at what cost and with what gain.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
-/// @file Frees that wait for a fence, so that a block returns to the pool only after the kernels that read
-/// it.
+/// @file
+/// Frees that wait for a fence, so that a block returns to the pool only after the kernels that read it.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Blocks between guards, for debug builds: detects writes past a block, and reads of a block that was
-/// never written.
+/// @file
+/// Blocks between guards, for debug builds: detects writes past a block, and reads of a block that was never
+/// written.
 #pragma once
 
 #include <llmmem/config.hpp>

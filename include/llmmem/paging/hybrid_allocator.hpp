@@ -186,8 +186,8 @@ class hybrid_allocator {
   ///     to the tokens declared written. So a draft that was not committed can be cut to any length from its
   ///     start;
   ///   - states, updated in place: the ends of blocks that were not released, so only within the last draft.
-  ///     To take back single tokens, `fork` before the draft and release the copy not needed. Length 0 and
-  ///     the present length are always possible.
+  ///     To take back single tokens, `fork` before the draft and release the copy not needed.
+  /// Length 0 and the present length are always possible.
   ///
   /// After a cut into a cached block its contents stay cached until the sequence writes there again (then
   /// other holders keep them, and the sequence gets a copy).

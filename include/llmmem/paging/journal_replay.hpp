@@ -1,4 +1,5 @@
-/// @file Replays a journal, to reach the state of the cache that wrote it.
+/// @file
+/// Replays a journal, to reach the state of the cache that wrote it.
 #pragma once
 
 #include <llmmem/config.hpp>

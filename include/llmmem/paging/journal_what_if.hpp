@@ -1,4 +1,5 @@
-/// @file Runs a journal under other configurations, to find the eviction policy and the size with more hits.
+/// @file
+/// Runs a journal under other configurations, to find the eviction policy and the size with more hits.
 #pragma once
 
 #include <llmmem/config.hpp>

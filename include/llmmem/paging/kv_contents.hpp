@@ -1,4 +1,5 @@
-/// @file Compares the contents of two layouts, and names the field that differs.
+/// @file
+/// Compares the contents of two layouts, and names the field that differs.
 #pragma once
 
 #include <llmmem/config.hpp>

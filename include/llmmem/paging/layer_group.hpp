@@ -1,5 +1,6 @@
-/// @file The needs of a group of layers as a sequence grows: which blocks it still reads, and which must be
-/// cached for a prefix to be a hit.
+/// @file
+/// The needs of a group of layers as a sequence grows: which blocks it still reads, and which must be cached
+/// for a prefix to be a hit.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Prefixes of tokens, chunk by chunk, stored separately from the blocks that hold their KV, so that
-/// several groups of layers can attach cached blocks to them.
+/// @file
+/// Prefixes of tokens, chunk by chunk, stored separately from the blocks that hold their KV, so that several
+/// groups of layers can attach cached blocks to them.
 #pragma once
 
 #include <llmmem/config.hpp>

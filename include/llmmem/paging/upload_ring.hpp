@@ -1,5 +1,6 @@
-/// @file Memory in which block tables are written and from which they are uploaded, so that a table in flight
-/// is never overwritten.
+/// @file
+/// Memory in which block tables are written and from which they are uploaded, so that a table in flight is
+/// never overwritten.
 #pragma once
 
 #include <llmmem/config.hpp>

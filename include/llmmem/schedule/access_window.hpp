@@ -1,4 +1,5 @@
-/// @file The last accesses of a running program, and the bytes brought up for them compared with the fewest
+/// @file
+/// The last accesses of a running program, and the bytes brought up for them compared with the fewest
 /// possible.
 #pragma once
 

@@ -1,4 +1,5 @@
-/// @file Lower bounds on the bytes and the stall of every plan.
+/// @file
+/// Lower bounds on the bytes and the stall of every plan.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
-/// @file Assigns devices to the positions of a wave, so that devices that share a link load at different
-/// times.
+/// @file
+/// Assigns devices to the positions of a wave, so that devices that share a link load at different times.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Cuts a model that is larger than the devices' memory into stages that are swapped between device and
-/// host memory.
+/// @file
+/// Cuts a model that is larger than the devices' memory into stages that are swapped between device and host
+/// memory.
 #pragma once
 
 #include <llmmem/config.hpp>

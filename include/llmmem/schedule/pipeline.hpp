@@ -1,4 +1,5 @@
-/// @file Pipeline orders as data: the tasks of each device of a pipeline, one after the other.
+/// @file
+/// Pipeline orders as data: the tasks of each device of a pipeline, one after the other.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The times of a pipeline order's tasks, its bubbles, and the number of weight versions alive.
+/// @file
+/// The times of a pipeline order's tasks, its bubbles, and the number of weight versions alive.
 #pragma once
 
 #include <llmmem/config.hpp>

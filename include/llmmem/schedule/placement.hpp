@@ -1,5 +1,6 @@
-/// @file Chooses the shares of weights, KV cache and activations on the device, in host memory and on NVMe
-/// that make a generation step fastest.
+/// @file
+/// Chooses the shares of weights, KV cache and activations on the device, in host memory and on NVMe that
+/// make a generation step fastest.
 #pragma once
 
 #include <llmmem/config.hpp>

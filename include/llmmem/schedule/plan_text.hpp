@@ -1,4 +1,5 @@
-/// @file Plans as text, to store, to compare line by line, and to run on another engine.
+/// @file
+/// Plans as text, to store, to compare line by line, and to run on another engine.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file Traces of well-known programs, to try planners in tests, benchmarks and documentation.
+/// @file
+/// Traces of well-known programs, to try planners in tests, benchmarks and documentation.
 #pragma once
 
 #include <llmmem/config.hpp>

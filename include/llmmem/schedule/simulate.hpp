@@ -1,4 +1,5 @@
-/// @file Runs a trace on a machine in virtual time, strictly by a plan.
+/// @file
+/// Runs a trace on a machine in virtual time, strictly by a plan.
 #pragma once
 
 #include <llmmem/config.hpp>

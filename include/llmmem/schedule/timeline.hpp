@@ -1,4 +1,5 @@
-/// @file Draws a simulation: Chrome-trace JSON for Perfetto, and SVG.
+/// @file
+/// Draws a simulation: Chrome-trace JSON for Perfetto, and SVG.
 #pragma once
 
 #include <llmmem/config.hpp>

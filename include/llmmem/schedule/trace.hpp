@@ -1,5 +1,5 @@
-/// @file One iteration of a program as its memory sees it: when it holds which chunks, and how long it
-/// computes.
+/// @file
+/// One iteration of a program as its memory sees it: when it holds which chunks, and how long it computes.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Forecasts a chunk's next use from how often iterations have used it, for programs whose iterations
-/// use different chunks.
+/// @file
+/// Forecasts a chunk's next use from how often iterations have used it, for programs whose iterations use
+/// different chunks.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file `kept_records`: keeps activations between a layer's forward and its backward pass, completely or in
-/// part, in memory or in tiers.
+/// @file
+/// `kept_records`: keeps activations between a layer's forward and its backward pass, completely or in part,
+/// in memory or in tiers.
 #pragma once
 
 #include <llmmem/config.hpp>

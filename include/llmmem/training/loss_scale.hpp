@@ -1,5 +1,6 @@
-/// @file `gradient_norm`, `loss_scale` and `decide_step`: decide whether to take a step, and the factor of
-/// its gradients, equally on all ranks, before any state changes.
+/// @file
+/// `gradient_norm`, `loss_scale` and `decide_step`: decide whether to take a step, and the factor of its
+/// gradients, equally on all ranks, before any state changes.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>

@@ -1,4 +1,5 @@
-/// @file `memory_chunks`: the calls of a `tiered_buffer` over one space, in which everything stays in memory.
+/// @file
+/// `memory_chunks`: the calls of a `tiered_buffer` over one space, in which everything stays in memory.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Chooses the part of each layer's activations to keep, and the part to compute again, under a bound
-/// on the peak.
+/// @file
+/// Chooses the part of each layer's activations to keep, and the part to compute again, under a bound on the
+/// peak.
 #pragma once
 
 #include <llmmem/config.hpp>

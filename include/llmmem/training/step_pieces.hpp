@@ -1,4 +1,5 @@
-/// @file `step_pieces`: an optimizer's step on pieces in their store, in tiers or in memory.
+/// @file
+/// `step_pieces`: an optimizer's step on pieces in their store, in tiers or in memory.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file `training_plan`: the state that each rank keeps, its tiers, its recomputation and its checkpoints,
-/// as one value; and a prediction of their cost before the run.
+/// @file
+/// `training_plan`: the state that each rank keeps, its tiers, its recomputation and its checkpoints, as one
+/// value; and a prediction of their cost before the run.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Plans how each piece of a state comes back over a link and a processor after it: kept, fetched plain
-/// or compressed, projected from hidden states, or computed again.
+/// @file
+/// Plans how each piece of a state comes back over a link and a processor after it: kept, fetched plain or
+/// compressed, projected from hidden states, or computed again.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file `cow_range`: snapshots of bytes while they are written in place, page by page.
+/// @file
+/// `cow_range`: snapshots of bytes while they are written in place, page by page.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file `delta`: the complete newest version, and the differences of older ones.
+/// @file
+/// `delta`: the complete newest version, and the differences of older ones.
 #pragma once
 
 #include <llmmem/config.hpp>

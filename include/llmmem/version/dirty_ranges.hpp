@@ -1,4 +1,5 @@
-/// @file `dirty_ranges`: the bytes of a copy that are newer than those of the copy below it.
+/// @file
+/// `dirty_ranges`: the bytes of a copy that are newer than those of the copy below it.
 #pragma once
 
 #include <llmmem/config.hpp>

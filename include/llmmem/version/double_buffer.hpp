@@ -1,4 +1,5 @@
-/// @file `double_buffer`: readers hold one slot, the writer fills the other slot.
+/// @file
+/// `double_buffer`: readers hold one slot, the writer fills the other slot.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>

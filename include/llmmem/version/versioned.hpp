@@ -1,4 +1,5 @@
-/// @file `versioned<T, Retain>`: versions of a piece of state, and the lifetime of old ones.
+/// @file
+/// `versioned<T, Retain>`: versions of a piece of state, and the lifetime of old ones.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>

@@ -1,4 +1,5 @@
-/// @file Consecutive chunks, each absent, free or used, and the runs of free chunks.
+/// @file
+/// Consecutive chunks, each absent, free or used, and the runs of free chunks.
 #pragma once
 
 #include <llmmem/config.hpp>

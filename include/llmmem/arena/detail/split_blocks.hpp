@@ -1,4 +1,5 @@
-/// @file Segments that are split into blocks: best fit, rests are split off, free neighbours are joined.
+/// @file
+/// Segments that are split into blocks: best fit, rests are split off, free neighbours are joined.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>

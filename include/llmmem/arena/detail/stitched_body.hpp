@@ -1,5 +1,6 @@
-/// @file Bodies of stitched.hpp: construction, allocation by the paper's states, statistics. Only
-/// stitched.hpp includes it.
+/// @file
+/// Bodies of stitched.hpp: construction, allocation by the paper's states, statistics. Only stitched.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>

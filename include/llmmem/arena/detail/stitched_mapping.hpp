@@ -1,5 +1,6 @@
-/// @file Bodies of stitched.hpp: mappings of stitched ranges, and of new chunks at home. Only
-/// stitched_body.hpp includes it.
+/// @file
+/// Bodies of stitched.hpp: mappings of stitched ranges, and of new chunks at home. Only stitched_body.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>

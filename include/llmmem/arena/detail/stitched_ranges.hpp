@@ -1,4 +1,5 @@
-/// @file Ranges stitched from runs of chunks: live, or kept for the next request of their length.
+/// @file
+/// Ranges stitched from runs of chunks: live, or kept for the next request of their length.
 #pragma once
 
 #include <llmmem/arena/detail/chunk_runs.hpp>

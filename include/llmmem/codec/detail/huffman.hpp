@@ -1,4 +1,5 @@
-/// @file Prefix codes of bytes: optimal lengths, and the codes and tables that follow from the lengths.
+/// @file
+/// Prefix codes of bytes: optimal lengths, and the codes and tables that follow from the lengths.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file Counts recent uses of contents in a few bits: the sketch of TinyLFU.
+/// @file
+/// Counts recent uses of contents in a few bits: the sketch of TinyLFU.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

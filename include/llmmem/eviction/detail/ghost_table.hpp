@@ -1,4 +1,5 @@
-/// @file Recently evicted contents: the ghost entries of ARC and S3-FIFO.
+/// @file
+/// Recently evicted contents: the ghost entries of ARC and S3-FIFO.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

@@ -1,4 +1,5 @@
-/// @file The last idle periods of a cache's entries, found by content even after the entry has left.
+/// @file
+/// The last idle periods of a cache's entries, found by content even after the entry has left.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

@@ -1,4 +1,5 @@
-/// @file Sets of slots in order of age: a few word operations per call, allocated once.
+/// @file
+/// Sets of slots in order of age: a few word operations per call, allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

@@ -1,5 +1,6 @@
-/// @file Estimates by class and age how likely the next use of an idle entry is: proportional hazards,
-/// learned online.
+/// @file
+/// Estimates by class and age how likely the next use of an idle entry is: proportional hazards, learned
+/// online.
 #pragma once
 
 #include <llmmem/eviction/detail/idle_history.hpp>

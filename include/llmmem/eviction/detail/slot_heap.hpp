@@ -1,4 +1,5 @@
-/// @file A priority queue over slots that tracks each slot's place: O(log n), allocated once.
+/// @file
+/// A priority queue over slots that tracks each slot's place: O(log n), allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>

@@ -1,5 +1,6 @@
-/// @file Bodies of hybrid_allocator.hpp: releasing blocks, at once or after a fence. Only
-/// hybrid_allocator.hpp includes it.
+/// @file
+/// Bodies of hybrid_allocator.hpp: releasing blocks, at once or after a fence. Only hybrid_allocator.hpp
+/// includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

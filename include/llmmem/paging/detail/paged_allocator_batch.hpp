@@ -1,5 +1,6 @@
-/// @file Bodies of paged_allocator.hpp: growing many sequences at once, and calling the engine when blocks
-/// run short. Only paged_allocator_body.hpp includes it.
+/// @file
+/// Bodies of paged_allocator.hpp: growing many sequences at once, and calling the engine when blocks run
+/// short. Only paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

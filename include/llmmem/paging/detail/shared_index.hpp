@@ -1,4 +1,5 @@
-/// @file A prefix index that threads search without locks while other threads add and remove blocks.
+/// @file
+/// A prefix index that threads search without locks while other threads add and remove blocks.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,5 @@
-/// @file Bodies of shared_prefix_cache.hpp: eviction and allocation. Only shared_prefix_cache_body.hpp
-/// includes it.
+/// @file
+/// Bodies of shared_prefix_cache.hpp: eviction and allocation. Only shared_prefix_cache_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

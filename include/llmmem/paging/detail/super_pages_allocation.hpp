@@ -1,5 +1,6 @@
-/// @file Bodies of super_pages.hpp: the choice of the block to allocate, and of the contents to drop for it.
-/// Only super_pages_body.hpp includes it.
+/// @file
+/// Bodies of super_pages.hpp: the choice of the block to allocate, and of the contents to drop for it. Only
+/// super_pages_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

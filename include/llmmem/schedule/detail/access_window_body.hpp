@@ -1,4 +1,5 @@
-/// @file Computes the result of MIN on a window of events. Private to schedule/.
+/// @file
+/// Computes the result of MIN on a window of events. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

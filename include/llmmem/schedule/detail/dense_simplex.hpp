@@ -1,4 +1,5 @@
-/// @file Linear programs with a few variables.
+/// @file
+/// Linear programs with a few variables.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,5 +1,6 @@
-/// @file Decides whether a plan that the program has left is dropped, and forecasts uses without a plan.
-/// Private to schedule/.
+/// @file
+/// Decides whether a plan that the program has left is dropped, and forecasts uses without a plan. Private to
+/// schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The rules of a planner's engine, and the state it must reach. Private to schedule/.
+/// @file
+/// The rules of a planner's engine, and the state it must reach. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file An engine's state of chunks, and its choice of the chunks to evict. Private to schedule/.
+/// @file
+/// An engine's state of chunks, and its choice of the chunks to evict. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

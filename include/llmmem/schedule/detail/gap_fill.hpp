@@ -1,4 +1,5 @@
-/// @file Places items into the gaps of time in which one machine is free.
+/// @file
+/// Places items into the gaps of time in which one machine is free.
 ///
 /// An item's index is its place in the given list. `bubble_fill` has the guarantees and their proofs.
 #pragma once

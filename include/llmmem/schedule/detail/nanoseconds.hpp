@@ -1,4 +1,5 @@
-/// @file Arithmetic with nanoseconds that throws past the last representable moment.
+/// @file
+/// Arithmetic with nanoseconds that throws past the last representable moment.
 #pragma once
 
 #include <llmmem/config.hpp>

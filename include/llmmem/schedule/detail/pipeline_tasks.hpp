@@ -1,4 +1,5 @@
-/// @file Numbers the tasks of a pipeline order: their places, and the tasks that must end before each.
+/// @file
+/// Numbers the tasks of a pipeline order: their places, and the tasks that must end before each.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The linear program of `solve_placement`, and the search of `round_placement`.
+/// @file
+/// The linear program of `solve_placement`, and the search of `round_placement`.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file Executes a plan during the calls of a program. Private to schedule/.
+/// @file
+/// Executes a plan during the calls of a program. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

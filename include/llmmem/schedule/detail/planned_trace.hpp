@@ -1,4 +1,5 @@
-/// @file A trace and its plan. Private to schedule/.
+/// @file
+/// A trace and its plan. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

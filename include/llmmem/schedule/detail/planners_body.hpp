@@ -1,4 +1,5 @@
-/// @file The planners, as uses of the engine. Private to schedule/.
+/// @file
+/// The planners, as uses of the engine. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file A set of small numbers that finds its greatest quickly. Private to schedule/.
+/// @file
+/// A set of small numbers that finds its greatest quickly. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The work of a `prefetch_schedule` at each call of the program. Private to schedule/.
+/// @file
+/// The work of a `prefetch_schedule` at each call of the program. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file Follows a plan step by step. Private to schedule/.
+/// @file
+/// Follows a plan step by step. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The exact search of `min_comm_partition`, which explains the terms.
+/// @file
+/// The exact search of `min_comm_partition`, which explains the terms.
 #pragma once
 
 #include <llmmem/config.hpp>

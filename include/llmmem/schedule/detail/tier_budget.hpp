@@ -1,4 +1,5 @@
-/// @file The bytes taken in a tier, now and at times that are already decided. Private to schedule/.
+/// @file
+/// The bytes taken in a tier, now and at times that are already decided. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

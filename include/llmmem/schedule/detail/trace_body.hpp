@@ -1,4 +1,5 @@
-/// @file The checks of `trace_recorder::freeze`. Private to schedule/.
+/// @file
+/// The checks of `trace_recorder::freeze`. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The next use of each chunk, across the end of the iteration. Private to schedule/.
+/// @file
+/// The next use of each chunk, across the end of the iteration. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -1,4 +1,5 @@
-/// @file The lists of a `cow_range`, which assign copied pages to pages and to snapshots.
+/// @file
+/// The lists of a `cow_range`, which assign copied pages to pages and to snapshots.
 #pragma once
 
 #include <llmmem/config.hpp>

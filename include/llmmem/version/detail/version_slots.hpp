@@ -1,5 +1,5 @@
-/// @file Complete versions in a fixed number of slots: the base of `latest`, `double_buffer`, `stash` and
-/// `delta`.
+/// @file
+/// Complete versions in a fixed number of slots: the base of `latest`, `double_buffer`, `stash` and `delta`.
 #pragma once
 
 #include <llmmem/config.hpp>
