@@ -65,14 +65,14 @@ inline constexpr std::array paging_errors{
         .found = "tokens it holds",
         .sentence =
             "{wanted} tokens named, but sequence {index} holds {found}; name fewer, or append them first"},
-    error_info{
-        .number = 13,
-        .name = "deferred_full",
-        .raises = error_kind::out_of_memory,
-        .wanted = "references to add",
-        .found = "free entries for references",
-        .sentence = "{wanted} deferred frees to queue, but space for only {found}; call collect() once "
-                    "fences have passed, or raise max_deferred, or max_sequences (4 releases each)"},
+    error_info{.number = 13,
+               .name = "deferred_full",
+               .raises = error_kind::out_of_memory,
+               .wanted = "references to add",
+               .found = "free entries for references",
+               .sentence =
+                   "{wanted} deferred frees to queue, but space for only {found}; call collect() once "
+                   "fences have passed, or raise max_deferred, or max_sequences (4 releases each)"},
     error_info{.number = 16,
                .name = "bad_block_count",
                .raises = error_kind::length,
@@ -105,13 +105,13 @@ inline constexpr std::array paging_errors{
                .found = "slots in the ring",
                .sentence = "slot {index} of {found} is still in use; release it after the fence of its last "
                            "kernel, or build more slots"},
-    error_info{
-        .number = 22,
-        .name = "not_a_kv_stream",
-        .wanted = "the version read",
-        .found = "the version supported",
-        .sentence = "not a stream of keys and values of version {found} (the version read is {wanted}); the "
-                    "rest of the stream is still unread: close the source, or skip to the end of the frame"},
+    error_info{.number = 22,
+               .name = "not_a_kv_stream",
+               .wanted = "the version read",
+               .found = "the version supported",
+               .sentence =
+                   "not a stream of keys and values of version {found} (the version read is {wanted}); the "
+                   "rest of the stream is still unread: close the source, or skip to the end of the frame"},
     error_info{.number = 23,
                .name = "damaged_stream",
                .index = "block, or 0 for the header",
