@@ -61,8 +61,9 @@ class access_window {
   /// @param events  how many events it keeps: a lease is two, a lease that misses in a full tier four.
   explicit access_window(std::uint32_t events, const metadata_source& metadata = {});
 
-  /// @name Events of a chunk in tier 0, which takes `bytes` there, at least 1 @{ The first lease of the chunk
-  /// began.
+  /// @name Events   of a chunk in tier 0, which takes `bytes` there, at least 1
+  /// @{
+  /// The first lease of the chunk began.
   void on_leased(chunk_id chunk, std::uint64_t bytes, access_mode mode) noexcept {
     add(chunk, bytes,
         mode == access_mode::write  ? kind::written

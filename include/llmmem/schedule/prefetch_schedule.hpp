@@ -131,9 +131,11 @@ class prefetch_schedule {
   }
   /// @}
 
-  /// @name Iterations @{ Records if there is no plan; otherwise replays from the beginning, regardless of
-  /// where the program left the previous iteration. After `on_divergence::fall_back` has dropped the plan, it
-  /// does nothing; after `by_frequency`, it counts the chunks that the previous iteration used: O(chunks).
+  /// @name Iterations
+  /// @{
+  /// Records if there is no plan; otherwise replays from the beginning, regardless of where the program left
+  /// the previous iteration. After `on_divergence::fall_back` has dropped the plan, it does nothing; after
+  /// `by_frequency`, it counts the chunks that the previous iteration used: O(chunks).
   void begin_iteration() { desk_.begin_iteration(); }
   /// Freezes and plans the recording, unless it is empty. With `prefetch_options::replans`, plans again with
   /// the measured times. From here to the next `begin_iteration` the program may use any chunks, for example
@@ -172,7 +174,8 @@ class prefetch_schedule {
   void stop() noexcept { desk_.stop(); }
   /// @}
 
-  /// @name Calls as the buffer's, for chunks that were added @{
+  /// @name Calls   as the buffer's, for chunks that were added
+  /// @{
   result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::read>(chunk, [&] { return buffer().read(chunk, wait); });
   }
@@ -190,9 +193,10 @@ class prefetch_schedule {
   result<void> discard(chunk_handle chunk) { return desk_.discard(chunk); }
   /// @}
 
-  /// @name Movement the buffer's, in addition to every plan @{ Does nothing while the schedule follows a
-  /// plan, because the plan knows more. Otherwise passes the call to the buffer, for facts that no plan can
-  /// know: experts that were just chosen, for example.
+  /// @name Movement   the buffer's, in addition to every plan
+  /// @{
+  /// Does nothing while the schedule follows a plan, because the plan knows more. Otherwise passes the call
+  /// to the buffer, for facts that no plan can know: experts that were just chosen, for example.
   result<void> prefetch(chunk_handle chunk) {
     return state() == schedule_state::replaying ? result<void>{} : buffer().prefetch(chunk);
   }

@@ -28,7 +28,9 @@ namespace detail {
 /// @par Errors          as `trace_recorder`.
 class iteration_recorder {
  public:
-  /// @name Recording @{ Begins an iteration. `knowing` is a recorder with the chunks and no events.
+  /// @name Recording
+  /// @{
+  /// Begins an iteration. `knowing` is a recorder with the chunks and no events.
   void begin_recording(trace_recorder knowing, std::uint64_t now_ns) {
     recorder_ = std::move(knowing);
     last_ns_ = now_ns;
@@ -51,8 +53,9 @@ class iteration_recorder {
   }
   /// @}
 
-  /// @name Timing @{ Begins an iteration of `events` events. With 0, it keeps the memory of the previous
-  /// iteration.
+  /// @name Timing
+  /// @{
+  /// Begins an iteration of `events` events. With 0, it keeps the memory of the previous iteration.
   void begin_timing(std::size_t events, std::uint64_t now_ns) {
     times_.clear();
     times_.reserve(events);
