@@ -119,9 +119,9 @@ class hybrid_allocator {
   // Behind fences
 
   /// Declares that kernels may read the sequence's blocks until `after` has passed: blocks that any call
-  /// releases from now on return to the pool behind that fence. The last fence given applies; pass fences of
+  /// releases from now on return to the pool after that fence. The last fence given applies; pass fences of
   /// one stream, in order; a fork starts with its parent's fence. If the queue is too full for blocks that no
-  /// later token reads, the sequence keeps them until it has space.
+  /// later token reads, the sequence keeps them until the queue has space.
   ///
   ///     cache.append(seq, tokens).value();
   ///     launch(step, stream);
@@ -131,8 +131,8 @@ class hybrid_allocator {
   /// `read_until`, then `release`. If refused, the sequence is unchanged.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Returns the blocks whose fences have passed to the pool. Returns the number of references dropped. Calls
-  /// that run short do this themselves.
+  /// Drops the references whose fences have passed, and returns how many. Calls that run short do this
+  /// themselves.
   std::uint64_t collect() noexcept;
 
   // Contents
@@ -161,8 +161,8 @@ class hybrid_allocator {
 
   /// Returns what a prompt of `tokens` would need of each group if it arrived now and were appended in one
   /// piece (in several, with commits between, windows need less). Changes nothing: for admission. A prompt
-  /// for which `pool().shortage` reports a lack cannot be admitted. Any other prompt usually can, and
-  /// `append` decides, because revived blocks may hold pages that other blocks counted on.
+  /// for which `pool().shortage` reports a lack cannot be admitted. Any other prompt usually can be, but only
+  /// `append` decides, because revived blocks may hold pages that other blocks need.
   [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
@@ -232,7 +232,7 @@ class hybrid_allocator {
 
   /// Declares that the contents of `block` are wrong. The cache drops the block and, in every group,
   /// everything after its last token, even if sequences hold it; contents of other prefixes stay. Sequences
-  /// that hold the block, or held it until no token read it, cache nothing after its first token;
+  /// that hold the block, or held it until no token read it, cache nothing from its first token on;
   /// `prefix_tokens` returns how many of their leading tokens are sound. To repair a sequence, truncate it to
   /// that length, or to the shorter length that `nearest_cuts` returns, and compute the rest again.
   /// @return how many cached blocks were dropped. `errc::no_such_block` for an id that no block has.
@@ -382,11 +382,11 @@ class hybrid_allocator {
     chain_.drop(node, group);
     ++losses_;
   }
-  /// Where the table entries that may be null begin.
+  /// Returns the index of the first table entry that may be null.
   [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept {
     return groups_[group].sink_blocks();
   }
-  /// Where they end, for a sequence.
+  /// Returns the end of these entries for a sequence.
   [[nodiscard]] std::uint64_t dead_to(const record& sequence, std::size_t group) const noexcept {
     return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
   }

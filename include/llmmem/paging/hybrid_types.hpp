@@ -101,8 +101,8 @@ namespace paging {
 
 /// The lengths nearest to a requested one to which a sequence can be cut.
 struct cut_points {
-  std::uint64_t below = 0;  ///< the longest length at most it, at worst 0: compute the rest again
-  std::uint64_t above = 0;  ///< the shortest length at least it, at worst the present length
+  std::uint64_t below = 0;  ///< the longest possible one up to it, at worst 0
+  std::uint64_t above = 0;  ///< the shortest possible one from it on, at worst the present
 
   friend constexpr bool operator==(const cut_points&, const cut_points&) noexcept = default;
 };

@@ -51,8 +51,8 @@ struct sequence_id {
 };
 
 /// Copy the first `tokens` slots of `source` to `destination` before anything is written to either. The next
-/// allocating call may hand out the source again, so copies carried out later keep the order of the calls,
-/// with the writes between them: for example on one stream.
+/// allocating call may allocate the source again, so copies carried out later must keep the order of the
+/// calls and of the writes between them, for example on one stream.
 struct block_copy {
   block_id source = null_block;
   block_id destination = null_block;

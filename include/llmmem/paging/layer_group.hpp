@@ -135,8 +135,8 @@ struct layer_group {
 
   /// Whether a sequence of `length` tokens, whose first `gone` blocks were released, can be cut to `n`.
   /// Attention can if the blocks that the token at `n` reads still exist, or if it reads none. States can at
-  /// the end of a block whose snapshot still exists, because the next state overwrote every other one.
-  /// Cutting nothing, or everything, is always possible. @pre n <= length; gone <= dead_blocks(length)
+  /// the end of a block whose snapshot still exists, because a later state overwrote each state inside a
+  /// block. Cutting nothing, or everything, is always possible. @pre n <= length; gone <= dead_blocks(length)
   [[nodiscard]] constexpr bool can_cut(std::uint64_t n, std::uint64_t length,
                                        std::uint64_t gone) const noexcept {
     if (n == length) return true;

@@ -23,8 +23,8 @@ struct prefix_keys {
   static constexpr bool chains = false;
 };
 
-/// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash` and works
-/// with the chained keys: observers and the index hold the chained keys.
+/// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash`; observers
+/// and the index have only the chained keys.
 struct block_keys {
   static constexpr bool chains = true;
 };

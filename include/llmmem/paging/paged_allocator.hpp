@@ -159,8 +159,7 @@ class paged_allocator {
   /// at once; the blocks return to the pool when the caller calls `collect`, or when `append` runs short.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Returns the blocks of ended sequences to the pool if their fences have passed. Returns the number of
-  /// references dropped.
+  /// Drops the references of ended sequences whose fences have passed, and returns how many.
   std::uint64_t collect() noexcept;
 
   // Contents
@@ -208,8 +207,8 @@ class paged_allocator {
 
   /// Declares the KV of all tokens written: full blocks become cached, so that `match` finds them. Returns
   /// the number of blocks that became cached. If equal contents are already cached, the sequence keeps its
-  /// own block, uncached. O(1) per new block, but all blocks if cached contents before them may have been
-  /// dropped.
+  /// own block, uncached. O(1) per new block, or O(blocks of the sequence) if cached contents before them may
+  /// have been dropped.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
   /// Commits the first `written` tokens, for engines that append the tokens of a step before the previous

@@ -26,8 +26,8 @@ struct bubble_work {
 
   std::uint32_t device = 0;
   std::uint64_t ns = 0;
-  std::uint64_t release_ns = 0;             ///< the work may start at this time
-  std::uint64_t deadline_ns = no_deadline;  ///< the work must have ended by this time
+  std::uint64_t release_ns = 0;             ///< the earliest start
+  std::uint64_t deadline_ns = no_deadline;  ///< the latest end
 };
 
 /// A copy that takes the device's time: `copy_ns` computes its `bubble_work::ns`.
@@ -39,7 +39,7 @@ struct bubble_copy {
 
 /// Returns the latency plus bytes over bandwidth, rounded up to whole nanoseconds; 0 for no bytes.
 /// @throws argument_error  for a bandwidth out of range.
-/// @throws length_error when the time passes 2^63 - 1 ns.
+/// @throws length_error    when the time passes 2^63 - 1 ns.
 [[nodiscard]] constexpr std::uint64_t copy_ns(const bubble_copy& copy) {
   return detail::link_ns(copy.bytes, copy.bytes_per_second, copy.latency_ns, "copy_ns");
 }

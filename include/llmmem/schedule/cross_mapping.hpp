@@ -61,7 +61,7 @@ using device_mapping [[deprecated("its name is schedule::device_mapping")]] = sc
 /// @par Complexity   O(n! n) at worst; the search skips branches that cannot be better.
 /// @throws length_error    for 0 devices or more than `max_cross_mapping_devices`, or when all overlaps
 ///                         together pass 2^63 - 1.
-/// @throws argument_error for a matrix of another size, or an asymmetric one.
+/// @throws argument_error  for a matrix of another size, or an asymmetric one.
 [[nodiscard]] inline schedule::device_mapping cross_mapping(std::uint32_t devices,
                                                             std::span<const std::uint64_t> overlap,
                                                             std::span<const std::uint8_t> shares_link) {

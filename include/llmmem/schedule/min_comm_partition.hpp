@@ -142,10 +142,10 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
 /// stages of a wave, the optimizer on the host, and links that devices share.
 ///
 /// @par Complexity   O(layers).
-/// @throws argument_error for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends that
+/// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends that
 ///                         do not rise to the number of layers, a wave without stages or with more stages
 ///                         than devices.
-/// @throws length_error when a stage is larger than a device's memory (the text names a layer that is too
+/// @throws length_error    when a stage is larger than a device's memory (the text names a layer that is too
 ///                         large alone), or bytes or times pass 2^63 - 1.
 [[nodiscard]] inline swap_plan price_partition(std::span<const swap_layer> layers,
                                                const swap_devices& devices, std::uint32_t micro_batches,

@@ -24,7 +24,7 @@ inline namespace v0 {
 ///
 /// @param policy  fresh, with a capacity of at least as many slots as there are chunks.
 /// @par Complexity   O(events) policy calls an iteration.
-/// @throws argument_error when the machine has more than two tiers, tier 0 cannot hold the chunks leased at
+/// @throws argument_error  when the machine has more than two tiers, tier 0 cannot hold the chunks leased at
 ///                         once, or the policy has too few slots.
 template <eviction_policy Policy>
 [[nodiscard]] schedule::simulation simulate_online(const schedule_trace& trace,

@@ -71,7 +71,8 @@ inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who)
   return shape.stages() * shape.micro_batches * 2;
 }
 
-/// @throws argument_error when `shape` has several chunks per device, which the order named `who` cannot use.
+/// @throws argument_error  when `shape` has several chunks per device, which the order named `who` cannot
+///                         use.
 inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
   checked_tasks(shape, who);
   if (shape.chunks != 1) {
@@ -162,7 +163,7 @@ template <class TaskAt>
 /// (p - 1 - i) + (v - 1) p + 1 activations, each of one chunk. With one chunk the order is `one_f_one_b`.
 ///
 /// @par Complexity   O(tasks).
-/// @throws argument_error for a 0 in the shape, or when the number of micro-batches is not a multiple of the
+/// @throws argument_error  for a 0 in the shape, or when the number of micro-batches is not a multiple of the
 ///                         devices, because chunks change every p micro-batches.
 /// @throws length_error    past `max_pipeline_tasks`.
 [[nodiscard]] inline pipeline_order interleaved_1f1b(const pipeline_shape& shape) {

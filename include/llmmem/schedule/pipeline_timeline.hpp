@@ -76,7 +76,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
 /// device's time, and any number of sends run at once.
 ///
 /// @par Complexity   O(tasks) time and memory.
-/// @throws argument_error when the order lacks a task, has one twice, or deadlocks because devices wait for
+/// @throws argument_error  when the order lacks a task, has one twice, or deadlocks because devices wait for
 ///                         each other (the text names the tasks); when the costs have the wrong length.
 /// @throws length_error    when times pass 2^63 - 1 ns.
 [[nodiscard]] inline pipeline_timeline simulate_pipeline(const pipeline_order& order,

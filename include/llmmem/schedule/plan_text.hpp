@@ -40,7 +40,7 @@ inline constexpr std::uint32_t plan_text_version = 1;
 /// Returns the plan in `text`, exactly as it was written. The text is untrusted: its counts allocate memory
 /// only in proportion to its own length.
 ///
-/// @throws argument_error when the text is not a plan of this version, is truncated or damaged, or names a
+/// @throws argument_error  when the text is not a plan of this version, is truncated or damaged, or names a
 ///                         tier, chunk or event that does not exist; the error gives the line and the reason.
 ///                         `simulate` checks whether the steps can be executed.
 [[nodiscard]] schedule_plan read_plan(std::string_view text);

@@ -29,8 +29,8 @@ enum class plan_objective : std::uint8_t { time, bytes };
 /// @par Complexity   O(n log n) for n events and each plan that the planner tries, bounds included;
 ///                   allocates.
 /// @par Thread safety   pure functions.
-/// @throws argument_error when the machine is invalid, tier 0 cannot hold the chunks that the trace leases at
-///                         once, or a tier in between cannot hold two of the largest chunk.
+/// @throws argument_error  when the machine is invalid, tier 0 cannot hold the chunks that the trace leases
+///                         at once, or a tier in between cannot hold two of the largest chunk.
 template <class P>
 concept schedule_planner =
     requires(const P& planner, const schedule_trace& trace, const schedule_machine& machine) {

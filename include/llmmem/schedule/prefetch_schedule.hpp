@@ -36,7 +36,7 @@ inline namespace v0 {
 ///       ...
 ///       schedule.end_iteration();
 ///     }
-///     schedule.plan().steady.regret(); // stall_ns and bytes above the lower bounds
+///     schedule.plan().steady.regret();  // stall_ns and bytes above the lower bounds
 ///
 /// or calls `record`, `freeze`, `make_plan` and `replay` itself. A program that knows its calls beforehand
 /// skips the recording, and its first iteration follows a plan, too:

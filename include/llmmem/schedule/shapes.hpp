@@ -52,7 +52,7 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of two sizes, `little` and `large` alternately, forward only.
+/// Makes a forward pass over layers of two sizes, `little` and `large` alternately.
 [[nodiscard]] inline schedule_trace unequal(std::size_t layers, std::uint64_t little, std::uint64_t large,
                                             std::uint64_t compute_ns) {
   trace_recorder record;
@@ -66,9 +66,10 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of `experts` chunks. Each iteration reads `active` of them per layer, drawn with probabilities that
-/// fall as 1 / rank (Zipf's law), different for every seed. A layer ranks its experts by their numbers,
-/// rotated by the layer's number. All arithmetic is in integers, so the trace is the same on every machine.
+/// Makes layers of `experts` chunks. Each iteration reads `active` of them per layer, drawn with
+/// probabilities that fall as 1 / rank (Zipf's law), different for every seed. A layer ranks its experts by
+/// their numbers, rotated by the layer's number. All arithmetic is in integers, so the trace is the same on
+/// every machine.
 [[nodiscard]] inline schedule_trace skewed_experts(std::size_t layers, std::size_t experts,
                                                    std::size_t active, std::uint64_t bytes,
                                                    std::uint64_t compute_ns, std::uint64_t seed) {
@@ -112,9 +113,9 @@ namespace shapes {
   return record.freeze();
 }
 
-/// A training step that stores weights, gradients and optimizer state of every layer separately: forward and
-/// backward read weights, backward writes gradients, and the optimizer, layer by layer, holds all three at
-/// once, changes weights and state, and discards the gradients.
+/// Makes a training step that stores weights, gradients and optimizer state of every layer separately:
+/// forward and backward read weights, backward writes gradients, and the optimizer, layer by layer, holds all
+/// three at once, changes weights and state, and discards the gradients.
 /// @param weights, gradients, optimizer bytes of a layer.
 [[nodiscard]] inline schedule_trace training_step(std::size_t layers, std::uint64_t weights,
                                                   std::uint64_t gradients, std::uint64_t optimizer,

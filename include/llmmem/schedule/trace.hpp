@@ -65,7 +65,7 @@ class schedule_trace {
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
   /// Returns `times` iterations as one, to plan or to count over several.
-  /// @throws length_error when the events or the computing exceed the limits of a trace.
+  /// @throws length_error    when the events or the computing exceed the limits of a trace.
   [[nodiscard]] schedule_trace repeated(std::size_t times) const;
 
  private:

@@ -53,10 +53,10 @@ struct kept_records_stats {
 /// `prefetch_schedule` over a buffer.
 ///
 ///     kept_records records(buffer, forms);
-///     auto space = records.save(i).value();         // filled by the forward pass
-///     records.keep(i).value(); // hands it to the store, which keeps it in its form
+///     auto space = records.save(i).value();            // filled by the forward pass
+///     records.keep(i).value();                         // the store keeps it in its form
 ///     ...
-///     auto found = records.fetch(i, rebuild).value(); // the complete record, with the rest made by rebuild
+///     auto found = records.fetch(i, rebuild).value();  // complete, with the rest made by rebuild
 ///     records.drop(i);
 ///
 /// A record kept in part is made and used in one chunk, and its kept part is copied into another chunk. Both

@@ -125,7 +125,7 @@ class loss_scale {
     friend bool operator==(const state&, const state&) = default;
   };
 
-  /// @throws argument_error for a start outside `least` to `most`, bounds outside 2^-126 to 2^126, a growth
+  /// @throws argument_error  for a start outside `least` to `most`, bounds outside 2^-126 to 2^126, a growth
   ///                         below 1, a back-off that is not between 0 and 1, an interval or hysteresis of 0.
   explicit loss_scale(const loss_scale_options& options = {}) : options_(options) {
     if (!(options.least >= 0x1p-126) || !(options.most <= 0x1p+126))
@@ -145,7 +145,7 @@ class loss_scale {
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
   /// Continues from the state that `saved` returned.
-  /// @throws argument_error for a scale outside `least` to `most`; nothing has changed.
+  /// @throws argument_error  for a scale outside `least` to `most`; nothing has changed.
   void restore(const state& saved) {
     if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
       throw argument_error(
@@ -188,7 +188,7 @@ struct step_decision {
 /// norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
 ///
 /// @param max_norm  infinity disables clipping.
-/// @throws argument_error for a max_norm that is not above 0, which would clear or invert all gradients.
+/// @throws argument_error  for a max_norm that is not above 0, which would clear or invert all gradients.
 ///                         Nothing has changed then.
 [[nodiscard]] inline step_decision decide_step(const gradient_norm& gradients, loss_scale& scale,
                                                double max_norm = std::numeric_limits<double>::infinity()) {

@@ -130,8 +130,8 @@ inline void check_choices(std::span<const record_choices> records) {
 /// @par Complexity      O(records x front x ways), where the front consists of the sums of kept bytes that no
 ///                      other sum beats in bytes and cost: for n equal layers of k ways O(n^(k-1)). Exact.
 /// @par Thread safety   a pure function.
-/// @throws argument_error for a record without ways, a way that keeps more than the record, and a budget that
-///                         no choice fits; the text has the least budget that works.
+/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a budget
+///                         that no choice fits; the text has the least budget that works.
 /// @throws length_error    when bytes or costs pass 2^63 - 1.
 /// @par Source          the recurrence is the chain case of Jain et al., "Checkmate", MLSys 2020, in which
 ///                      each layer is computed again by itself.

@@ -115,7 +115,7 @@ struct training_prediction {
 };
 
 /// Refuses plans and shapes that cannot be trained.
-/// @throws argument_error for no ranks, a shape without layers, and gathers ahead of weights that every rank
+/// @throws argument_error  for no ranks, a shape without layers, and gathers ahead of weights that every rank
 ///                         holds completely, because there is nothing to gather.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
@@ -134,7 +134,7 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// @param network between ranks; without bandwidth, predicts no stalls of the network.
 /// @par Complexity      O(layers x ranks); with links, in addition that of `lower_bound`.
 /// @par Thread safety   pure.
-/// @throws argument_error as `check_plan`; for a rank that is not below the plan's; for a number of links
+/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for a number of links
 ///                         other than that of budgets; for a first tier below `largest_lease_bytes`, with
 ///                         both numbers.
 /// @throws length_error    past 2^63 - 1 bytes.

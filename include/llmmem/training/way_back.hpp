@@ -96,8 +96,8 @@ namespace detail {
 ///                      other pair beats; with equal pieces it is small: 32 layers of 4 ways take
 ///                      milliseconds.
 /// @par Thread safety   a pure function.
-/// @throws argument_error for a piece without a usable way, and for a needed link without bandwidth. @throws
-///                         length_error past 2^63 - 1.
+/// @throws argument_error  for a piece without a usable way, and for a needed link without bandwidth.
+/// @throws length_error    past 2^63 - 1.
 /// @par Source          HCache (Gao et al. 2024, arXiv 2410.05004) mixes hidden states with one other way;
 ///                      two machines in sequence: Johnson (1954).
 [[nodiscard]] inline way_back_plan plan_way_back(std::span<const std::vector<way_back>> pieces,
@@ -176,7 +176,8 @@ namespace detail {
 /// the attention of each token over the earlier ones.
 ///
 /// @param flops_per_second  of the processor.
-/// @throws argument_error for 0 operations per second or 0 tokens. @throws length_error past 2^63 - 1.
+/// @throws argument_error  for 0 operations per second or 0 tokens.
+/// @throws length_error    past 2^63 - 1.
 [[nodiscard]] inline std::vector<std::vector<way_back>> kv_ways(const model_shape& model,
                                                                 std::uint64_t tokens,
                                                                 std::uint64_t flops_per_second) {

@@ -88,7 +88,7 @@ class pinned_version {
 /// Decides which versions of a `T` stay, and how: `R::state<T>`, also named `versioned<T, R>`, keeps them.
 /// All states have the same reading calls:
 ///
-/// - `pin(version)` a view of that version, which stays while the view lives; `errc::version_expired`, or
+/// - `pin(version)`   a view of that version, which stays while the view lives; `errc::version_expired`, or
 ///                    `errc::no_such_version` if it was never published.
 /// - `snapshot()`     a view of the newest.
 /// - `newest()`, `oldest()`   numbers, or `no_version`; the numbers between them may have gaps.

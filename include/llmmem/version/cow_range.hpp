@@ -153,7 +153,7 @@ class cow_range {
 
   /// @param range  the bytes; their last page may be short.
   /// @param pool   holds copied pages, as many whole pages as fit.
-  /// @throws length_error for an empty range, a bad page size, or at least 2^32 - 1 pages.
+  /// @throws length_error    for an empty range, a bad page size, or at least 2^32 - 1 pages.
   /// @throws argument_error  for a range and a pool that overlap, or 0 snapshots.
   /// @throws out_of_memory   if the source has no memory for the metadata.
   cow_range(std::span<std::byte> range, std::span<std::byte> pool, const copy_on_write& options = {},

@@ -332,8 +332,7 @@ result<void> batch_scheduler<Cache, Client>::completed() noexcept {
     const scheduled_work& done = work_[i];
     request& worker = requests_[done.ticket.slot];
     worker.written = done.first + done.count;
-    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: the sequence holds
-                                                                       // those tokens
+    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: it holds them
     if (worker.is_ending) end(done.ticket.slot);
   }
   work_count_ = 0;

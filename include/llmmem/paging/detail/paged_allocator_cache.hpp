@@ -238,7 +238,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     // The same key names other contents, or a child of a dropped parent, which no match can find.
     drop_contents(*existing);
     ++counters_.replaced;
-    if (parent != null_block && !index_.contains(parent)) return {};  // it was behind a dropped block
+    if (parent != null_block && !index_.contains(parent)) return {};  // it was after a dropped block
   }
   verification_.enrol(block, sequence.parent, sequence.context);
   const block_key before =
@@ -305,7 +305,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       }
       drop_contents(*existing);  // the same key in another context
       ++counters_.replaced;
-      if (parent != null_block && !index_.contains(parent)) break;  // it was behind a dropped block
+      if (parent != null_block && !index_.contains(parent)) break;  // it was after a dropped block
     }
     if (pool_.is_retiring(block)) break;
     if (!index_.contains(block) || index_.tokens(block) < part) {

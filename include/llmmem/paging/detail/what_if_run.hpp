@@ -55,8 +55,8 @@ struct what_if_sequence {
   bool is_known = false;
   bool is_skipped = false;
   std::uint64_t tokens = 0;        // tokens that it held in the journal
-  std::vector<token_id> ahead;     // by tokens,
-  std::uint64_t untold_ahead = 0;  // or by keys
+  std::vector<token_id> ahead;     // the surplus tokens, if it matched by tokens
+  std::uint64_t untold_ahead = 0;  // their number, if it matched by keys
 };
 
 template <class Cache>
