@@ -36,7 +36,7 @@ inline namespace v0 {
 ///
 /// @par Thread safety   that of the policy inside.
 /// @par Errors   construction throws what the policy's constructor throws; `make_eviction` also
-/// `argument_error`.
+///      `argument_error`.
 class any_eviction {
  public:
   /// Holds an LRU: the library's default.

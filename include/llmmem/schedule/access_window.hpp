@@ -46,7 +46,7 @@ struct access_regret {
 /// **The least** is `lower_bound`'s on the window's events (bounds.hpp has the proof), from the contents of
 /// tier 0 when the window began: for equal chunks exactly the bytes that MIN fetches from then on, for other
 /// chunks and with overlapping leases a bound below MIN's. Each chunk's first event shows whether tier 0 held
-/// it, so the bound assumes no free contents, and `moved_bytes` is at least the least. Bytes count as tier 0
+/// it, so the bound assumes no free contents, and `moved_bytes` is at least the bound. Bytes count as tier 0
 /// rounds them. The buffer reports clones that share contents as one chunk.
 ///
 /// A chunk that was prefetched and is not yet used counts as moved, and as regret until the window has a

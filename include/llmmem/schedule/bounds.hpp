@@ -53,8 +53,8 @@ enum class bounded_iteration : std::uint8_t {
 /// is the largest such sum (over windows that begin at chosen events, or at all events if they are few). In
 /// the steady state, an iteration also lasts at least as long as its bytes take in each direction.
 ///
-/// @par Complexity   O(n log n) for n events; the search for windows begins at every event for up to some
-///                   thousand events, for more at the first alone.
+/// @par Complexity   O(n log n) for n events. For up to some thousand events, the search for windows begins
+///                   at every event; for more, only at the first.
 /// @throws argument_error  as planners do.
 [[nodiscard]] plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
                                      bounded_iteration of);

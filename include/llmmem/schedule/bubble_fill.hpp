@@ -120,7 +120,7 @@ struct bubble_plan {
 /// (EDF). When that misses a deadline, the search leaves out the longest item due at the missed deadline or
 /// earlier, and starts again; at the end it tries each left-out item once more. So no left-out item can be
 /// added to the result. It places all items whenever that is possible, and as many as possible when no item
-/// has a release time (Moore and Hodgson 1968); with release times it may place a few less. *Why EDF meets
+/// has a release time (Moore and Hodgson 1968); with release times it may place a few fewer. *Why EDF meets
 /// all deadlines that can be met:* take a schedule that meets all, and the first moment at which EDF runs
 /// item a while the schedule runs b or nothing. The schedule runs the rest of a later, before a's deadline.
 /// Exchange as much of that as possible with the work done now: a is released, so it may run now; b, due no

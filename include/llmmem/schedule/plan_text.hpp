@@ -20,15 +20,15 @@ inline constexpr std::uint32_t plan_text_version = 1;
 ///     llmmem-schedule 1
 ///     planner next_use
 ///     trace 1f0c2d... events 320 chunks 80       fingerprint in 16 hexadecimal digits
-///     tier 8000000                               a budget; one line a tier but the last
+///     tier 8000000                               a budget; one line per tier except the last
 ///     link 25000000000 0 0 full                  bytes a second, latency, bytes a second offload, duplex
 ///     edge 0                                     which link; none when edge i is link i
 ///     place 3 0 newest home                      chunk, tier, newest or stale, home or away
 ///     iteration first
 ///     forecast 146000 80000 0 66000 0 0 0 0      iteration, computing, stalls by cause
-///     flow 144000 144 0 0                        onboard bytes and transfers, offload; one line an edge
+///     flow 144000 144 0 0                        onboard bytes and transfers, offload; one line per edge
 ///     bound 65000                                stall
-///     least 144000 144 0 0                       as flow; one line an edge, none when not bounded
+///     least 144000 144 0 0                       as flow; one line per edge, none when not bounded
 ///     step 0 ahead fetch 0 1 0 1000 0 1000 0     event, moment, operation, chunk, from, to, bytes,
 ///                                                start, finish, latest start
 ///     iteration steady                           and so on

@@ -46,10 +46,10 @@ inline namespace v0 {
 ///     schedule.plan_known_trace(known.freeze());
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
-/// time (`simulate`), replace it by your own (`replay(plan)`). The schedule executes a step when the program
-/// reaches its event, regardless of the clock: a program that is slower or faster than recorded keeps the
-/// plan's order. A step that cannot begin yet waits for its turn. If its event comes first, the lease that
-/// needs the chunk brings it up.
+/// time (`simulate`), replace it with your own (`replay(plan)`). The schedule executes a step when the
+/// program reaches its event, regardless of the clock: a program that is slower or faster than recorded keeps
+/// the plan's order. A step that cannot begin yet waits for its turn. If its event comes first, the lease
+/// that needs the chunk brings it up.
 ///
 /// **A wrong plan costs time, never data.** Every lease is the buffer's own. When the program leaves the
 /// recorded calls, `on_divergence` determines the response.

@@ -187,8 +187,7 @@ namespace detail {
   const auto nanoseconds = [&](double operations) {
     const double exact = operations * 1e9 / static_cast<double>(flops_per_second);
     const auto whole = static_cast<std::uint64_t>(exact);
-    return exact - static_cast<double>(whole) < 0.5 ? whole : whole + 1;  // not by <cmath>, which has 8,000
-                                                                          // lines
+    return exact - static_cast<double>(whole) < 0.5 ? whole : whole + 1;  // <cmath> has 8,000 lines
   };
   const std::uint64_t width = model.kv_elements_per_layer();
   const auto t = static_cast<double>(tokens);

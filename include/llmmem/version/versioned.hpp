@@ -15,7 +15,7 @@ inline namespace v0 {
 /// | `latest`        | the newest, and what is pinned            | latest.hpp         |
 /// | `double_buffer` | the same, in two slots                    | double_buffer.hpp  |
 /// | `stash<n>`      | the newest n                              | stash.hpp          |
-/// | `delta`         | as many as their differences have space    | delta.hpp          |
+/// | `delta`         | as many as `versions` and `bytes` allow   | delta.hpp          |
 /// | `copy_on_write` | snapshots of bytes written in place       | cow_range.hpp      |
 ///
 ///     versioned<weights, stash<3>> kept({}, initial_weights);

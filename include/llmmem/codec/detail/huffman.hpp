@@ -62,8 +62,8 @@ using byte_counts = std::array<std::uint32_t, 256>;
     return a.weight != b.weight ? a.weight < b.weight : a.value < b.value;
   });
 
-  // A round's items are the leaves and the pairs of the round before, by weight. Of an item, only the mark
-  // whether it is a leaf is kept.
+  // A round's items are the leaves and the pairs of the round before, by weight. Of each item, only
+  // `is_leaf` is kept.
   constexpr std::size_t most = 512;
   std::array<std::array<bool, most>, longest_code> is_leaf{};
   std::array<std::uint64_t, most> weights{};

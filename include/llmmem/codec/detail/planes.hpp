@@ -36,7 +36,7 @@ inline void put_rotated_back(std::byte* out, std::size_t i, std::uint32_t rotate
   std::memcpy(out + i * sizeof(element), &element, sizeof(element));
 }
 
-// Loops over elements have two parts: tiles of a fixed length over parameters without overlap, which
+// Loops over elements have two parts: tiles of a fixed length over pointers marked `__restrict`, which
 // compilers vectorise even if they must not make code longer (g++ -O2), and the rest.
 inline constexpr std::size_t plane_tile = 32;
 

@@ -152,7 +152,7 @@ class planner_engine : private evicting_engine {
     note(machine_.allocate(chunk), plan_operation::allocate, chunk, 0, 0);
   }
 
-  /// Brings in ahead of time the chunks that links can start on before `until`.
+  /// Brings in, ahead of time, the chunks whose transfers can start before `until`.
   void prefetch(std::uint64_t until) {
     if (options_.ahead == engine_options::prefetch::by_count) return prefetch_by_count();
     for (std::size_t tier = bounded_; tier-- > 0;) {

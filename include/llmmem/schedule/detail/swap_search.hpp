@@ -93,7 +93,7 @@ class swap_slack {
     if (limited_) known_ = known_ns * problem.devices;
   }
 
-  /// Returns whether a wave from `first` whose `stages` first stages end at `end` can be skipped.
+  /// Returns whether a wave from `first` whose first `stages` stages end at `end` can be skipped.
   [[nodiscard]] bool refuses_wave(std::size_t first, std::size_t end, std::uint64_t stages,
                                   const stage_peaks& peaks) const noexcept {
     if (!limited_) return false;
