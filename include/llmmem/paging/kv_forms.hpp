@@ -71,7 +71,7 @@ class optional_dtype {
 enum class scale_group : std::uint8_t {
   none,     ///< the block holds no scales
   vector,   ///< the values of one head of one token
-  run,      ///< `scale_form::run` consecutive values of such a vector
+  run,      ///< `scale_form::run` consecutive values of a vector
   channel,  ///< one element of a head, across all tokens of the block
 };
 

@@ -52,8 +52,8 @@ struct kv_vector_run {
 /// `content_fingerprint` is equal for layouts that hold the same values in any order: `copy_kv_block` may
 /// copy blocks between them. `fingerprint` is equal only if the order is equal too: then bytes may be copied
 /// unchanged. Nothing else distinguishes two layouts with the same shape and different orders, two models
-/// with the same shape, or two ranks with different heads or tokens; caches connected by such a mistake have
-/// silently served wrong KV.
+/// with the same shape, or two ranks with different heads or tokens. Caches connected despite
+/// this difference have silently served wrong KV.
 ///
 ///     constexpr kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .block_tokens = 16};
 ///     static_assert(layout.block_bytes() == 2 * 32 * 8 * 128 * 16 * 2);

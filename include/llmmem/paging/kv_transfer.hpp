@@ -146,8 +146,8 @@ template <class T>
 /// The stream is little-endian: magic, version, fingerprint of the contents (and their record, if a layout
 /// has more than a shape), token ids, context, then one packed block after the other. The header and each
 /// block carry a 128-bit SipHash digest; a block's digest depends on the header and on the block's position.
-/// The stream contains no block ids, so an allocator of any size can import it. It has no order of memory
-/// either, so a block-first cache can import the stream of a layer-first one.
+/// The stream contains no block ids, so an allocator of any size can import it. It does not depend on
+/// the memory's order either: a block-first cache can import the stream of a layer-first one.
 ///
 /// Under context parallelism each rank sends the KV of its own tokens to a rank with the same part. `tokens`
 /// are the tokens of all ranks, and the allocator's blocks cover `virtual_block_tokens()`.

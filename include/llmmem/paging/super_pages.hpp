@@ -42,7 +42,7 @@ concept eviction_factory = requires(F& make, slot_count slots, const metadata_so
 ///   - It takes a free block from the group's fullest page, by active blocks.
 ///   - While pages are scarce (fewer than one in 16 is free), a group that has idle blocks in pages with
 ///     active ones evicts these idle blocks before it takes a page, because no other group can use them: its
-///     next victim if that is in such a page, otherwise the oldest idle block of its fullest page.
+///     next victim if that is in one of these pages, otherwise the oldest idle block of its fullest page.
 ///   - When a page is needed, the pool empties one page as a whole: the page that loses the smallest share of
 ///     kept contents and, among equals, the page unused for longest. It evicts no other block for that.
 ///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) If

@@ -219,8 +219,8 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
   return block + 1 == groups_[group].blocks_for(sequence.tokens);
 }
 
-/// Caches the block of `group` that ends after `end` tokens, at `at`, if there is such a block, the sequence
-/// holds it, and none is cached there.
+/// Caches the block of `group` that ends after `end` tokens, at `at`, if that block exists, the sequence
+/// holds it, and no block is cached there.
 template <class Traits>
 void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,
                                            std::uint64_t end) noexcept {

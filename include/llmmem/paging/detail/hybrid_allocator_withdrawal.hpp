@@ -151,8 +151,8 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   return dropped;
 }
 
-/// Contents that a sequence computed after a wrong block are wrong, too: repeats for each sequence that holds
-/// such a block, until it finds no more. Returns how many blocks were cached.
+/// Marks as wrong what sequences computed after wrong blocks. Because sequences share blocks, it repeats
+/// until it finds no more. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
   std::uint64_t dropped = 0;

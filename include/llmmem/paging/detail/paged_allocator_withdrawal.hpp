@@ -96,8 +96,8 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   return dropped;
 }
 
-/// Blocks after an invalid block in a table were computed from it, and are invalid, too: repeats for each
-/// sequence that holds such a block, until it finds no more. Returns how many blocks were cached.
+/// Invalidates the blocks after an invalid block in each table, because they were computed from it. Because
+/// sequences share blocks, it repeats until it finds no more. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::spread_invalid() noexcept {
   std::uint64_t dropped = 0;
