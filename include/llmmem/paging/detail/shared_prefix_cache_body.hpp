@@ -255,7 +255,7 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
   const detail::turn<mutex_type> writing(mutex_);
   shared_commit out{.end = after};
   chain_end& end = out.end;
-  // This call holds `end.block` throughout, so blocks cached after it follow that generation of it.
+  // This call holds `end.block` throughout, so blocks cached after it follow its present generation.
   if (!is_ours(end.block) && end.block != null_block) {
     return refusal(errc::foreign_handle, to_index(end.block), 0, 0);
   }
