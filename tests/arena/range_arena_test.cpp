@@ -185,8 +185,8 @@ TEST_CASE(
   range_arena arena(base, 4096, 64, {.name = "weights: tier 1"});
   REQUIRE(arena.allocate_at(base + 1024, 100));
   CHECK(arena.allocate_at(base + 960, 640).error().message() ==
-        "weights: tier 1: bytes 1024 to 1151 of its range are another's; name free bytes, or free the pieces "
-        "there first (pieces take whole multiples of the granularity)");
+        "weights: tier 1: bytes 1024 to 1151 of its range belong to another piece; name free bytes, or free "
+        "the pieces there first (pieces take whole multiples of the granularity)");
   CHECK(arena.allocate_at(base + 4032, 65).error().message() ==
         "weights: tier 1: bytes up to 4160 requested, but it has 4096; request fewer, or make it larger");
   CHECK(arena.allocate_at(base - 64, 64).code() == errc::past_the_bytes);

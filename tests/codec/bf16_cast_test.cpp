@@ -157,6 +157,6 @@ TEST_CASE("bfloat16s for another chunk are refused with both sizes") {
   const std::array<std::byte, 30> form{};
   std::array<std::byte, 64> out{};
   CHECK(codec.decode(form, out).error().message() ==
-        "bf16_cast: the encoded bytes are damaged at block 0: 30 found, 32 expected; discard what was "
-        "decoded from them, and fetch them again");
+        "bf16_cast: the encoded bytes are damaged at block 0: 30 found, 32 expected; discard the decoded "
+        "bytes, and fetch the encoded ones again");
 }

@@ -26,7 +26,7 @@ constexpr std::size_t block = std::size_t{1} << 18;
 std::string damage(std::uint32_t at, std::uint64_t wanted, std::uint64_t found) {
   return "byte_plane: the encoded bytes are damaged at block " + std::to_string(at) + ": " +
          std::to_string(found) + " found, " + std::to_string(wanted) +
-         " expected; discard what was decoded from them, and fetch them again";
+         " expected; discard the decoded bytes, and fetch the encoded ones again";
 }
 
 template <class Codec>

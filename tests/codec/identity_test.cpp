@@ -15,7 +15,7 @@ TEST_CASE("the identity's form is the chunk, and one of another size is refused 
   CHECK(form == chunk);
   std::array<std::byte, 4> out{};
   CHECK(codec.decode(form, out).error().message() ==
-        "identity_codec: the encoded bytes are damaged at block 0: 3 found, 4 expected; discard what was "
-        "decoded from them, and fetch them again");
+        "identity_codec: the encoded bytes are damaged at block 0: 3 found, 4 expected; discard the decoded "
+        "bytes, and fetch the encoded ones again");
   CHECK(codec.metadata_bytes() == 0);
 }

@@ -147,7 +147,7 @@ constexpr std::array refusals{
     refusal{errc::block_tokens_differ, raises::argument_error,
             "kv: blocks hold 30 tokens there and 12 here; build both with the same block_tokens"},
     refusal{errc::not_a_prefix, raises::argument_error,
-            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents behind them "
+            "kv: sequence 7 holds 30 tokens, but only the first 12 are a sound prefix: contents after them "
             "were invalidated, or tokens were removed; truncate it to 12 tokens and compute the rest again"},
     refusal{
         errc::not_whole_blocks, raises::argument_error,
@@ -194,8 +194,8 @@ constexpr std::array refusals{
     refusal{errc::not_finished, raises::argument_error,
             "kv: it is not finished; wait for it before you ask for its outcome"},
     refusal{errc::damaged_encoding, raises::argument_error,
-            "kv: the encoded bytes are damaged at block 7: 12 found, 30 expected; discard what was decoded "
-            "from them, and fetch them again"},
+            "kv: the encoded bytes are damaged at block 7: 12 found, 30 expected; discard the decoded "
+            "bytes, and fetch the encoded ones again"},
     refusal{errc::no_contents, raises::argument_error, "kv: chunk 7 has no contents; write all of it first"},
     refusal{errc::checksum_differs, raises::io_error,
             "kv: chunk 7 was read with checksum 12, but was written with 30; its bytes are damaged and not "
@@ -221,8 +221,8 @@ constexpr std::array refusals{
     refusal{errc::tensor_in_parts, raises::argument_error,
             "kv: tensor 7 has 12 parts; take them one by one, or by for_each_part"},
     refusal{errc::place_taken, raises::argument_error,
-            "kv: bytes 30 to 11 of its range are another's; name free bytes, or free the pieces there first "
-            "(pieces take whole multiples of the granularity)"},
+            "kv: bytes 30 to 11 of its range belong to another piece; name free bytes, or free the pieces "
+            "there first (pieces take whole multiples of the granularity)"},
     refusal{errc::no_such_version, raises::argument_error,
             "kv: version 30 was never published, the newest is 12 (0: none); publish first"},
     refusal{

@@ -401,7 +401,7 @@ TEST_CASE("forms and parts that cannot be are refused") {
           l.key_scales = {.group = scale_group::channel, .place = scale_place::after_vector};
         }) ==
         "kv_layout: key_scales.place: scales by channel apply to all tokens of a block, so they cannot be "
-        "behind a vector; use in_block or separate");
+        "after a vector; use in_block or separate");
   CHECK(text_of([](kv_layout& l) {
           l.has_values = false;
           l.value_scales.group = scale_group::vector;

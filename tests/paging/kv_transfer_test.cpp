@@ -309,7 +309,7 @@ TEST_CASE("a sequence that is not what its prefix has is not sent") {
   CHECK(prefill.cache.invalidate(sent, 5).value() == 1);
   wire line;
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()).error().message() ==
-        "kv: sequence 0 holds 10 tokens, but only the first 4 are a sound prefix: contents behind them were "
+        "kv: sequence 0 holds 10 tokens, but only the first 4 are a sound prefix: contents after them were "
         "invalidated, or tokens were removed; truncate it to 4 tokens and compute the rest again");
   CHECK(line.bytes.empty());
 }

@@ -489,7 +489,7 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
     refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
             "prefetch_schedule: prefetch_options::links is empty, and they cannot be measured "
             "(tiered_buffer: tier 0: 12288 bytes needed, but 0 left in its budget; release ranges, or raise "
-            "the budget); give the link below each tier, or room for two more chunks");
+            "the budget); give the link below each tier, or space for two more chunks");
   }
   refused([&] { fresh.plan_known_trace(trace_recorder().freeze()); },
           "prefetch_schedule: a trace of 0 chunks was given to plan_known_trace(), but its chunks are not "

@@ -116,12 +116,12 @@ TEST_SUITE("recompute_plan") {
                                               {.bytes = 10, .ways = {{10, 0}, {2, 1}}}};
     CHECK_THROWS_WITH_AS(
         static_cast<void>(plan_recompute(records, 13)),
-        "plan_recompute: a budget of 13 bytes of activations at once; the least that will do is 14",
+        "plan_recompute: a budget of 13 bytes of activations at once; the smallest that works is 14",
         argument_error);
     CHECK(plan_recompute(records, 14).ways == std::vector<std::uint32_t>{1, 0});
     const std::vector<record_choices> none{{.bytes = 10, .ways = {}}};
     CHECK_THROWS_WITH_AS(static_cast<void>(plan_recompute(none, 100)),
-                         "plan_recompute: record 0 has no way to be kept; give one", argument_error);
+                         "plan_recompute: record 0 has no way to keep it; give one", argument_error);
     const std::vector<record_choices> more{{.bytes = 10, .ways = {{11, 0}}}};
     CHECK_THROWS_WITH_AS(static_cast<void>(min_recompute_budget(more)),
                          "plan_recompute: record 0 of 10 bytes cannot keep 11", argument_error);

@@ -149,12 +149,11 @@ TEST_SUITE("training_plan") {
       CHECK_THROWS_WITH_AS(static_cast<void>(step_trace(plan, of, rank_id{0})), why, argument_error);
     };
     refused({.ranks = 0}, shape, "training_plan: 0 ranks; 1 means no split");
-    refused(
-        {.ranks = 2, .zero = zero_stage::gradients, .gather_ahead = 1}, shape,
-        "training_plan: gather_ahead 1 with weights that every rank holds whole; take zero_stage::weights, "
-        "or 0");
+    refused({.ranks = 2, .zero = zero_stage::gradients, .gather_ahead = 1}, shape,
+            "training_plan: gather_ahead 1 with weights that every rank holds completely; use "
+            "zero_stage::weights, or 0");
     refused({.granularity = 0}, shape, "training_plan: a granularity of 0 bytes; 1 is the least");
-    refused({}, {}, "training_plan: a shape of 0 layers; there are an embedding and one more at least");
+    refused({}, {}, "training_plan: a shape of 0 layers; give an embedding and at least one more");
     training_shape of_nothing = shape;
     of_nothing.value_bytes = 0;
     refused({}, of_nothing, "training_plan: values of 0 bytes");
@@ -162,7 +161,8 @@ TEST_SUITE("training_plan") {
                          "training_plan: rank 2 of 2", argument_error);
     const std::vector<link_model> links(2, {.bytes_per_second = 1});
     CHECK_THROWS_WITH_AS(static_cast<void>(predict({.tiers = {1 << 16}}, shape, rank_id{0}, links)),
-                         "training_plan: 2 links for 1 budgets; each has one below it", argument_error);
+                         "training_plan: 2 links for 1 budgets; give one link below each budget",
+                         argument_error);
   }
 
   TEST_CASE("a host space takes whole pages from a mebibyte on") {

@@ -148,7 +148,7 @@ TEST_SUITE("way_back") {
     const piece_ways none{{{.kind = way_kind::fetch, .link_bytes = 1}},
                           {{.kind = way_kind::keep, .kept_bytes = 2}}};
     CHECK_THROWS_WITH_AS(static_cast<void>(plan_way_back(none, {.link = slow_link, .kept_budget = 1})),
-                         "plan_way_back: piece 1 has no way that can be taken; give it one that fetches it",
+                         "plan_way_back: piece 1 has no usable way; give it one that fetches it",
                          argument_error);
     CHECK(plan_way_back(none, {.link = slow_link, .kept_budget = 2}).kept_bytes == 2);
     const piece_ways broken{{{.kind = way_kind::fetch, .link_bytes = 1}},

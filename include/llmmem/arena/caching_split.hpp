@@ -18,17 +18,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Best fit with splitting and coalescing inside segments, which are kept when they become empty: the rules
-/// and sizes of PyTorch's CUDA caching allocator with its defaults, on one stream.
+/// Best fit with splitting and coalescing inside segments, and empty segments are kept: the rules and sizes
+/// of PyTorch's CUDA caching allocator with its defaults, on one stream.
 ///
-/// A request is rounded up to 512 bytes. Up to 1 MiB it comes from segments of 2 MiB, whose rest is always
-/// split off. Below 10 MiB it comes from segments of 20 MiB; above, from a segment of its size in whole 2
-/// MiB; their rest is split off if it is more than 1 MiB. If there is no memory for a new segment, the arena
-/// frees segments without a live block and tries again.
+/// A request is rounded up to 512 bytes. Up to 1 MiB, it comes from segments of 2 MiB, whose rest is always
+/// split off. Below 10 MiB, it comes from segments of 20 MiB; from 10 MiB on, from a segment of its own size
+/// rounded up to 2 MiB. The rest of these is split off if it is more than 1 MiB. If there is no memory for a
+/// new segment, the arena frees segments without a live block and tries again.
 ///
-/// Free memory in one segment never helps another: a request can fail while more than enough is free. If
-/// sizes vary from step to step, `stitched_arena` needs less memory; this arena never maps anything twice,
-/// and is the baseline for comparisons.
+/// Free memory in one segment never helps another, so a request can fail while more than enough is free. If
+/// sizes vary from step to step, `stitched_arena` needs less memory. This arena maps no memory twice, and is
+/// the baseline for comparisons.
 ///
 /// @par Complexity      O(log n) in the free blocks; a new segment takes three calls of the memory.
 /// @par Thread safety   one thread at a time.
@@ -38,10 +38,10 @@ class caching_split_arena {
  public:
   static constexpr std::uint64_t mib = std::uint64_t{1} << 20;
   static constexpr std::uint64_t max_small = mib;            ///< largest request from small segments
-  static constexpr std::uint64_t small_segment = 2 * mib;    ///< bytes of these
+  static constexpr std::uint64_t small_segment = 2 * mib;    ///< bytes of a small segment
   static constexpr std::uint64_t medium_below = 10 * mib;    ///< requests from here on get their own size
-  static constexpr std::uint64_t medium_segment = 20 * mib;  ///< the segment of smaller requests
-  static constexpr std::uint64_t large_step = 2 * mib;       ///< sizes of such segments are multiples of this
+  static constexpr std::uint64_t medium_segment = 20 * mib;  ///< bytes of the segment for smaller requests
+  static constexpr std::uint64_t large_step = 2 * mib;       ///< larger segments are multiples of this
   [[deprecated("its name is max_small")]] static constexpr std::uint64_t small_most = max_small;
 
   /// @param memory  outlives the arena, which may share it.
@@ -160,9 +160,10 @@ class caching_split_arena {
     return round_up_to(memory_->granularity(), bytes);
   }
 
-  /// Adds a segment as a free block; if memory is refused, frees the empty segments and tries again.
+  /// Adds a segment as a free block; if the memory refuses, frees the empty segments and tries again.
   [[nodiscard]] result<std::uint32_t> grow(std::uint64_t bytes, pool to) noexcept {
-    if (segments_.left() == 0 || blocks_.left() < 2) {  // the block, and the rest that may be split off
+    if (segments_.left() == 0 || blocks_.left() < 2) {  // one for the block, one for the rest that may be
+                                                        // split off
       static_cast<void>(trim());
       if (segments_.left() == 0 || blocks_.left() < 2) {
         return failure{.code = errc::table_full, .wanted = 1, .found = 0};

@@ -14,7 +14,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Returns the text for a name in braces other than the three numbers: the last of the bytes.
+/// Returns the text for a name in braces other than the three numbers: the last byte.
 [[nodiscard]] LLMMEM_COLD inline std::string arena_term(const failure& why, std::string_view) {
   return std::to_string(why.found - 1);
 }
@@ -22,10 +22,10 @@ namespace detail {
 inline constexpr std::array arena_errors{
     error_info{.number = 72,
                .name = "place_taken",
-               .wanted = "the first byte asked for that another piece has",
+               .wanted = "the first requested byte that another piece has",
                .found = "end of such bytes",
-               .sentence = "bytes {wanted} to {last} of its range are another's; name free bytes, or free "
-                           "the pieces there first (pieces take whole multiples of the granularity)",
+               .sentence = "bytes {wanted} to {last} of its range belong to another piece; name free bytes, "
+                           "or free the pieces there first (pieces take whole multiples of the granularity)",
                .term = arena_term},
 };
 
@@ -33,8 +33,8 @@ inline constexpr std::array arena_errors{
 
 namespace errc {
 
-/// Another piece overlaps the requested bytes: wanted = the first requested byte that it has, found = the end
-/// of such bytes.
+/// Another piece overlaps the requested bytes: wanted = the first requested byte of that piece, found = the
+/// end of such bytes.
 inline constexpr error_code place_taken = detail::code_of<72>(detail::arena_errors);
 
 }  // namespace errc

@@ -22,25 +22,25 @@ inline namespace v0 {
 /// How the arena finds the free pieces of a range.
 enum class piece_lookup : std::uint8_t {
   by_size,
-  by_address_too,  ///< for callers that name many places: `allocate_at` in O(log n), for 24 bytes a piece
+  by_address_too,  ///< for many calls of `allocate_at`, in O(log n); costs 24 bytes a piece
 };
 
-/// Best fit with splitting and joining in a range of another owner: a slab of a space, a file, a device's
-/// memory. It never touches a byte of the range, so the addresses need not be valid on the host.
+/// Best fit with splitting and joining in a range that belongs to another owner: a slab of a space, a file, a
+/// device's memory. The arena touches no byte of the range, so the addresses need not be valid on the host.
 ///
-/// Requests are rounded up to `granularity`, and allocations lose nothing else. Pieces of one size do not
-/// fragment. With several sizes, a request can fail while enough is free in parts: the caller must then free
-/// or move the pieces in between.
+/// Requests are rounded up to `granularity`; nothing else is lost. Pieces of one size do not fragment. With
+/// several sizes, a request can fail while enough is free in parts; then the caller must free or move the
+/// pieces in between.
 ///
 /// @par Complexity      O(log n) in the free pieces; `allocate_at` as `piece_lookup` says.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          see `arena_policy`; the constructor throws `argument_error` for a granularity that is
-///      no power of two or that does not divide the range's start, `length_error` for a range of less than
-///      that, `out_of_memory` without metadata.
+///      not a power of two or does not divide the range's start, `length_error` for a range shorter than the
+///      granularity, `out_of_memory` without metadata.
 class range_arena {
  public:
   /// @param data   start of the range.
-  /// @param bytes  of it; bytes after the last whole `granularity` are unused.
+  /// @param bytes  of the range; bytes after the last whole `granularity` are unused.
   range_arena(std::byte* data, std::uint64_t bytes, std::uint64_t granularity, arena_options options = {},
               piece_lookup lookup = piece_lookup::by_size)
       : ledger_(std::move(options.name)),
@@ -74,11 +74,11 @@ class range_arena {
     return arena_allocation{blocks_.handle(slot), used.data, bytes, used.bytes};
   }
 
-  /// Allocates the piece that begins at `data`: to restore the layout of an earlier life of the range, or of
-  /// another allocator. O(log n) with `piece_lookup::by_address_too`, else O(free pieces).
+  /// Allocates the piece that begins at `data`, to restore an earlier layout of the range, or that of another
+  /// allocator. O(log n) with `piece_lookup::by_address_too`, otherwise O(free pieces).
   /// `errc::bad_granularity` for an address at which no piece begins, `errc::past_the_bytes` if the range is
-  /// too short, `errc::place_taken` if it is not all free: wanted and found = where the first taken bytes in
-  /// it begin and end, counted from the range's start.
+  /// too short, `errc::place_taken` if part of it is taken: wanted and found = begin and end of the first
+  /// taken bytes in it, counted from the range's start.
   [[nodiscard]] result<arena_allocation> allocate_at(std::byte* data, std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -118,7 +118,7 @@ class range_arena {
     return {};
   }
 
-  /// Frees nothing, because the range belongs to its owner. Returns 0.
+  /// Frees nothing, because the range belongs to another owner. Returns 0.
   std::uint64_t trim() noexcept { return 0; }
 
   /// Returns the bytes that an allocation of `bytes` takes. @pre at most `max_arena_bytes`.
@@ -153,7 +153,7 @@ class range_arena {
   }
 
  private:
-  /// Returns the first taken part of `[address, end)`, where free bytes end at `free_end`.
+  /// Returns the first taken part of `[address, end)`, in which free bytes end at `free_end`.
   [[nodiscard]] failure taken(std::uint64_t address, std::uint64_t end,
                               std::uint64_t free_end) const noexcept {
     const std::uint64_t first = free_end > address ? free_end : address;

@@ -19,22 +19,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Rounded classes with free lists: eight sizes to each doubling, so rounding adds less than an eighth above
-/// 4 KiB. Blocks of a class come from slabs of at least 2 MiB of their own; a block of 2 MiB or more is a
-/// slab by itself.
+/// Rounded classes with free lists: eight sizes per doubling, so rounding adds less than an eighth above 4
+/// KiB. Each class has its own slabs of at least 2 MiB for its blocks; a block of 2 MiB or more is a slab by
+/// itself.
 ///
-/// All requests are equally fast, and a block of a class fits every request of it, so nothing fragments while
-/// the mix of sizes stays the same. When it shifts, the free blocks are in the wrong classes: the arena then
-/// frees slabs without a live block, and tries again.
+/// All requests are equally fast, and every block of a class fits every request of the class, so nothing
+/// fragments while the mix of sizes stays the same. When the mix shifts, free blocks are in the wrong
+/// classes: the arena then frees slabs without a live block, and tries again.
 ///
-/// @par Complexity      O(1); a new slab takes three calls of the memory and O(blocks in it).
+/// @par Complexity      O(1); a new slab takes three calls of the memory and O(its blocks).
 /// @par Thread safety   one thread at a time.
 /// @par Errors          see `arena_policy`; the constructor throws `out_of_memory` without metadata.
 template <virtual_memory Memory>
 class size_class_arena {
  public:
   static constexpr std::uint64_t slab_bytes = std::uint64_t{2} << 20;  ///< least bytes of a slab
-  static constexpr std::uint32_t per_doubling = 8;                     ///< classes from one power to the next
+  static constexpr std::uint32_t per_doubling = 8;                     ///< classes from one power of two to
+                                                                       ///< the next
 
   /// @param memory  outlives the arena, which may share it.
   explicit size_class_arena(Memory& memory, arena_options options = {})
@@ -54,11 +55,11 @@ class size_class_arena {
     }
   }
 
-  /// Returns the class that holds `bytes`, and the bytes of a block of it. @pre 1 to `max_arena_bytes`.
+  /// Returns the class for `bytes`, and the bytes of a class's block. @pre 1 to `max_arena_bytes`.
   [[nodiscard]] static constexpr std::uint32_t class_of(std::uint64_t bytes) noexcept {
     const std::uint64_t units = (bytes + arena_alignment - 1) / arena_alignment;
     if (units <= per_doubling) return static_cast<std::uint32_t>(units - 1);
-    // units - 1 is in [2^n, 2^(n+1)); its three bits below the first select one of the eight.
+    // units - 1 is in [2^n, 2^(n+1)); the three bits below its highest select one of the eight.
     const auto n = static_cast<std::uint32_t>(std::bit_width(units - 1)) - 1;
     const auto eighth = static_cast<std::uint32_t>((units - 1) >> (n - 3)) & 7U;
     return (n - 2) * per_doubling + eighth;
@@ -184,13 +185,13 @@ class size_class_arena {
     std::byte* data = nullptr;
     std::uint64_t requested = 0;  // 0: free
     std::uint32_t slab = 0;
-    std::uint32_t sibling = none;  // the next of its slab
-    std::uint32_t next = none;     // of its free list
+    std::uint32_t sibling = none;  // the next block of its slab
+    std::uint32_t next = none;     // the next block of its free list
     std::uint32_t before = none;
   };
   struct slab {
     detail::arena_segment segment{};
-    std::uint32_t index = 0;  // of its class
+    std::uint32_t index = 0;  // its class
     std::uint32_t live = 0;
     std::uint32_t first_block = none;
   };
@@ -218,7 +219,7 @@ class size_class_arena {
     }
   }
 
-  /// Adds a slab of a class, with its blocks on the free list, the lowest address first.
+  /// Adds a slab to a class, with its blocks on the free list, lowest address first.
   [[nodiscard]] failure grow(std::uint32_t index) noexcept {
     const std::uint64_t each = class_bytes(index);
     const std::uint64_t bytes = round_up_to(memory_->granularity(), each > slab_bytes ? each : slab_bytes);

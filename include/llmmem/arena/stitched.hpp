@@ -26,22 +26,24 @@ inline namespace v0 {
 
 /// Options of a stitched arena.
 struct stitched_options {
-  arena_options arena{};          ///< `max_segments` is not used
-  std::uint64_t chunk_bytes = 0;  ///< of one physical piece, a multiple of the granularity; 0: 2 MiB or that
+  arena_options arena{};          ///< `max_segments` is unused
+  std::uint64_t chunk_bytes = 0;  ///< of one physical piece, a multiple of the granularity; 0: 2 MiB, or the
+                                  ///< granularity
   std::uint32_t max_stitched = 1024;          ///< stitched ranges, live and idle
-  std::uint32_t max_parts = 16384;            ///< runs in all of them together
-  std::uint32_t max_stitched_chunks = 65536;  ///< mappings in all of them together
+  std::uint32_t max_parts = 16384;            ///< runs in all stitched ranges together
+  std::uint32_t max_stitched_chunks = 65536;  ///< mappings in all stitched ranges together
 };
 
-/// How a stitched arena made its allocations. The states are those of GMLake.
+/// Counts the ways in which a stitched arena made its allocations. The states are those of GMLake.
 struct stitched_counts {
   std::uint64_t exact = 0;          ///< S1: a free run of exactly that length
   std::uint64_t reused = 0;         ///< S1: an idle stitched range of exactly that length
   std::uint64_t split = 0;          ///< S2: the first part of a longer free run
   std::uint64_t stitched = 0;       ///< S3: several free runs, mapped next to each other
-  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above in addition
+  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above, which is also
+                                    ///< counted
   std::uint64_t refused = 0;        ///< S5: out of memory
-  std::uint64_t little = 0;         ///< from a chunk shared with others
+  std::uint64_t little = 0;         ///< small requests, from a shared chunk
   std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make space
   std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle
   std::uint64_t idle = 0;           ///< of these, idle
@@ -50,35 +52,36 @@ struct stitched_counts {
 
 /// Virtual memory stitching, after GMLake (Guo et al., ASPLOS 2024, arXiv 2401.08156).
 ///
-/// Physical memory comes in chunks of one size. Each has a home: its place in one large reservation, where it
-/// is mapped while it exists. A request of more than half a chunk takes whole chunks, by the first possible
-/// of these: a free run of exactly that length at home, or an idle stitched range of it (S1); the first part
-/// of the shortest longer run (S2); several runs, the longest first and a fitting one last, mapped next to
-/// each other at new addresses (S3); the same after the creation of the missing chunks (S4). It is refused
-/// only if chunks are missing and the budget has none (S5). A freed stitched range stays mapped, idle, until
-/// its tables are needed: a loop over the same sizes maps nothing. Smaller requests share chunks, split as in
-/// the small segments of `caching_split_arena`; a chunk that becomes empty is free again.
+/// Physical memory comes in chunks of one size. Each has a home: its place in one large reservation, at which
+/// it is mapped while it exists. A request of more than half a chunk takes whole chunks, from the first of
+/// these that is possible: a free run of exactly that length at home, or an idle stitched range of that
+/// length (S1); the first part of the shortest longer run (S2); several runs, the longest first and a fitting
+/// one last, mapped next to each other at new addresses (S3); the same after the creation of the missing
+/// chunks (S4). The arena refuses only if chunks are missing and the budget has none (S5). A freed stitched
+/// range stays mapped, idle, until its table entries are needed, so a loop over the same sizes maps nothing.
+/// Smaller requests share chunks, split as in the small segments of `caching_split_arena`; a chunk that
+/// becomes empty is free again.
 ///
-/// It differs from the paper: splitting maps nothing (a part of a run is at home already), and free
+/// Two things differ from the paper: splitting maps nothing (a part of a run is already at home), and free
 /// neighbours at home become one run again.
 ///
-/// **Resident size.** A chunk may be mapped at several addresses and is used at one of them at a time. Where
-/// the system counts memory for each address that it was touched at (`set_aside` of the memory), the arena
-/// takes a chunk out of the tables of its former address when it is given out at another: what tools show for
-/// the process is at most the physical memory.
+/// **Resident size.** A chunk may be mapped at several addresses and is used at one of them at a time. If the
+/// system counts memory at each address where it was touched (`set_aside` of the memory), the arena removes a
+/// chunk from the tables of its former address when it allocates the chunk at another one. So tools show at
+/// most the physical memory for the process.
 ///
-/// The waste: rounding to chunks, and the free parts of shared chunks. The cost: mapping calls in S3 and S4,
-/// one a chunk; with CUDA these wait for nothing, but take microseconds each.
+/// The waste is the rounding to chunks, and the free parts of shared chunks. The cost is a mapping call per
+/// chunk in S3 and S4; with CUDA these wait for nothing, but take microseconds each.
 ///
-/// @par Complexity      S1, S2 and `free` O(log n + chunks); S3 and S4 in addition a mapping call a chunk.
-/// @par Thread safety   one thread at a time. The last use of an allocation ends before `free`.
+/// @par Complexity      S1, S2 and `free` O(log n + chunks); S3 and S4 in addition a mapping call per chunk.
+/// @par Thread safety   one thread at a time. The last use of an allocation must end before `free`.
 /// @par Errors          see `arena_policy`; the constructor throws `length_error`, `out_of_memory`, and the
-///      error of a refused reservation of addresses for the whole budget.
+///      memory's error if it cannot reserve addresses for the whole budget.
 template <virtual_memory Memory>
 class stitched_arena {
  public:
   /// @param memory  outlives the arena, which may share it. Its tables must hold a handle and a mapping for
-  ///                each chunk of its budget, and another `max_stitched_chunks` mappings.
+  ///                each chunk of its budget, and `max_stitched_chunks` more mappings.
   explicit stitched_arena(Memory& memory, stitched_options options = {})
       : memory_(&memory),
         options_(std::move(options)),
@@ -116,7 +119,7 @@ class stitched_arena {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
-  friend struct testing_access;  // tests damage an arena on purpose, to see audit() name it
+  friend struct testing_access;  // tests damage an arena on purpose to check that audit() names the fault
 
   static constexpr std::uint32_t none = detail::no_index;
   class auditor;
@@ -166,10 +169,10 @@ class stitched_arena {
   detail::arena_ledger ledger_;
   std::uint64_t chunk_;
   virtual_range home_{};
-  detail::fixed_array<physical_handle> handles_;   // of each chunk that is not absent
+  detail::fixed_array<physical_handle> handles_;   // of each existing chunk
   detail::fixed_array<std::uint32_t> next_fresh_;  // of chunks of the last `create`: a list
   std::uint32_t first_fresh_ = none;
-  detail::fixed_array<std::byte*> used_at_;  // of each chunk: where it was given out last; null: nowhere
+  detail::fixed_array<std::byte*> used_at_;  // of each chunk: the address of its last use; null: none
   detail::chunk_runs runs_;
   detail::stitched_ranges stitched_;
   detail::split_blocks small_;

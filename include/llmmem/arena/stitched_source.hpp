@@ -21,24 +21,25 @@ inline namespace v0 {
 struct stitched_source_options {
   std::uint64_t budget = 0;  ///< physical bytes; 0 is refused
   std::uint64_t chunk_bytes = std::uint64_t{64}
-                              << 10;       ///< of one piece of it; requests are rounded up to these
+                              << 10;       ///< of one physical piece; requests are rounded up to it
   std::uint32_t max_ranges = 4096;         ///< live at once
   std::uint32_t max_mappings = 48 * 1024;  ///< the system's limit is usually 65,530 (vm.max_map_count)
   std::string name = "stitched_source";
 };
 
-/// Gives out ranges of any size while their sum fits: maps scattered free pieces next to each other
-/// (`stitched_arena`). For a tier of large chunks of unequal size, where best fit in one range would refuse a
-/// chunk although enough is free in parts.
+/// Provides ranges of any size while their sum fits: it maps scattered free pieces next to each other
+/// (`stitched_arena`). For a tier of large chunks of unequal size, for which best fit in one range would
+/// refuse a chunk although enough is free in parts.
 ///
 ///     stitched_host_space top(stitched_source({.budget = bytes}), {.budget = bytes});
 ///
-/// It costs mapping calls when sizes come in new orders; freed ranges keep their mappings, so a loop over the
-/// same sizes maps nothing after its first round.
+/// New orders of sizes cost mapping calls; freed ranges keep their mappings, so a loop over the same sizes
+/// maps nothing after its first round.
 ///
-/// @par Complexity      O(chunks of the range) for what must be mapped, else O(log n).
+/// @par Complexity      O(chunks of the range) if the range must be mapped, otherwise O(log n).
 /// @par Thread safety   one thread at a time; `basic_host_space` ensures it.
-/// @par Errors          the constructor throws what `host_virtual_memory` and `stitched_arena` do.
+/// @par Errors          the constructor throws what those of `host_virtual_memory` and `stitched_arena`
+///                      throw.
 class stitched_source {
  public:
   /// Ranges whose footprints fit the budget are always available.
@@ -59,7 +60,7 @@ class stitched_source {
     return bytes > max_bytes - chunk_ ? max_bytes : (bytes + chunk_ - 1) / chunk_ * chunk_;
   }
 
-  /// @return null for an alignment above that of a chunk too.
+  /// @return null also for an alignment above `chunk_bytes`.
   [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     if (alignment > chunk_ || !state_->live.reserve_one()) return nullptr;
     const result<arena_allocation> had = state_->arena.allocate(footprint(bytes, alignment));
@@ -72,7 +73,7 @@ class stitched_source {
     static_cast<void>(state_->arena.free(state_->live.remove(data).payload));
   }
 
-  /// Returns how it made its ranges.
+  /// Returns the counts of the ways in which it made its ranges.
   [[nodiscard]] stitched_counts counts() const noexcept { return state_->arena.counts(); }
   [[nodiscard]] arena_stats stats() const noexcept { return state_->arena.stats(); }
 
@@ -93,7 +94,7 @@ class stitched_source {
     live_ranges<arena_handle> live;
   };
 
-  state* state_;  // owned; not a unique_ptr, whose header is the largest of the standard library
+  state* state_;  // owned; not a unique_ptr, because its header is the largest of the standard library
   std::uint64_t chunk_;
 };
 

@@ -15,18 +15,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Half the bytes: rounds floats to bfloat16, to nearest even, and widens them again exactly. For state whose
-/// use tolerates it (activations waiting for the backward pass, weights of inference), never for an
-/// optimizer's master weights.
+/// Half the bytes: rounds floats to bfloat16, to nearest even, and widens them again exactly. For state that
+/// tolerates it (activations that wait for the backward pass, weights of inference), never for an optimizer's
+/// master weights.
 ///
 /// Values that are bfloat16 already are restored bit for bit, so encoding decoded values again loses nothing
-/// further. The error is at most 2^-8 of a value; below the smallest normal float, 2^-126, at most 2^-134,
+/// more. The error is at most 2^-8 of a value; below the smallest normal float, 2^-126, it is at most 2^-134,
 /// half of bfloat16's smallest step there. A value that would round above the largest bfloat16, (2 - 2^-7) x
 /// 2^127, becomes infinite.
 ///
-/// The encoded form is the bfloat16s alone, in memory order, without a header: exactly half a chunk's bytes.
+/// The encoded form is only the bfloat16s, in memory order, without a header: exactly half a chunk's bytes.
 ///
-/// @par Complexity   one pass that vectorises; no scratch memory.
+/// @par Complexity   one vectorised pass; no scratch memory.
 /// @par Thread safety   const calls only: any number of threads.
 /// @par Errors   as of `codec`; encoded bytes of another length are damaged.
 class bf16_cast {
@@ -69,13 +69,13 @@ class bf16_cast {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
 
  private:
-  /// Converts in tiles of a known length, through arrays of its own, because compilers then vectorise it at
-  /// any level of optimisation and any alignment.
+  /// Converts in tiles of a fixed length, through local arrays, because compilers then vectorise it at any
+  /// level of optimisation and any alignment.
   template <class From, class To, class Convert>
   static void convert(const std::byte* in, std::byte* out, std::size_t count, Convert one) noexcept {
     constexpr std::size_t tile = 32;
     for (std::size_t tiles = count / tile; tiles != 0; --tiles) {
-      // Uninitialised, because each is filled completely.
+      // Uninitialised, because the loop fills each completely.
       std::array<From, tile> from;  // NOLINT(cppcoreguidelines-pro-type-member-init)
       std::array<To, tile> to;      // NOLINT(cppcoreguidelines-pro-type-member-init)
       std::memcpy(from.data(), in, sizeof(from));

@@ -22,31 +22,32 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Splits floats into planes of their bytes, the exponent in one, and compresses the planes that shrink.
+/// Splits floats into planes of their bytes, with the exponents in one plane, and compresses the planes that
+/// shrink.
 ///
 /// The exponents of trained weights take few values: some 2.6 of their eight bits hold all information, while
 /// mantissas and signs are noise. So bf16 shrinks to about two thirds, fp32 to five sixths; docs/codecs.md
-/// has figures, and shows up to which link speed it pays. Wrong for integers, for quantised weights (int8,
-/// fp8, int4), and for text: take a general compressor there.
+/// has figures, and shows up to which link speed it pays. Unsuited to integers, quantised weights (int8, fp8,
+/// int4) and text: use a general compressor for these.
 ///
-/// The encoded form, in little-endian order: 8 bytes that spell `llmmemBP`, `format_id`, the chunk's bytes, 8
-/// bytes each; then blocks of 2^18 bytes of the chunk, the last one shorter. A block has a plane for each
-/// byte of an element, rotated left by one bit so that the eight bits of an exponent are the highest byte;
-/// the lowest byte comes first. Each plane is 4 bytes with its stored length, then its contents: unchanged if
-/// that length is the plane's own, else compressed.
+/// The encoded form, in little-endian order: 8 bytes that spell `llmmemBP`, `format_id`, the chunk's number
+/// of bytes, 8 bytes each; then blocks, each of 2^18 bytes of the chunk, the last one shorter. A block has a
+/// plane for each byte of an element, rotated left by one bit so that the eight bits of an exponent are the
+/// highest byte; the lowest byte's plane comes first. Each plane is 4 bytes with its stored length, then its
+/// contents: unchanged if that length is the plane's own, otherwise compressed.
 ///
-/// A sample of 4096 bytes of a plane decides whether to compress it, so noise costs a copy. Patterns without
-/// a preferred byte value (counters, for example) count as noise.
+/// A sample of 4096 bytes of a plane decides whether to compress it, so noise costs only a copy. Patterns
+/// without a preferred byte value (counters, for example) count as noise.
 ///
-/// @tparam Element     `dtype::bf16`, `dtype::f16` (whose five exponent bits share their plane with three of
-///                     the mantissa's) or `dtype::f32`.
+/// @tparam Element     `dtype::bf16`, `dtype::f16` (five exponent bits share a plane with three bits of the
+///                     mantissa) or `dtype::f32`.
 /// @tparam Compressor  see `plane_compressor`.
 ///
 /// @par Complexity   linear. Scratch memory: a block, 256 KiB or the largest chunk, and the compressor's.
 /// @par Thread safety   one call at a time.
 /// @par Errors   as of `codec`; the `index` of a `damaged_encoding` is the block.
-/// @par Source   exponents apart, then entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression
-///      for AI Models", 2024 (arXiv 2411.05239).
+/// @par Source   separate exponents, entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression for AI
+///      Models", 2024 (arXiv 2411.05239).
 template <dtype Element, plane_compressor Compressor = huffman_plane>
   requires(Element == dtype::bf16 || Element == dtype::f16 || Element == dtype::f32)
 class byte_plane {
@@ -63,7 +64,7 @@ class byte_plane {
         scratch_(std::min(max_chunk_bytes, block_bytes), source, "byte_plane: scratch"),
         compressor_(scratch_.size() / element_bytes, source) {}
 
-  /// For a chunk in which nothing shrinks, and every plane is stored unchanged.
+  /// Returns the bytes for a chunk in which no plane shrinks, so that every plane is stored unchanged.
   [[nodiscard]] static constexpr std::uint64_t worst_case_bytes(std::uint64_t bytes) noexcept {
     const std::uint64_t blocks = bytes / block_bytes + (bytes % block_bytes != 0 ? 1 : 0);
     return header_bytes + bytes + blocks * planes * length_bytes;
@@ -131,7 +132,7 @@ class byte_plane {
     }
   };
 
-  /// @pre `in` has at least that many bytes.
+  /// @pre `in` has at least the bytes of a `Number`.
   template <class Number>
   [[nodiscard]] static Number number(std::span<const std::byte> in) noexcept {
     Number value;

@@ -1,6 +1,5 @@
 /// @file
-/// What a codec is, the form of bytes on their way to a slower tier and in it, and what the compressor of a
-/// plane is.
+/// The concepts of a codec, which gives bytes their form in a slower tier, and of the compressor of a plane.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>  // the errors of a codec of your own
@@ -21,14 +20,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The bound of the difference between a decoded value and the encoded one:
+/// The bound on the difference between a decoded value and the original:
 ///
 ///     |decoded - value| <= max(relative * |value|, absolute)    for |value| <= largest
 ///
 /// Larger values may become infinite. A lossless codec has the default.
 struct codec_error {
   double relative = 0;  ///< of the value
-  double absolute = 0;  ///< where the relative bound ends: near zero
+  double absolute = 0;  ///< applies near zero
   double largest = std::numeric_limits<double>::infinity();
 
   friend constexpr bool operator==(const codec_error&, const codec_error&) noexcept = default;
@@ -47,27 +46,27 @@ struct codec_error {
 /// | `error_bound` | a `codec_error`; the default for a lossless codec |
 /// | `worst_case_bytes(n)` | what a tier reserves: no chunk of `n <= max_bytes` is longer. Grows with `n` |
 ///
-/// Its functions do not allocate, and take chunks of at most `max_chunk_bytes()`:
+/// The functions do not allocate, and accept chunks of at most `max_chunk_bytes()`:
 ///
-/// `encode(in, out)` writes to the beginning of `out`, which has `worst_case_bytes(in.size())` or more, and
+/// `encode(in, out)` writes to the beginning of `out`, which has at least `worst_case_bytes(in.size())`, and
 /// returns how many bytes it wrote.
 ///
-/// `decode(in, out)` takes exactly what `encode` wrote into an `out` of the chunk's own size. `in` is
-/// untrusted input: bytes that encode no chunk are refused, and nothing outside the two spans is read or
-/// written. After a refusal the contents of `out` are undefined. It is no checksum: a codec detects damage
-/// only where it cannot continue. Bytes that leave memory need a checksum in addition (`crc32c`), over the
-/// encoded bytes.
+/// `decode(in, out)` takes exactly the bytes that `encode` wrote, and an `out` of the chunk's own size. `in`
+/// is untrusted input: `decode` refuses bytes that encode no chunk, and accesses nothing outside the two
+/// spans. After a refusal the contents of `out` are undefined. A codec is no checksum: it detects damage only
+/// if it cannot continue. Bytes that leave memory need a checksum in addition (`crc32c`), over the encoded
+/// bytes.
 ///
 /// `in` and `out` do not overlap. Neither needs alignment.
 ///
-/// @par Errors   `bad_granularity` for a chunk that is no multiple of `element_bytes`, `out_of_range` above
-///      `max_chunk_bytes()`, `too_short` for an `out` of less than the worst case, `layout_mismatch` for the
-///      encoded form of another codec, `damaged_encoding` for bytes that are no encoded form.
+/// @par Errors   `bad_granularity` for a chunk that is not a multiple of `element_bytes`, `out_of_range`
+///      above `max_chunk_bytes()`, `too_short` for an `out` of less than the worst case, `layout_mismatch`
+///      for the encoded form of another codec, `damaged_encoding` for bytes that are not an encoded form.
 /// @par Constructor   `C(std::uint64_t max_chunk_bytes, const metadata_source&)` allocates all scratch
-///      memory; `metadata_bytes()` returns how much. Throws `length_error` for 0 or above
+///      memory; `metadata_bytes()` returns its size. Throws `length_error` for 0 or above
 ///      `llmmem::max_bytes`, `out_of_memory` if the source has no memory.
 /// @par Thread safety   one call at a time on an object, because of its scratch memory. Use one object for
-///      each thread that moves data; each decodes what any of them encoded.
+///      each thread that moves data; each object decodes the output of every other.
 template <class C>
 concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&> && std::movable<C> &&
                 requires(C object, const C& read, std::span<const std::byte> in, std::span<std::byte> out,
@@ -86,12 +85,12 @@ concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&
                   requires !C::is_lossless || C::error_bound == codec_error{};
                 };
 
-/// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values are far more frequent
+/// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values occur far more often
 /// than others.
 ///
-/// `compress` writes to the beginning of `out`, which is shorter than `in`, and returns how many bytes;
-/// nothing if they would not fit. `decompress` returns whether `in`, which is untrusted, was a plane of
-/// exactly `out.size()` bytes; it reads and writes nothing else. Neither allocates.
+/// `compress` writes to the beginning of `out`, which is shorter than `in`, and returns the number of bytes;
+/// nothing if they do not fit. `decompress` returns whether `in`, which is untrusted, was a plane of exactly
+/// `out.size()` bytes; it accesses nothing outside the spans. Neither allocates.
 ///
 /// @par Constructor   `P(std::uint64_t max_plane_bytes, const metadata_source&)`; throws `out_of_memory`.
 template <class P>
@@ -115,7 +114,7 @@ concept plane_compressor =
 }
 
 /// Returns `bytes` as a codec's `max_chunk_bytes`, or throws the `length_error` that the concept requires.
-/// @param codec  its name.
+/// @param codec  the codec's name.
 [[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* codec) {
   if (bytes == 0) throw length_error(std::string(codec) + ": max_chunk_bytes is 0; it must be at least 1");
   if (bytes > max_bytes) {

@@ -16,18 +16,18 @@ inline constexpr std::array codec_errors{
     error_info{.number = 60,
                .name = "damaged_encoding",
                .index = "block of the chunk",
-               .wanted = "what must be there",
-               .found = "what is there",
+               .wanted = "the number expected",
+               .found = "the number read",
                .sentence = "the encoded bytes are damaged at block {index}: {found} found, {wanted} "
-                           "expected; discard what was decoded from them, and fetch them again"},
+                           "expected; discard the decoded bytes, and fetch the encoded ones again"},
 };
 
 }  // namespace detail
 
 namespace errc {
 
-/// Bytes that no codec writes: index = block of the chunk, wanted = what must be there, found = what is
-/// there.
+/// Bytes that no codec writes: index = block of the chunk, wanted = the number expected, found = the number
+/// read.
 inline constexpr error_code damaged_encoding = detail::code_of<60>(detail::codec_errors);
 
 }  // namespace errc

@@ -1,5 +1,5 @@
 /// @file
-/// The compressor of byte planes without a library: Huffman codes, several bytes for each table lookup.
+/// The compressor of byte planes that needs no library: Huffman codes, with several bytes per table lookup.
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
@@ -18,14 +18,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Encodes each byte by a prefix code of its own length, the best possible one of at most 11 bits. It uses
-/// the frequency of each value, and no order: right for exponents, which hardly repeat in sequences. A byte
-/// takes at least one bit, unless all are the same.
+/// Encodes each byte value by a prefix code; the lengths are optimal among codes of at most 11 bits. It uses
+/// only the frequency of each value, not their order, which suits exponents, because they hardly repeat in
+/// sequences. A byte takes at least one bit, unless all bytes are the same.
 ///
-/// The compressed form: a single byte, if all bytes of the plane are that one. Else the lowest and the
-/// highest value that occur, a byte each; the code lengths of all values from one to the other, four bits
-/// each, the first lower; the bytes of the first three of four streams, four bytes each, little-endian; the
-/// streams, each with a quarter of the plane (rounded up, as far as there are any), first bits lowest.
+/// The compressed form: if all bytes of the plane are equal, that byte. Otherwise the lowest and the highest
+/// value that occur, a byte each; the code lengths of all values from the one to the other, four bits each,
+/// the first in the lower bits; the lengths in bytes of the first three of four streams, four bytes each,
+/// little-endian; the streams, each with a quarter of the plane (rounded up, while bytes remain), first bits
+/// lowest.
 ///
 /// @par Complexity   linear; the plane is read twice. Memory: tables of 32 KiB.
 /// @par Thread safety   one call at a time.
@@ -98,7 +99,7 @@ class huffman_plane {
     const std::span<detail::decoded_bytes> table(tables_.data(), detail::decoding_entries);
     const std::span<detail::decoded_bytes> singles(table.data() + table.size(), detail::decoding_entries);
     detail::fill_decoding_table(*codes, table, singles);
-    auto [a, b, c, d] = readers;  // each in registers, with the four table lookups in flight together
+    auto [a, b, c, d] = readers;  // in registers, so that the four table lookups are in flight together
     while (const std::size_t rounds = std::min({a.rounds(), b.rounds(), c.rounds(), d.rounds()})) {
       for (std::size_t round = 0; round < rounds; ++round) {
         a.refill();
@@ -126,8 +127,8 @@ class huffman_plane {
   static constexpr std::size_t streams = 4;
   using stream_bytes = std::array<std::uint32_t, streams - 1>;
 
-  /// Table lookups, of `longest_code` bits each, that the bits of one refill suffice for: of 64 one is the
-  /// reader's own, and up to seven are used up.
+  /// The table lookups, of `longest_code` bits each, for which one refill suffices: of its 64 bits, one is
+  /// the reader's mark, and up to seven are already used.
   static constexpr int looks = (64 - 1 - 7) / int{detail::longest_code};
 
   template <class Byte>
@@ -167,7 +168,7 @@ class huffman_plane {
     return at;
   }
 
-  /// Reads and removes the code lengths from `in`; returns nothing if they are not those of a code.
+  /// Reads and removes the code lengths from `in`; returns nothing if they do not form a code.
   [[nodiscard]] static std::optional<std::array<detail::prefix_code, 256>> read_codes(
       std::span<const std::byte>& in) noexcept {
     if (in.size() < 2) return std::nullopt;
@@ -193,12 +194,12 @@ class huffman_plane {
           out_(out.data()),
           out_end_(out.data() + out.size()) {}
 
-    /// Returns at least how many times a whole refill can be read and all its bytes be written, four at a
-    /// time.
+    /// Returns a number of times for which a complete refill can be read and all its bytes be written, four
+    /// at a time.
     [[nodiscard]] std::size_t rounds() const noexcept {
       const auto in_left = static_cast<std::size_t>(in_end_ - in_);
       const auto out_left = static_cast<std::size_t>(out_end_ - out_);
-      const std::size_t loads = in_left / sizeof(bits_);  // each moves on by seven bytes at most
+      const std::size_t loads = in_left / sizeof(bits_);  // each advances by at most seven bytes
       return std::min(loads - (loads != 0 ? 1 : 0), out_left / (4 * std::size_t{looks}));
     }
 
@@ -210,7 +211,7 @@ class huffman_plane {
       bits_ = (bits_ | mark) >> gone % 8;
     }
 
-    /// @pre at most `looks` since the last refill.
+    /// @pre fewer than `looks` calls since the last refill.
     void look(const detail::decoded_bytes* table) noexcept {
       const detail::decoded_bytes& found = table[bits_ % detail::decoding_entries];
       std::memcpy(out_, &found.bytes, sizeof(found.bytes));
@@ -218,7 +219,7 @@ class huffman_plane {
       bits_ >>= found.length;
     }
 
-    /// Reads the rest, at the end one byte for each lookup; returns whether the stream ended with the plane.
+    /// Reads the rest, finally one byte per lookup; returns whether the stream ended with the plane.
     [[nodiscard]] bool finish(const detail::decoded_bytes* table,
                               const detail::decoded_bytes* singles) noexcept {
       while (rounds() != 0) {
@@ -245,12 +246,12 @@ class huffman_plane {
     const std::byte* in_ = nullptr;
     const std::byte* in_end_ = nullptr;
     std::uint64_t bits_ =
-        mark;  // those loaded from `in_` and not used yet, under a mark that counts the used
+        mark;  // loaded from `in_` and unused, below a mark whose place counts the used bits
     std::byte* out_ = nullptr;
     std::byte* out_end_ = nullptr;
   };
 
-  detail::fixed_array<detail::decoded_bytes> tables_;  // of several bytes a look, then of one
+  detail::fixed_array<detail::decoded_bytes> tables_;  // with several bytes per lookup, then with one
 };
 
 static_assert(plane_compressor<huffman_plane>);

@@ -13,8 +13,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes travel and are stored unchanged: the default of a tier, and right wherever the link is faster than a
-/// codec (docs/codecs.md shows the computation).
+/// Bytes travel and are stored unchanged: the default of a tier, and the right choice if the link is faster
+/// than a codec (docs/codecs.md shows the computation).
 ///
 /// @par Complexity   a copy; no scratch memory.
 /// @par Thread safety   const calls only: any number of threads.

@@ -12,7 +12,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 
 #ifndef ZSTD_STATIC_LINKING_ONLY
-#define ZSTD_STATIC_LINKING_ONLY  // contexts in memory that we give, and the literal mode
+#define ZSTD_STATIC_LINKING_ONLY  // for contexts in given memory, and the literal mode
 #endif
 #include <zstd.h>
 
@@ -25,11 +25,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Planes as zstd frames, made with a stride that leaves nearly all to zstd's Huffman coder: exponents hardly
-/// repeat in sequences, and the search for repetitions costs most of the time at level 1. It still finds long
-/// runs.
+/// Planes as zstd frames, made with a stride that leaves nearly all bytes to zstd's Huffman coder, because
+/// exponents hardly repeat in sequences, and at level 1 the search for repetitions takes most of the time. It
+/// still finds long runs.
 ///
-/// All memory that zstd uses is `metadata_bytes()`, from the source, in the constructor.
+/// The constructor takes all memory that zstd uses from the source; `metadata_bytes()` returns its size.
 ///
 /// @par Thread safety   one call at a time.
 /// @par Errors   the constructor throws `out_of_memory`; nothing else fails.
@@ -55,7 +55,7 @@ class zstd_plane {
     set(ZSTD_c_searchLog, static_cast<int>(chosen.searchLog));
     set(ZSTD_c_minMatch, static_cast<int>(chosen.minMatch));
     set(ZSTD_c_targetLength, static_cast<int>(chosen.targetLength));
-    // Always, because with a stride zstd would store literals uncompressed.
+    // Always compresses literals, because zstd would store them uncompressed with a stride.
     set(ZSTD_c_literalCompressionMode, 1);
   }
 
@@ -96,7 +96,7 @@ class zstd_plane {
 
   detail::fixed_array<std::byte> encoder_memory_;
   detail::fixed_array<std::byte> decoder_memory_;
-  ZSTD_CCtx* encoder_;  // in the memory above, which keeps its place when this object moves
+  ZSTD_CCtx* encoder_;  // in the memory above, which stays in place when this object moves
   ZSTD_DCtx* decoder_;
 };
 

@@ -1,5 +1,5 @@
 /// @file
-/// Whether an entry is worth caching, decided before it is cached.
+/// Decides before an entry is cached whether it is worth caching.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,14 +19,14 @@ inline namespace v0 {
 /// An entry that could be cached.
 struct admission_request {
   const access_hint& hint;
-  bool is_partial = false;  ///< its block is not full
+  bool is_partial = false;  ///< its block is partial
 };
 
 /// Decides what is cached. A `paged_allocator` asks once for each entry of a chain, head first. After a
-/// refused entry it caches nothing of that chain, but continues to ask, so that the policy sees all that
-/// passes. A `tiered_buffer` asks once for each passage of a chunk through a middle tier.
+/// refused entry it caches nothing of that chain, but continues to ask, so that the policy sees every entry.
+/// A `tiered_buffer` asks once each time a chunk passes through a middle tier.
 ///
-/// @par Constructor   `P(slot_count capacity, const metadata_source&)`, as an `eviction_policy`'s.
+/// @par Constructor   `P(slot_count capacity, const metadata_source&)`, like an `eviction_policy`'s.
 template <class P>
 concept admission_policy =
     std::constructible_from<P, slot_count, const metadata_source&> && std::movable<P> &&
@@ -55,23 +55,22 @@ class admit_full_blocks {
 
 static_assert(admission_policy<admit_full_blocks>);
 
-/// Caches contents at their `N`-th touch, the second by default: contents used once leave no trace in the
-/// cache. In a `paged_allocator` every reused prompt is then computed `N` times; in a `tiered_buffer` a chunk
-/// comes `N` times from below.
+/// Caches contents at their `N`-th touch, by default the second, so contents used once take no space. In a
+/// `paged_allocator` every reused prompt is then computed `N` times; in a `tiered_buffer` a chunk comes from
+/// below `N` times.
 ///
 /// Two filters count the contents seen. When the newer one has seen as many contents as the cache has slots,
-/// the older one is cleared and becomes the newer (an ageing Bloom filter, with counters up to `N - 1`).
-/// Touches within the last `capacity` different contents are never missed; contents touched once less count
-/// as touched `N` times in about 1 case of 100. Contents without a name (`access_hint::content` is 0) are
-/// admitted. Every sequence's commit is a touch: forks made before the commit of what they share touch it
-/// once each.
+/// the older one is cleared and becomes the newer (an ageing Bloom filter, with counters up to `N - 1`). The
+/// policy never misses a touch within the last `capacity` different contents; in about 1 case of 100 it
+/// counts `N - 1` touches as `N`. It admits contents without a name (`access_hint::content` is 0). Every
+/// sequence's commit is a touch, so each fork made before the commit of shared contents touches them once.
 ///
 /// @tparam N  2 to 16.
-/// @par Complexity   O(1), four counters read or set, and once in `capacity` contents a filter is cleared; 4
-///      bytes a slot, 16 where `N` is above 2.
+/// @par Complexity   O(1): reads or sets four counters, and clears a filter once per `capacity` contents; 4
+///      bytes a slot, 16 if `N` is above 2.
 /// @par Source   Bloom 1970; ageing as in Yoon, "Aging Bloom filter with two active buffers", 2010; counters
 ///      as in Fan et al., "Summary cache", 2000, raised by conservative update (Estan and Varghese, 2002).
-///      Admission at the n-th touch is what SGLang's `write_through_selective` and CDN caches do.
+///      SGLang's `write_through_selective` and CDN caches also admit at the n-th touch.
 template <std::uint32_t N = 2>
   requires(N >= 2 && N <= 16)
 class second_touch {
@@ -92,7 +91,7 @@ class second_touch {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return words_.bytes(); }
 
  private:
-  static constexpr std::uint64_t most = N - 1;  // a counter's
+  static constexpr std::uint64_t most = N - 1;  // of a counter
   static constexpr std::uint64_t counter_bits = N == 2 ? 1 : 4;
   static constexpr std::uint64_t counters_a_word = 64 / counter_bits;
   static constexpr std::uint64_t counters_a_slot = 16;
@@ -103,7 +102,7 @@ class second_touch {
     return (slots * counters_a_slot + counters_a_word - 1) / counters_a_word;
   }
 
-  /// Finds positions by double hashing; contents are evenly distributed already.
+  /// Finds positions by double hashing, because contents are evenly distributed already.
   template <class Visit>
   void each_counter(std::uint64_t filter, std::uint64_t content, Visit&& visit) const noexcept {
     const std::uint64_t words = words_.size() / 2;
@@ -115,7 +114,7 @@ class second_touch {
     }
   }
 
-  /// Returns how often a filter counted contents, at most `most`: the least of their counters.
+  /// Returns how often a filter counted the contents, at most `most`: the least of their counters.
   [[nodiscard]] std::uint64_t touches(std::uint64_t filter, std::uint64_t content) const noexcept {
     std::uint64_t least = most;
     each_counter(filter, content, [&](std::uint64_t word, std::uint64_t shift) noexcept {
@@ -146,7 +145,7 @@ class second_touch {
   std::uint64_t capacity_;
   detail::fixed_array<std::uint64_t> words_;  // two filters, one after the other
   std::uint64_t newer_ = 0;
-  std::uint64_t seen_ = 0;  // by the newer one
+  std::uint64_t seen_ = 0;  // contents seen by the newer filter
 };
 
 static_assert(admission_policy<second_touch<>> && admission_policy<second_touch<3>>);

@@ -28,22 +28,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Any `eviction_policy` behind a table of functions: for engines that read the policy's name from a
+/// Any `eviction_policy` behind a table of functions, for engines that read the policy's name from a
 /// configuration.
 ///
 /// Each operation costs one indirect call in addition to the policy's own work; there are no virtual
 /// functions and no RTTI. Movable; a moved-from object may only be destroyed or assigned to.
 ///
-/// @par Thread safety   as the policy inside.
+/// @par Thread safety   that of the policy inside.
 /// @par Errors   construction throws what the policy's constructor throws; `make_eviction` also
-/// `argument_error`.
+///      `argument_error`.
 class any_eviction {
  public:
   /// Holds an LRU: the library's default.
   explicit any_eviction(slot_count capacity, const metadata_source& source = {})
       : any_eviction(std::in_place_type<lru_eviction>, capacity, source) {}
 
-  /// Holds a `Policy`: one of the library's or the engine's own.
+  /// Holds a `Policy`: the library's or the engine's own.
   template <eviction_policy Policy>
   any_eviction(std::in_place_type_t<Policy>, slot_count capacity, const metadata_source& source = {})
       : functions_(&functions_of<Policy>), source_(source) {

@@ -16,25 +16,25 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Balances recency against frequency by itself. Evicts the least recent entry of those used once, or of
-/// those used again: of the kind that is missed less after eviction.
+/// Balances recency against frequency by itself. Evicts the least recent entry used once, or the least recent
+/// entry used again: of the kind that is missed less after eviction.
 ///
 /// Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST 2003. Entries used once (T1)
 /// and more than once (T2) are two LRU lists; an evicted entry leaves a ghost, identified by
 /// `access_hint::content`, in B1 or B2. An entry that returns while its ghost is in B1 raises the target size
-/// of T1; one from B2 lowers it. Right where the mix of chat turns and one-shot prompts is unknown or
-/// changes. Entries without `content` leave no ghost; without any ghost the policy is an LRU that evicts
-/// entries used once first.
+/// of T1; an entry with a ghost in B2 lowers it. Suits an unknown or changing mix of chat turns and one-shot
+/// prompts. Entries without `content` leave no ghost; without ghosts the policy is an LRU that evicts entries
+/// used once first.
 ///
-/// The paper's c is the capacity here: |T1| + |B1| stays within it, and so does |B1| + |B2|. Pinned entries
-/// count in T1 or T2, the list to which `unpin` returns them, but cannot be evicted. The target stays within
-/// the number of known entries. When the list whose turn it is has no candidate, the other list provides the
-/// victim. Two things differ from the paper, because a policy here names a victim before it knows the next
-/// entry: the target moves when an entry is inserted, after the eviction that made space for it; and |T1| =
-/// target always takes from T2, regardless of the next entry.
+/// The paper's c is the capacity here: |T1| + |B1| and |B1| + |B2| stay within it. Pinned entries count in T1
+/// or T2, the list to which `unpin` returns them, but cannot be evicted. The target stays within the number
+/// of known entries. If the list whose turn it is has no candidate, the other list provides the victim. Two
+/// things differ from the paper, because a policy here names a victim before it knows the next entry: the
+/// target moves when an entry is inserted, after the eviction that made space for it; and at |T1| = target
+/// the victim always comes from T2, regardless of the next entry.
 ///
-/// @par Complexity   every operation O(1), expected where a ghost is looked up; 50 to 66 bytes a slot,
-///      ghosts included, allocated once in the constructor.
+/// @par Complexity   every operation O(1), expected if it looks up a ghost; 50 to 66 bytes a slot, ghosts
+///      included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class arc_eviction {
@@ -79,7 +79,7 @@ class arc_eviction {
     const std::uint64_t content = contents_[to_index(slot)];
     erase(slot);
     ghosts_.remove(content);
-    // The paper's order: ghosts of entries used again make space before those of T1's.
+    // The paper's order: ghosts in B2 make space before those in B1.
     if (ghosts_.size(once) + ghosts_.size(again) == to_number(capacity()))
       ghosts_.pop(ghosts_.size(again) != 0 ? again : once);
     ghosts_.push(list, content);
@@ -98,7 +98,7 @@ class arc_eviction {
   }
 
  private:
-  static constexpr std::uint8_t once = 0;   // T1 and, of ghosts, B1
+  static constexpr std::uint8_t once = 0;   // T1 and, for ghosts, B1
   static constexpr std::uint8_t again = 1;  // T2, B2
   static constexpr std::uint8_t unknown = 2;
 
@@ -111,13 +111,13 @@ class arc_eviction {
     lists_[to_index(slot)] = unknown;
   }
 
-  /// Moves T1's target towards the size that would have kept the entry of a ghost of `list`, which was just
-  /// taken out.
+  /// Moves T1's target towards the size that would have kept the entry of a ghost that was just taken from
+  /// `list`.
   void adapt(std::size_t list) noexcept {
     const std::uint64_t here = ghosts_.size(list) + 1;
     const std::uint64_t there = ghosts_.size(1 - list);
     const std::uint64_t by = std::max<std::uint64_t>(there / here, 1);
-    const std::uint64_t most = known_[once] + known_[again] + 1;  // with the one that comes in
+    const std::uint64_t most = known_[once] + known_[again] + 1;  // including the new entry
     target_ = std::min(target_, most);
     target_ = list == once ? std::min(target_ + by, most) : target_ - std::min(target_, by);
   }
@@ -126,11 +126,11 @@ class arc_eviction {
     if (known_[once] + ghosts_.size(once) > to_number(capacity())) ghosts_.pop(once);
   }
 
-  detail::slot_lists<2> candidates_;             // T1 and T2 without the pinned, oldest at the front
+  detail::slot_lists<2> candidates_;             // T1 and T2 without pinned entries, oldest at the front
   detail::fixed_array<std::uint64_t> contents_;  // of every known slot
   detail::fixed_array<std::uint8_t> lists_;      // of every slot
   detail::ghost_table<2> ghosts_;                // B1 and B2
-  std::array<std::uint64_t, 2> known_{};         // |T1| and |T2|, the pinned among them
+  std::array<std::uint64_t, 2> known_{};         // |T1| and |T2|, including pinned entries
   std::uint64_t target_ = 0;                     // of |T1|: the paper's p
 };
 

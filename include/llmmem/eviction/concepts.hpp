@@ -1,5 +1,5 @@
 /// @file
-/// What an eviction policy is: the concept that block pools, tiers and all other caches share.
+/// The concept of an eviction policy, which block pools, tiers and all other caches share.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ enum class slot_id : std::uint32_t {};
 /// A number of slots.
 enum class slot_count : std::uint64_t {};
 
-/// The most slots a policy can order: links are 32 bits wide, and one value marks the end of a list.
+/// The most slots a policy can order: links have 32 bits, and one value marks the end of a list.
 inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
 
 /// Returns the number in a strong type, to index or compute with.
@@ -35,41 +35,42 @@ inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
 /// The value for "no slot".
 inline constexpr slot_id no_slot{0xFFFF'FFFF};
 
-/// How much an entry is worth keeping to its owner.
+/// The worth of an entry to its owner.
 struct retention {
   static constexpr std::uint8_t max_priority = 100;
-  static constexpr std::uint8_t default_priority = 35;  ///< what unmarked entries have, as in TensorRT-LLM
+  static constexpr std::uint8_t default_priority = 35;  ///< of unmarked entries, as in TensorRT-LLM
   [[deprecated("its name is max_priority")]] static constexpr std::uint8_t most_priority = max_priority;
   [[deprecated("its name is default_priority")]] static constexpr std::uint8_t usual_priority =
       default_priority;
 
-  std::uint8_t priority = default_priority;  ///< 0 to 100: the lower leaves first
-  std::uint64_t until = ~std::uint64_t{0};   ///< when `priority` ends and the usual one holds; default: never
+  std::uint8_t priority = default_priority;  ///< 0 to 100: the lowest leaves first
+  std::uint64_t until = ~std::uint64_t{0};   ///< when `priority` ends and `default_priority` holds; default:
+                                             ///< never
 
   friend constexpr bool operator==(const retention&, const retention&) noexcept = default;
 };
 
-/// What is known about an access: what the caller says of it, and what the allocator adds about the entry's
-/// place. A policy reads what it ranks by; the rest costs nothing.
+/// The facts about an access: those of the caller, and those that the allocator adds about the entry's place.
+/// A policy reads the facts by which it ranks; the others cost nothing.
 struct access_hint {
-  /// A next use that will not come, or is unknown.
+  /// No next use, or an unknown one.
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
   // Given by the caller
 
   std::uint64_t next_use = never;  ///< when this entry is next used, in the caller's own monotonic count
   std::uint64_t session = 0;       ///< the conversation that the access belongs to; 0: unknown
-  float cost = 1;                  ///< of bringing the entry back, for each byte of it, in any unit
+  float cost = 1;                  ///< to bring the entry back, for each of its bytes, in any unit
   retention keep{};
 
   // Added by the allocator
 
-  /// Equal for equal contents, evenly distributed: identifies an entry to the policy after it has left. 0:
+  /// Equal for equal contents, evenly distributed: by it, the policy recognises an entry that has left. 0:
   /// unknown.
   std::uint64_t content = 0;
   slot_id parent = no_slot;    ///< the slot of the contents before these, at the time of this access
-  std::uint32_t position = 0;  ///< how many entries of its chain come before this one
-  std::uint32_t chain = 0;     ///< entries of the chain that is being read or written; 0: unknown
+  std::uint32_t position = 0;  ///< entries of its chain before this one
+  std::uint32_t chain = 0;     ///< entries of the chain that the access reads or writes; 0: unknown
 };
 
 /// Ranks the entries of a cache and names the one to drop.
@@ -82,17 +83,17 @@ struct access_hint {
 ///     touch:  pinned or candidate      an access is counted
 ///     erase:  pinned or candidate -> unknown
 ///
-/// `victim` names a candidate whenever there is one, and changes nothing; the caller then erases it. Optional
+/// `victim` names a candidate if there is one, and changes nothing; the caller then erases it. Optional
 /// abilities of a policy are `remembers_evictions`, `expects_uses`, `keeps_time`, `retains` and `relabels`. A
 /// policy sees slots, never the entries, so one policy serves blocks of a pool, chunks of a tier and pages of
 /// a file.
 ///
-/// Everything but the constructor is `noexcept`, allocates nothing and takes O(1) or O(log n), amortised
-/// where a policy says so; `victim` never relies on amortisation.
+/// Everything except the constructor is `noexcept`, allocates nothing and takes O(1) or O(log n), amortised
+/// if a policy says so; `victim` never relies on amortisation.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`; throws `length_error` for a capacity
-///      of 0 or above `max_slots`, or above the policy's own limit, `out_of_memory` when the source has no
-///      memory.
+///      of 0 or above `max_slots`, or above the policy's own limit, and `out_of_memory` when the source has
+///      no memory.
 template <class P>
 concept eviction_policy = std::constructible_from<P, slot_count, const metadata_source&> && std::movable<P> &&
                           requires(P policy, const P& read, slot_id slot, const access_hint& hint) {
@@ -107,15 +108,16 @@ concept eviction_policy = std::constructible_from<P, slot_count, const metadata_
                             { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
                           };
 
-/// A policy that remembers evicted entries (ghost entries). The caller calls `evict` instead of `erase` when
-/// an entry leaves for lack of space; `erase` means that its contents became worthless.
+/// A policy that remembers evicted entries (ghost entries). When an entry leaves for lack of space, the
+/// caller calls `evict`; `erase` means that its contents became worthless.
 template <class P>
 concept remembers_evictions = requires(P policy, slot_id slot) {
   { policy.evict(slot) } noexcept -> std::same_as<void>;
 };
 
 /// A policy that accepts predictions of accesses: `expect` sets when a pinned entry or a candidate is next
-/// used, in the count of `access_hint::next_use`; `access_hint::never` withdraws it. It is no access.
+/// used, in the count of `access_hint::next_use`; `access_hint::never` withdraws the prediction. A prediction
+/// is no access.
 template <class P>
 concept expects_uses = requires(P policy, slot_id slot, std::uint64_t next_use) {
   { policy.expect(slot, next_use) } noexcept -> std::same_as<void>;
@@ -134,12 +136,12 @@ concept retains = requires(P policy, slot_id slot, retention keep) {
   { policy.retain(slot, keep) } noexcept -> std::same_as<void>;
 };
 
-/// Whether a policy ignores hints; callers then build none. Specialise it next to such a policy. The value
-/// does not extend to policies derived from it.
+/// Whether a policy ignores hints, so that callers build none. Specialise it next to the policy. The value
+/// does not extend to derived policies.
 template <class P>
 inline constexpr bool ignores_hints = false;
 
-/// A policy that can move an entry to another slot: what it knows of `from` then applies to `to`, which was
+/// A policy that can move an entry to another slot: its knowledge of `from` then applies to `to`, which was
 /// unknown.
 template <class P>
 concept relabels = requires(P policy, slot_id slot) {
@@ -148,7 +150,7 @@ concept relabels = requires(P policy, slot_id slot) {
 
 namespace detail {
 
-// The optional calls, for callers that make them on every policy: they do nothing on a policy without them.
+// The optional calls, for callers that use any policy: they do nothing for a policy without them.
 
 template <eviction_policy P>
 [[nodiscard]] constexpr bool reads_hints(const P& policy) noexcept {
@@ -194,7 +196,7 @@ void retain(P& policy, slot_id slot, retention keep) noexcept {
   if constexpr (retains<P>) policy.retain(slot, keep);
 }
 
-/// Returns `capacity` as a number; throws if it cannot be indexed.
+/// Returns `capacity` as a number; throws if 32 bits cannot index it.
 [[nodiscard]] inline std::uint64_t checked_capacity(slot_count capacity, const char* who) {
   const std::uint64_t slots = to_number(capacity);
   if (slots == 0) throw length_error(std::string(who) + ": capacity is 0; it must be at least 1");

@@ -12,12 +12,12 @@ inline namespace v0 {
 
 /// Evicts the entry that was inserted first, regardless of its uses since.
 ///
-/// A baseline to measure others against, and a fair choice where every entry is used about equally often. A
-/// slot's place in the order dates from its first `unpin`, so blocks freed tail first leave tail first; a
-/// later pin does not renew it.
+/// A baseline for other policies, and a fair choice if every entry is used about equally often. A slot's
+/// place in the order dates from its first `unpin`, so blocks freed tail first leave tail first; a later pin
+/// does not renew the place.
 ///
-/// @par Complexity   insert, touch O(1); pin, unpin, erase O(log n), because an entry that was pinned
-///      meanwhile returns to its old place; 16 bytes a slot, allocated once in the constructor.
+/// @par Complexity   insert, touch O(1); pin, unpin, erase O(log n), because an entry returns to its old
+///      place after a pin; 16 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What an entry is worth, and when it was last used.
+/// The worth of an entry, and its last use.
 struct worth {
   double value = 0;
   std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
@@ -28,18 +28,18 @@ struct worth {
 
 }  // namespace detail
 
-/// Evicts the entry that is cheapest to restore for the uses it has had; unused entries age.
+/// Evicts the entry that is cheapest to restore, weighted by its uses; unused entries age.
 ///
 /// Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs
 /// 1998. An entry's worth is L + uses x cost. Cost is `access_hint::cost`, the price of restoring it for each
 /// byte (the paper's cost over size). L is the worth of the latest victim, so every entry inserted or used
-/// since eventually outranks an unused one. With one cost for all entries it is an LFU that ages. Right where
-/// blocks differ in price: late blocks of a long prompt cost more to recompute than early ones, contents of a
-/// slow tier more to fetch.
+/// since eventually outranks an unused one. With one cost for all entries it is an LFU that ages. Suits
+/// blocks of different cost: late blocks of a long prompt cost more to recompute than early ones, contents of
+/// a slow tier cost more to fetch.
 ///
 /// Uses count from the entry's insert; the latest access sets its cost. A cost below 0 or NaN counts as 0.
-/// Among equals the entry that has been without a user for longest leaves first. Worth is a double: L grows
-/// with each eviction, and once it is 2^53 times a cost, entries of that cost rank by time alone.
+/// Among equals, the entry longest without a user leaves first. Worth is a double: L grows with each
+/// eviction, and once it is 2^53 times a cost, entries of that cost rank by time alone.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 32 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -60,7 +60,7 @@ class gdsf_eviction : public detail::ranked_eviction<detail::worth> {
     if (is_candidate(slot)) value(slot);
   }
 
-  /// An entry is in use until now, so it gets the worth that an access at this moment gives.
+  /// The entry was in use until now, so it gets the worth of an access at this moment.
   void unpin(slot_id slot) noexcept {
     value(slot);
     candidates_.push(slot);

@@ -15,30 +15,32 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the entry whose next use is least likely at this moment, as learned from the traffic.
+/// Learns from the traffic, and evicts the entry whose next use is least likely at this moment.
 ///
-/// Entries fall into few classes: by number of uses; if used once, by the length of the chain they came in
-/// with. Entries that ended their chain have classes of their own, because most ends of prompts are never
-/// used again. The policy learns one curve, how the rate of reuse falls with the time an entry has been idle,
-/// and one factor for each class (`detail::reuse_model`). An entry's rate is their product: the proportional
-/// hazards of survival analysis. Idle time is counted in entries that became idle; the policy reads no clock.
+/// There are few classes of entries: by number of uses; for entries used once, by the length of the chain
+/// with which they came. Entries that ended their chain have classes of their own, because most ends of
+/// prompts are never used again. The policy learns one curve, the rate of reuse by the time that an entry has
+/// been idle, and one factor for each class (`detail::reuse_model`). An entry's rate is their product: the
+/// proportional hazards of survival analysis. Idle time counts entries that became idle; the policy reads no
+/// clock.
 ///
-/// It learns from evicted entries too. It remembers the last `history()` idle periods by
-/// `access_hint::content`, evicted or not, so a class that is always evicted still shows its reuses, and an
+/// The policy also learns from evicted entries. It remembers the last `history()` idle periods by
+/// `access_hint::content`, evicted or not, so it sees the reuses of a class that is always evicted, and an
 /// entry that returns keeps its count of uses. Without contents it learns from the entries that stay.
 ///
 /// Prefix chains lose their tails first: factors never fall with the number of uses, ends of chains have the
-/// smallest, and an unpinned entry passes its uses on to its parent. So if every access to an entry also
-/// accesses its parent, and parents are unpinned after their children, no entry leaves before its children.
+/// smallest factors, and an unpinned entry passes its number of uses on to its parent. So if every access to
+/// an entry also accesses its parent, and parents are unpinned after their children, no entry leaves before
+/// its children.
 ///
-/// Right for chat and agent traffic, where prefixes are shared and most prompts occur once. It has no
-/// settings. Where only recency predicts reuse, it comes close to LRU and costs more; where the access
-/// pattern is known, `min_eviction` is better.
+/// Suits chat and agent traffic, in which prefixes are shared and most prompts occur once. It has no
+/// settings. If only recency predicts reuse, it comes close to LRU and costs more; if the access pattern is
+/// known, `min_eviction` is better.
 ///
 /// @par Complexity   O(1): `unpin` reads one byte for each doubling of the history, `victim` the oldest entry
-///      of each of 21 classes; at most every 256th `unpin` fits the model again, some 1300 additions.
-/// @par Memory   40 bytes a slot and 14 for each idle period remembered, of which there are 4 to 8 times the
-///      slots and at least 32768; allocated once in the constructor.
+///      of each of 21 classes; at most every 256th `unpin` fits the model again, with some 1300 additions.
+/// @par Memory   40 bytes a slot and 14 for each remembered idle period (4 to 8 times the slots, at least
+///      32768); allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 /// @par Source   the factors and the common curve: Cox, "Regression models and life-tables", 1972. Ranking by
@@ -104,14 +106,14 @@ class hazard_eviction {
     if (e.idle_since % halve_every_ == 0) model_.halve();
   }
 
-  /// Forgets contents that became worthless: the policy expects no return of them.
+  /// Forgets contents that became worthless, because they will not return.
   void erase(slot_id slot) noexcept {
     if (!candidates_.contains(slot)) return;
     history_.end(entries_[to_index(slot)].idle_since);
     unlist(slot);
   }
 
-  /// Evicts the entry for lack of space: if its contents return, the policy learns from it.
+  /// Evicts the entry for lack of space; if its contents return, the policy learns from that.
   void evict(slot_id slot) noexcept {
     if (candidates_.contains(slot)) unlist(slot);
   }
@@ -147,10 +149,10 @@ class hazard_eviction {
     std::uint64_t parent_content = 0;
     std::uint64_t idle_since = 0;  // of a candidate: its period in the history
     slot_id parent = no_slot;
-    std::uint8_t uses = 0;  // 255: that many or more
+    std::uint8_t uses = 0;  // 255: 255 or more
     std::uint8_t length = 0;
     std::uint8_t in_class = 0;  // of a candidate
-    bool is_end = false;        // came in as the last of its chain, and no entry has followed it since
+    bool is_end = false;        // inserted as the last of its chain, and no entry has followed it since
   };
 
   [[nodiscard]] static std::uint64_t history_for(std::uint64_t slots) noexcept {
@@ -164,7 +166,7 @@ class hazard_eviction {
     return uses == 255 ? uses : static_cast<std::uint8_t>(uses + 1);
   }
 
-  /// A parent counts as used as often as its child, even if the history has lost more of it.
+  /// Gives a parent at least the uses of its child, even if the history has lost more of the parent's.
   void raise_parent(const entry& child) noexcept {
     if (child.parent == no_slot || candidates_.contains(child.parent)) return;
     entry& parent = entries_[to_index(child.parent)];
@@ -185,11 +187,11 @@ class hazard_eviction {
     if (const auto first = candidates_.front(in)) oldest_[in] = entries_[to_index(*first)].idle_since;
   }
 
-  detail::slot_lists<detail::reuse_model::classes> candidates_;  // one a class, oldest at the front
+  detail::slot_lists<detail::reuse_model::classes> candidates_;  // one list per class, oldest at the front
   detail::fixed_array<entry> entries_;
   detail::idle_history history_;
   detail::reuse_model model_;
-  std::uint64_t oldest_[detail::reuse_model::classes]{};  // idle since when, of each list's front
+  std::uint64_t oldest_[detail::reuse_model::classes]{};  // of each list's front: when it became idle
   std::uint64_t refit_every_;
   std::uint64_t halve_every_;
 };

@@ -1,5 +1,5 @@
 /// @file
-/// Eviction that drops the ends of prefixes before the blocks that they continue.
+/// Eviction that drops the ends of prefixes before the blocks before them.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -14,23 +14,23 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts what a `Policy` orders first among leaves: entries without cached children.
+/// Evicts the first entry in a `Policy`'s order among leaves: entries without cached children.
 ///
-/// An entry's parent is `access_hint::parent` of its insert: the entry that holds the contents before it. A
-/// dropped parent makes all blocks cached after it useless, because no lookup can hit them; so a parent waits
-/// until its last child has left. An LRU over chains that are freed tail first has leaves first already, and
-/// gains nothing; FIFO, LFU, S3-FIFO and priorities gain.
+/// An entry's parent is `access_hint::parent` of its insert: the entry that holds the contents before it.
+/// After a parent is dropped, no lookup can hit the blocks cached after it; so a parent stays until its last
+/// child has left. An LRU over chains that are freed tail first already has leaves first, and gains nothing;
+/// FIFO, LFU, S3-FIFO and priorities gain.
 ///
-/// When an entry with children becomes the policy's first, it is set aside: the policy sees it as pinned, and
-/// as unpinned when it becomes a leaf. A policy that ranks by arrival, uses or worth then has it first again.
-/// A policy that ranks by the moment of the unpin sees it as just used; with LRU this is rare, because a
-/// child must have been unpinned after its parent. If all candidates have children, which are then in use,
-/// the candidate set aside first is evicted; its children count as roots from then on, and so do entries
-/// whose parent was unknown at their insert. If a parent's slot received other contents before the child's
-/// insert, the new entry counts as the parent: that affects the order, and nothing else.
+/// An entry with children that becomes the policy's first is set aside: the policy sees it as pinned, and as
+/// unpinned when it becomes a leaf. A policy that ranks by arrival, uses or worth then has it first again. A
+/// policy that ranks by the moment of the unpin sees it as just used; with LRU this is rare, because it needs
+/// a child that was unpinned after its parent. If all candidates have children, which are then in use, the
+/// candidate set aside first is evicted. From then on its children count as roots, like entries whose parent
+/// was unknown at their insert. If a parent's slot received other contents before the child's insert, the new
+/// entry counts as the parent, which affects only the order.
 ///
-/// @par Complexity   on top of the policy: O(1), and a pin and an unpin of the policy for each entry set
-///      aside: amortised at most one for each unpin and each eviction, in one operation as many as there are
+/// @par Complexity   in addition to the policy: O(1), and a pin and an unpin of the policy for each entry set
+///      aside: amortised at most one for each unpin and each eviction; in one operation, as many as there are
 ///      parents at the front of the order. 24 bytes a slot in addition to the policy's, allocated once in the
 ///      constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -121,10 +121,11 @@ class leaf_only {
   static constexpr std::uint32_t none = to_index(no_slot);
 
   struct link {
-    std::uint32_t generation = 0;  // one more for each entry that comes and each that leaves: odd while known
+    std::uint32_t generation = 0;  // rises when an entry comes and when it leaves: odd while known
     std::uint32_t children = 0;
     std::uint32_t parent = none;
-    std::uint32_t parent_generation = 0;  // the parent's then: other contents in its slot are no parent
+    std::uint32_t parent_generation = 0;  // of the parent at the insert: later contents of its slot are no
+                                          // parent
   };
 
   [[nodiscard]] static bool is_known(const link& at) noexcept { return at.generation % 2 == 1; }
@@ -156,7 +157,7 @@ class leaf_only {
 
   Policy policy_;
   detail::fixed_array<link> links_;
-  detail::slot_list aside_;  // candidates with children that the policy would give first, in that order
+  detail::slot_list aside_;  // candidates with children that were the policy's first, in that order
 };
 
 static_assert(eviction_policy<leaf_only<>> && remembers_evictions<leaf_only<>>);

@@ -12,7 +12,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// How often an entry was used, how far along its chain it is, and when it was last used.
+/// The uses of an entry, its position in its chain, and its last use.
 struct depth {
   std::uint32_t uses = 0;
   std::uint32_t position = 0;
@@ -26,15 +26,15 @@ struct depth {
 
 }  // namespace detail
 
-/// Evicts the entry used least often since its insert; among equals the one furthest along its chain, and
-/// among those the one that has been without a user for longest.
+/// Evicts the entry used least often since its insert; among equals, the one furthest along its chain; then,
+/// the one longest without a user.
 ///
 /// After the LengthAwareCache that Qin et al., "Mooncake: a KVCache-centric disaggregated architecture for
 /// LLM serving" (arXiv 2407.00079), compare with LRU and LFU in their table 1. They say only that it is
-/// similar to LFU and gives blocks that occur later in requests priority; they publish neither the formula
-/// nor whether that is priority to stay or to leave. Here it is priority to leave, because a block cannot be
-/// hit without those before it and heads of prompts are shared more (the opposite order hits half as often,
-/// see docs/eviction.md). Their finding holds here too: on chat traffic LRU is better.
+/// similar to LFU and gives priority to blocks that occur later in requests; they publish neither the formula
+/// nor whether that means priority to stay or to leave. Here it means priority to leave, because a block
+/// cannot be hit without the blocks before it, and heads of prompts are shared more (the opposite order hits
+/// half as often, see docs/eviction.md). Their finding holds here, too: on chat traffic LRU is better.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -48,7 +48,7 @@ class length_aware_eviction : public detail::ranked_eviction<detail::depth> {
     candidates_.set_rank(slot, {.uses = 1, .position = hint.position, .last = next_++});
   }
 
-  /// The place in the chain is unchanged, because equal contents are equally far along.
+  /// Keeps the position in the chain, because equal contents have equal positions.
   void touch(slot_id slot, const access_hint& = {}) noexcept {
     detail::depth rank = candidates_.rank(slot);
     if (rank.uses != ~std::uint32_t{0}) ++rank.uses;

@@ -12,7 +12,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// How often an entry was used, and when last.
+/// The uses of an entry, and its last use.
 struct frequency {
   std::uint64_t uses = 0;
   std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
@@ -24,11 +24,10 @@ struct frequency {
 
 }  // namespace detail
 
-/// Evicts the entry used least often since its insert; among equals, the one that has been without a user for
-/// longest.
+/// Evicts the entry used least often since its insert; among equals, the one longest without a user.
 ///
-/// Counts end with the entry (in-cache LFU): an entry that returns starts at one. Right where a few system
-/// prompts carry most of the traffic; wrong for conversations, where yesterday's favourites never age.
+/// Counts end with the entry (in-cache LFU): an entry that returns starts at one. Suits traffic that consists
+/// mostly of a few system prompts; does not suit conversations, because yesterday's favourites never age.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.

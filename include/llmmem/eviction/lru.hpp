@@ -11,12 +11,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the entry that has been without a user for longest.
+/// Evicts the entry longest without a user.
 ///
-/// A pinned entry is in use now; its place in the order dates from its unpin. A pool that frees a sequence's
+/// A pinned entry is in use; its place in the order dates from its unpin. A pool that frees a sequence's
 /// blocks tail first therefore loses the tail of a shared prefix before its head (the order of vLLM's free
-/// queue). Right for chat traffic. A loop over more entries than fit misses every time: take `min_eviction`
-/// with known next uses there.
+/// queue). Suits chat traffic. A loop over more entries than fit misses every time: use `min_eviction` with
+/// known next uses for it.
 ///
 /// @par Complexity   every operation O(1); 8 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.

@@ -1,5 +1,5 @@
 /// @file
-/// Belady's MIN: evicts the entry that is used furthest in the future.
+/// Belady's MIN: evicts the entry whose next use is furthest in the future.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
@@ -12,7 +12,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// How far ahead an entry's next use is, and when it was last used.
+/// The next use of an entry, and its last use.
 struct distance {
   std::uint64_t next_use = access_hint::never;
   std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
@@ -24,12 +24,11 @@ struct distance {
 
 }  // namespace detail
 
-/// Evicts the entry whose next use is furthest ahead; among equals, the one that has been without a user for
-/// longest.
+/// Evicts the entry whose next use is furthest ahead; among equals, the one longest without a user.
 ///
 /// The optimum when every entry has the same size and the future is known (Belady 1966; Mattson et al. 1970):
-/// the yardstick for replayed traces, and a working policy where the access pattern repeats, as in training.
-/// Give each access its `access_hint::next_use`; an entry inserted or touched without one counts as never
+/// the bound for replayed traces, and a practical policy if the access pattern repeats, as in training. Give
+/// each access its `access_hint::next_use`; an entry inserted or touched without a next use counts as never
 /// used again.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
@@ -52,7 +51,7 @@ class min_eviction : public detail::ranked_eviction<detail::distance> {
     candidates_.push(slot);
   }
 
-  /// Counts no access: among equals the slot keeps its place.
+  /// Counts no access: the slot keeps its place among equals.
   void expect(slot_id slot, std::uint64_t next_use) noexcept {
     candidates_.set_rank(slot, {next_use, candidates_.rank(slot).last});
   }

@@ -1,5 +1,5 @@
 /// @file
-/// Eviction that knows which entries the waiting requests will use.
+/// Eviction that knows the entries that waiting requests will use.
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// When an entry is next used, the furthest ahead first.
+/// The next use of an entry, in an order with the furthest first.
 struct expectation {
   std::uint64_t next_use = access_hint::never;
   std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
@@ -29,21 +29,21 @@ struct expectation {
 }  // namespace detail
 
 /// Evicts entries that none of the next `n` requests is known to use, in the order of `Base`. If there are
-/// none, evicts what these requests use, that of the furthest request first.
+/// none, evicts entries that these requests use, those of the furthest request first.
 ///
 /// Requests are numbered as they are queued. `expect(slot, r)`, or `access_hint::next_use` of an insert or a
-/// touch, says that request r uses the entry; `advance(r)` says that request r is now at the head of the
-/// queue. A use counts while r is one of the n requests from the head on: a use further ahead waits until the
-/// head comes near; a use that the head has passed lapses. So an engine that matches its waiting requests
-/// against the cache before it serves them keeps what they will hit (MIN with a horizon); with an empty queue
-/// the policy is `Base`.
+/// touch, declares that request r uses the entry; `advance(r)` declares that request r is now at the head of
+/// the queue. A use counts while r is one of the n requests from the head on: a use further ahead waits until
+/// the head comes near; a use that the head has passed lapses. So an engine that matches its waiting requests
+/// against the cache before it serves them keeps the entries that they will hit (MIN with a horizon). With an
+/// empty queue the policy is `Base`.
 ///
 /// `Base` sees an expected entry as in use: pinned when the expectation begins, unpinned when it lapses. A
 /// touch without a next use ends the expectation, because the use has come. `advance` counts requests and
-/// does not reach `Base`, whose time may differ; use `base()` for that.
+/// does not reach `Base`, whose time may differ: advance `base()` for that.
 ///
-/// @tparam n  requests, from the one at the head on; at least 1.
-/// @par Complexity   on top of `Base`: insert, touch, pin, unpin, erase, expect O(log n of slots); advance
+/// @tparam n  requests, from the head on; at least 1.
+/// @par Complexity   in addition to `Base`: insert, touch, pin, unpin, erase, expect O(log slots); advance
 ///      the same for each entry whose expectation begins or lapses; victim O(1). 40 bytes a slot in addition
 ///      to `Base`'s, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -100,7 +100,7 @@ class queue_lookahead {
     place(slot);
   }
 
-  /// Declares that request `head` is served next. Does nothing for a request before the latest head.
+  /// Declares that request `head` is served next. Does nothing for a request before the present head.
   void advance(std::uint64_t head) noexcept {
     head_ = std::max(head_, head);
     for (auto due = changes_.front(); due && changes_.rank(*due) <= head_; due = changes_.front())
@@ -134,7 +134,7 @@ class queue_lookahead {
     return request != access_hint::never && request >= head_ && request - head_ < n;
   }
 
-  /// Puts a candidate where its next use requires, and notes the head at which that changes.
+  /// Puts a candidate where its next use requires, and records the head at which that changes.
   void place(slot_id slot) noexcept {
     const std::uint64_t request = next_use(slot);
     const bool soon = is_near(request);
@@ -157,7 +157,7 @@ class queue_lookahead {
   }
 
   Base base_;
-  detail::slot_heap<detail::expectation> expected_;  // candidates near their use; the use of every known slot
+  detail::slot_heap<detail::expectation> expected_;  // candidates near their use; ranks of every known slot
   detail::slot_heap<std::uint64_t> changes_;         // by the head at which a use comes near or lapses
   std::uint64_t head_ = 0;
   std::uint64_t next_ = 0;

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// How much an entry's owner values it, and when it was last used.
+/// The priority of an entry, and its last use.
 struct standing {
   std::uint64_t priority : 8 = retention::default_priority;
   std::uint64_t last : 56 = 0;  // number of the last event, so that no two slots rank equal
@@ -28,19 +28,19 @@ struct standing {
 
 }  // namespace detail
 
-/// Evicts the entry with the lowest priority; among equals, the one that has been without a user for longest.
+/// Evicts the entry with the lowest priority; among equals, the one longest without a user.
 ///
-/// The retention of TensorRT-LLM: a priority from 0 to 100, 35 by default, and a time after which the usual
-/// priority applies again. Right where the owner knows more than the traffic shows: a system prompt that must
-/// stay, a conversation that waits for a tool for a minute, a one-shot batch job. Without priorities it is
-/// LRU.
+/// The retention of TensorRT-LLM: a priority from 0 to 100, 35 by default, and a time after which the default
+/// applies again. Suits owners that know more than the traffic shows: a system prompt that must stay, a
+/// conversation that waits for a tool for a minute, a one-shot batch job. Without priorities it is LRU.
 ///
-/// `access_hint::keep` of the insert sets an entry's retention; that of a touch replaces it, unless it is the
-/// default; `retain` sets it at any time. Priorities above 100 count as 100. `advance` sets the time; nothing
-/// expires between its calls. A retention that has expired when it is set gives the usual priority at once.
+/// `access_hint::keep` of the insert sets an entry's retention; a touch's `keep` replaces it, unless that is
+/// the default; `retain` sets it at any time. Priorities above 100 count as 100. `advance` sets the time;
+/// nothing expires between its calls. A retention already expired when it is set gives the default priority
+/// at once.
 ///
-/// A high priority is no pin: the entry leaves when no other candidate is left. Pinned entries expire like
-/// others.
+/// A high priority is no pin: the entry leaves when no other candidate is left. Retentions of pinned entries
+/// expire, too.
 ///
 /// @par Complexity   insert, touch, retain, pin, unpin, erase O(log n); advance O(log n) for each entry that
 ///      expires; 32 bytes a slot, allocated once in the constructor.
@@ -71,7 +71,7 @@ class retention_eviction : public detail::ranked_eviction<detail::standing> {
     expiring_.remove(slot);
   }
 
-  /// Sets the retention of a pinned entry or a candidate; its place among equals is unchanged.
+  /// Sets the retention of a pinned entry or a candidate; the entry keeps its place among equals.
   void retain(slot_id slot, retention keep) noexcept {
     expiring_.remove(slot);
     if (keep.until <= now_) keep = {};
@@ -81,8 +81,8 @@ class retention_eviction : public detail::ranked_eviction<detail::standing> {
     expiring_.push(slot);
   }
 
-  /// Sets the time to `now`: entries whose `retention::until` is not later get the usual priority again. Does
-  /// nothing for a time before the latest one.
+  /// Sets the time to `now`: entries whose `retention::until` is at most `now` get the default priority
+  /// again. Does nothing for a time before the present one.
   void advance(std::uint64_t now) noexcept {
     now_ = std::max(now_, now);
     for (auto next = expiring_.front(); next && expiring_.rank(*next) <= now_; next = expiring_.front()) {
@@ -107,7 +107,7 @@ class retention_eviction : public detail::ranked_eviction<detail::standing> {
     candidates_.set_rank(slot, rank);
   }
 
-  detail::slot_heap<std::uint64_t> expiring_;  // what has an end, the soonest first
+  detail::slot_heap<std::uint64_t> expiring_;  // retentions with an end, the soonest first
   std::uint64_t now_ = 0;
   std::uint64_t next_ = 0;
 };

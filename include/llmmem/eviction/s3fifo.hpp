@@ -15,28 +15,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts early the entries not used twice soon after their insert; keeps the rest by a clock.
+/// Evicts early those entries that are not used twice soon after their insert; manages the rest like a clock.
 ///
 /// Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023. New
 /// entries join the *small* queue. An entry that reaches its old end is evicted and leaves a ghost, unless it
-/// was used twice or more meanwhile: then it moves to the *main* queue and its uses are forgotten. An entry
-/// that reaches the old end of the main queue passes again as often as it was used since, at most three
-/// times. An entry that returns while its ghost is remembered, by `access_hint::content`, joins the main
-/// queue at once. The small queue provides the victim while it has its tenth of the capacity, the main queue
-/// otherwise. Right where most blocks are used once, as one-shot prompts are.
+/// was used at least twice meanwhile: then it moves to the *main* queue, and its count of uses is reset. An
+/// entry at the old end of the main queue passes through the queue again as often as it was used since, at
+/// most three times. An entry that returns while its ghost (`access_hint::content`) is remembered joins the
+/// main queue at once. The small queue provides the victim while it has its tenth of the capacity, the main
+/// queue otherwise. Suits traffic in which most blocks are used once, as in one-shot prompts.
 ///
-/// There is one ghost more than the main queue may have entries: the caller evicts before it names the new
-/// entry, so the eviction must not cost the new entry its own ghost.
+/// There is one more ghost than entries in a full main queue, because the caller evicts before it names the
+/// new entry: the eviction must not displace the new entry's own ghost.
 ///
-/// Pinned entries count in their queue's size, keep the place of their first `unpin`, and are passed over.
-/// When the queue whose turn it is has no candidate, the other one provides the victim.
+/// Pinned entries count in their queue's size, keep the place of their first `unpin`, and are skipped. If the
+/// queue whose turn it is has no candidate, the other queue provides the victim.
 ///
 /// @par Complexity   insert O(1), expected; victim, touch, pin and erase O(log n), unpin and evict O(log n)
-///      amortised, to base 64: one or a few word operations for each of 3 levels up to 131,072 slots, of at
-///      most 6. An eviction moves only entries whose uses it takes, at most one a use counted. The order has
-///      two places for each slot; when first unpins and moves have used them up, one of them renumbers all,
-///      at most once in `capacity` of them: O(capacity), some nanoseconds a slot (docs/eviction.md). 55 to 69
-///      bytes a slot, ghosts included, allocated once in the constructor.
+///      amortised, to base 64: one or a few word operations per level, with 3 levels up to 131,072 slots and
+///      at most 6. An eviction moves only entries whose uses it consumes, at most one move per counted use.
+///      The order has two places for each slot. When first unpins and moves have used them up, one of these
+///      calls renumbers all entries, at most once in `capacity` such calls: O(capacity), some nanoseconds a
+///      slot (docs/eviction.md). 55 to 69 bytes a slot, ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `length_error` above 2^31 - 1 slots; nothing
 ///      else fails.
@@ -81,8 +81,8 @@ class s3fifo_eviction {
     e.where = place::unknown;
   }
 
-  /// As `erase`, but an entry of the small queue leaves a ghost, and the entries that the victim's queue
-  /// passed over on the way have moved.
+  /// As `erase`, but an entry of the small queue leaves a ghost, and entries that the queue passed on the way
+  /// to the victim move.
   void evict(slot_id slot) noexcept {
     if (victim() == slot) make_way_to(slot);
     const bool was_small = entries_[to_index(slot)].where == place::in_small;
@@ -94,7 +94,7 @@ class s3fifo_eviction {
     const auto from_main = main_front();
     if (small_size_ >= small_share_ || !from_main) {
       if (const auto unused = candidates_.first(cold)) return unused;
-      // All of the small queue moves to the main one, unused, after the entries there.
+      // The whole small queue would move to the end of the main one, with no uses.
       const auto first = candidates_.first(hot);
       if (first && (!from_main || uses_left(entries_[to_index(*from_main)]) != 0)) return first;
     }
@@ -113,9 +113,9 @@ class s3fifo_eviction {
   static constexpr std::uint8_t most_uses = 3;
   static constexpr std::uint8_t enough_uses = 2;  // to move from the small queue
 
-  // The queues of candidates: the small one by whether entries may move to the main one; then the main one by
-  // uses left, where the queue for no uses has the number `turns_`, the queue for one use the next number,
-  // and so on in a ring.
+  // The queues of candidates. Two for the small queue: entries that may not, and that may, move to the main
+  // one. Then a ring for the main queue by uses left: the queue for no uses has the number `turns_`, the
+  // queue for one use the next number, and so on.
   static constexpr std::size_t cold = 0;
   static constexpr std::size_t hot = 1;
   static constexpr std::size_t main = 2;
@@ -135,7 +135,7 @@ class s3fifo_eviction {
     return static_cast<std::uint8_t>((e.queue - main + main_queues - turns_) % main_queues);
   }
 
-  /// Returns the candidate that the main queue would provide.
+  /// Returns the main queue's victim.
   [[nodiscard]] std::optional<slot_id> main_front() const noexcept {
     std::optional<slot_id> first;
     for (std::size_t uses = 0; uses < main_queues && !first; ++uses)
@@ -167,7 +167,7 @@ class s3fifo_eviction {
     enter(slot);
   }
 
-  /// Moves the entries that the queues pass before they provide the victim.
+  /// Moves the entries that the queues pass on the way to the victim.
   void make_way_to(slot_id slot) noexcept {
     const bool whole_small = !candidates_.first(cold) && (small_size_ >= small_share_ || !main_front());
     const bool is_small = entries_[to_index(slot)].where == place::in_small;
@@ -178,7 +178,7 @@ class s3fifo_eviction {
       }
     }
     if (entries_[to_index(slot)].where != place::in_main) return;
-    // Whole rounds first: they take a use from every entry and change no order. Then a part of one.
+    // Whole rounds first, which take a use from every entry and change no order. Then part of a round.
     turns_ += uses_left(entries_[to_index(slot)]);
     while (const auto passed = first_in_use_before(slot))
       proceed(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
@@ -197,7 +197,7 @@ class s3fifo_eviction {
   detail::fixed_array<std::uint64_t> contents_;  // of every known slot
   detail::fixed_array<entry> entries_;
   std::uint64_t small_share_;
-  std::uint64_t small_size_ = 0;   // the pinned among them
+  std::uint64_t small_size_ = 0;   // including pinned entries
   std::size_t turns_ = 0;          // whole rounds of the main queue
   detail::ghost_table<1> ghosts_;  // oldest first
 };

@@ -13,15 +13,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Evicts the least recent entry that was used once; an entry used again, only if there is no other.
+/// Evicts the least recent entry that was used once; if there is none, the least recent entry that was used
+/// again.
 ///
 /// Two LRU segments (Karedla, Love and Wherry, "Caching strategies to improve disk system performance",
-/// 1994). A new entry joins the *probationary* one; a use moves it to the *protected* one. When that has more
-/// candidates than its share, its least recent entry returns to the recent end of the probationary one. So
-/// one-shot prompts pass through the probationary segment alone and push out no shared prefix. Wrong where
-/// nearly all entries are used twice, or none is: then it is LRU with more work.
+/// 1994). A new entry joins the *probationary* segment; a use moves it to the *protected* one. When the
+/// protected segment exceeds its share, its least recent entry returns to the recent end of the probationary
+/// one. So one-shot prompts pass only through the probationary segment and displace no shared prefix. If
+/// nearly all entries are used twice, or none is, it is LRU with more work.
 ///
-/// A pinned entry is in neither segment. It keeps its standing and takes its place in the order at its
+/// A pinned entry is in neither segment. It keeps its standing and gets its place in the order at its
 /// `unpin`, as in `lru_eviction`.
 ///
 /// @par Complexity   every operation O(1); 9 bytes a slot, allocated once in the constructor.
@@ -30,7 +31,7 @@ inline namespace v0 {
 ///      nothing else fails.
 class slru_eviction {
  public:
-  /// Four fifths: a common share for the protected segment (Caffeine's main region has it too).
+  /// Four fifths: a common share of the protected segment (as in Caffeine's main region).
   static constexpr std::uint32_t default_protected_percent = 80;
   [[deprecated(
       "its name is default_protected_percent")]] static constexpr std::uint32_t usual_protected_percent =
@@ -39,8 +40,8 @@ class slru_eviction {
   explicit slru_eviction(slot_count capacity, const metadata_source& source = {})
       : slru_eviction(capacity, default_protected_percent, source) {}
 
-  /// @param protected_percent  of the capacity, 0 to 100: how many candidates the protected segment holds at
-  ///      most.
+  /// @param protected_percent  the share of the capacity, 0 to 100, that candidates of the protected segment
+  ///      may take.
   slru_eviction(slot_count capacity, std::uint32_t protected_percent, const metadata_source& source = {})
       : candidates_(capacity, source, "slru_eviction"),
         segments_(to_number(capacity), probationary, source, "slru_eviction"),
@@ -53,7 +54,7 @@ class slru_eviction {
 
   void insert(slot_id slot, const access_hint& = {}) noexcept { segments_[to_index(slot)] = probationary; }
 
-  /// Protects the entry, and makes a candidate its segment's most recent.
+  /// Protects the entry, and makes a candidate the most recent of its segment.
   void touch(slot_id slot, const access_hint& = {}) noexcept {
     if (!candidates_.contains(slot)) {
       segments_[to_index(slot)] = protected_;

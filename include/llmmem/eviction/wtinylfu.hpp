@@ -15,20 +15,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Keeps the entries used more often recently; uses from before an entry's insert count too.
+/// Keeps the entries used more often recently; uses before an entry's insert count, too.
 ///
 /// Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", ACM Transactions on
-/// Storage 2017. New entries pass through a small LRU *window*, a hundredth of the capacity. Those that leave
-/// it compete with the least recent entry of the *main* region, a segmented LRU as `slru_eviction` with four
-/// fifths protected: the entry used less often recently is evicted; if they are equal, the newcomer. A sketch
-/// counts uses by `access_hint::content` and remembers entries that have left; contents without a name count
-/// as never used. Right where popularity lasts longer than stays in the cache; slow to notice a new
-/// favourite.
+/// Storage 2017. New entries pass through a small LRU *window*, a hundredth of the capacity. An entry that
+/// leaves it competes with the least recent entry of the *main* region, a segmented LRU like `slru_eviction`
+/// with four fifths protected. The entry used less often recently is evicted; if they are equal, the
+/// newcomer. A sketch counts uses by `access_hint::content` and remembers entries that have left; contents
+/// without a name count as never used. Suits traffic in which contents stay popular for longer than they stay
+/// in the cache; slow to notice a new favourite.
 ///
-/// The paper refuses newcomers. Here an entry is in before it can be judged, so entries that have left the
-/// window wait in line, first out first judged. While the cache has fewer entries than the latest eviction
-/// left there is no competition, and at most a quarter of the main region waits: then the first in line joins
-/// it unjudged. Segments hold candidates: a pinned entry is in none, keeps its standing and takes its place
+/// The paper refuses newcomers. Here an entry is in the cache before it can be judged, so entries that have
+/// left the window wait in line; the first that left is judged first. While the cache has at most as many
+/// entries as the latest eviction left, there is no competition: entries that leave the window join the main
+/// region unjudged. At most a quarter of the main region waits in line; beyond that, the first in line joins
+/// unjudged, too. Segments hold candidates: a pinned entry is in none, keeps its standing and gets its place
 /// at its `unpin`.
 ///
 /// @par Complexity   every operation O(1); 25 to 33 bytes a slot and at least 64, allocated once in the
@@ -60,7 +61,7 @@ class wtinylfu_eviction {
     if (candidate) unpin(slot);
   }
 
-  /// An entry in use no longer waits in line.
+  /// Takes an entry in use out of the line.
   void pin(slot_id slot) noexcept {
     if (!candidates_.contains(slot)) return;
     std::uint8_t& region = regions_[to_index(slot)];
@@ -107,7 +108,7 @@ class wtinylfu_eviction {
 
  private:
   static constexpr std::uint8_t window = 0;
-  static constexpr std::uint8_t line = 1;  // has left the window and waits to be judged
+  static constexpr std::uint8_t line = 1;  // entries that have left the window and wait to be judged
   static constexpr std::uint8_t probationary = 2;
   static constexpr std::uint8_t protected_ = 3;
   static constexpr std::uint8_t unknown = 4;

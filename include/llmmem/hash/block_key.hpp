@@ -1,5 +1,5 @@
 /// @file
-/// The name of a block's contents in the prefix index, and what a hash policy is.
+/// The name of a block's contents in the prefix index, and the concept of a hash policy.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,9 +15,9 @@ inline namespace v0 {
 /// A token in the tokenizer's numbering.
 using token_id = std::int32_t;
 
-/// 128 bits that identify a block's tokens *and all before them*: key = hash(parent's key, tokens).
+/// 128 bits that identify a block's tokens *and all tokens before them*: key = hash(parent's key, tokens).
 ///
-/// The index uses the top 32 bits of `high` unchanged, so keys must be evenly distributed: those of hash
+/// The index uses the top 32 bits of `high` unchanged, so keys must be evenly distributed: the keys of hash
 /// policies are, and `key_from_id` distributes the ids of a trace or another service.
 struct block_key {
   std::uint64_t low = 0;
@@ -26,11 +26,11 @@ struct block_key {
   friend constexpr bool operator==(const block_key&, const block_key&) noexcept = default;
 };
 
-/// What must be equal, in addition to the tokens, for two sequences to share blocks.
+/// The facts, in addition to the tokens, that must be equal for two sequences to share blocks.
 ///
 /// Sequences in different contexts never share. To distinguish content that tokens do not show (images,
-/// audio), use an extra key for the whole sequence or, finer, give its placeholder positions token ids drawn
-/// from a digest of the content, as SGLang does.
+/// audio), use an extra key for the whole sequence. A finer way is to give its placeholder positions token
+/// ids made from a digest of the content, as SGLang does.
 struct prefix_context {
   std::array<std::uint64_t, 2> salt{};  ///< the tenant: a UUID, or 128 bits of a digest of its salt string
   std::array<std::uint64_t, 2> extra_keys{};  ///< the adapter (LoRA) id, and one for the engine's own use
@@ -39,13 +39,13 @@ struct prefix_context {
 };
 
 /// The secret that keys a hash. The default makes runs repeatable; a service whose tenants distrust each
-/// other draws it at random at start-up, so that no tenant can prepare colliding prompts.
+/// other chooses it at random at start-up, so that no tenant can prepare colliding prompts.
 struct hash_seed {
   std::uint64_t low = 0x6C6C'6D6D'656D'2030ULL;
   std::uint64_t high = 0x626C'6F63'6B20'6B65ULL;
 };
 
-/// Makes the keys of a hash chain. Stateless beyond its seed, `noexcept`, safe to call from several threads.
+/// Makes the keys of a hash chain. No state except the seed; `noexcept`; safe to call from several threads.
 ///
 ///     root(context)          the key before the first block
 ///     chain(parent, tokens)  the key of a block that follows `parent`
@@ -57,11 +57,11 @@ concept block_hash = std::constructible_from<H, hash_seed> && std::copyable<H> &
                        { hash.chain(parent, tokens) } noexcept -> std::same_as<block_key>;
                      };
 
-/// Returns a key for an id that already identifies a block's contents and all before it, such as a trace's
-/// `hash_ids`.
+/// Returns a key for an id that already identifies a block's contents and all contents before it, such as a
+/// trace's `hash_ids`.
 ///
 /// A bijection of the id in each half (the finaliser of SplitMix64, by Steele, Lea and Flood 2014), so
-/// different ids get different keys. Not keyed: send ids from hostile clients through a hash policy.
+/// different ids get different keys. Not keyed: pass ids from untrusted clients through a hash policy.
 [[nodiscard]] constexpr block_key key_from_id(std::uint64_t id) noexcept {
   const auto mix = [](std::uint64_t x) noexcept {
     x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;

@@ -20,7 +20,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Table k takes a byte followed by k zero bytes.
+/// Table k is for a byte that k zero bytes follow.
 inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [] {
   std::array<std::array<std::uint32_t, 256>, 8> tables{};
   for (std::uint32_t i = 0; i < 256; ++i) {
@@ -41,7 +41,7 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [
   return (state >> 8) ^ crc32c_tables[0][(state ^ static_cast<std::uint32_t>(byte)) & 0xFFU];
 }
 
-/// Adds eight bytes, the first of them lowest.
+/// Adds eight bytes, the first in the lowest bits.
 [[nodiscard]] constexpr std::uint32_t crc32c_word_by_table(std::uint32_t state, std::uint64_t word) noexcept {
   word ^= state;
   std::uint32_t next = 0;
@@ -64,7 +64,7 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 8> crc32c_tables = [
 [[nodiscard]] inline std::uint32_t crc32c_word_by_instruction(std::uint32_t state,
                                                               std::uint64_t word) noexcept {
 #if defined(__x86_64__)
-  // Not the intrinsic, because it needs SSE4.2 in every translation unit, or a target attribute, which nvcc
+  // Assembly, because the intrinsic needs SSE4.2 in every translation unit, or a target attribute, which nvcc
   // does not support.
   std::uint64_t wide = state;
   asm("crc32q %1, %0" : "+r"(wide) : "rm"(word));
@@ -95,7 +95,8 @@ template <class TakeWord>
   return state;
 }
 
-/// Returns `a` times `b` as polynomials modulo that of CRC-32C, the coefficient of x^0 in the highest bit.
+/// Returns `a` times `b` as polynomials modulo that of CRC-32C, with the coefficient of x^0 in the highest
+/// bit.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t crc32c_product(std::uint32_t a, std::uint32_t b) noexcept {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 0x8000'0000U; bit != 0; bit >>= 1) {
@@ -105,8 +106,8 @@ template <class TakeWord>
   return product;
 }
 
-/// The state after as many zero bytes as a lane has, by the original state's four bytes. A state is a
-/// remainder: the result is its product with a power of x, the sum of the products of its bits.
+/// Tables, by a state's four bytes, for the state after a lane of zero bytes. A state is a remainder, so the
+/// result is its product with a power of x: the sum of the products of its bits.
 inline constexpr std::size_t crc32c_lane = 4096;
 inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_tables = [] {
   std::uint32_t power = 0x4000'0000U;  // x
@@ -129,7 +130,7 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
 }
 
 /// As `crc32c_run` by instruction, but three lanes at a time, because an instruction takes three cycles, and
-/// one can begin in each. @pre has_crc32c_instruction().
+/// one can begin in each cycle. @pre has_crc32c_instruction().
 [[nodiscard]] inline std::uint32_t crc32c_run_in_lanes(std::uint32_t state,
                                                        std::span<const std::byte> bytes) noexcept {
   while (bytes.size() >= 3 * crc32c_lane) {
@@ -151,14 +152,15 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
 
 }  // namespace detail
 
-/// Returns the CRC-32C (Castagnoli) of `bytes` after others whose checksum is `crc`; 0 at the beginning.
+/// Returns the CRC-32C (Castagnoli) of `bytes` after earlier bytes whose checksum is `crc`; 0 at the
+/// beginning.
 ///
 ///     auto sum = llmmem::crc32c(0, head);
 ///     sum = llmmem::crc32c(sum, rest);        // that of head and rest together
 ///
 /// @par Complexity   by the processor's instruction if it has one (x86-64 with SSE4.2, tested at run time;
-///      Arm if the compiler may use it), eight bytes at a time, in long runs three times eight; else eight
-///      bytes by table.
+///      Arm if the compiler may use it), eight bytes at a time, in long runs three times eight; otherwise
+///      eight bytes at a time by table.
 /// @par Source   the polynomial of RFC 3720; tables by Kounavis and Berry, "A systematic approach to building
 ///      high performance software-based CRC generators", 2005; lanes by Gopal et al., "Fast CRC Computation
 ///      for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011.
@@ -168,8 +170,8 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
   return ~detail::crc32c_run(~crc, bytes, detail::crc32c_word_by_table);
 }
 
-/// Returns the checksum of bytes whose beginning has `first` and whose last `second_bytes` bytes have
-/// `second`: for parts that are checked separately, or in any order.
+/// Returns the checksum of a run whose beginning has checksum `first` and whose last `second_bytes` bytes
+/// have `second`, for parts that are computed separately or in any order.
 ///
 /// @par Complexity   O(log second_bytes), a microsecond or two.
 /// @par Source   Mark Adler's `crc32_combine` in zlib: zero bytes add a product with a power of x, and the

@@ -17,8 +17,8 @@ inline constexpr std::array hash_errors{
                .name = "checksum_differs",
                .raises = error_kind::io,
                .index = "the chunk's slot, or the part",
-               .wanted = "the checksum it left with",
-               .found = "the checksum of what came back",
+               .wanted = "the checksum when it was written",
+               .found = "the checksum of the restored bytes",
                .sentence = "chunk {index} was read with checksum {found}, but was written with {wanted}; its "
                            "bytes are damaged and not returned: restore them from another copy"},
 };
@@ -27,8 +27,8 @@ inline constexpr std::array hash_errors{
 
 namespace errc {
 
-/// Restored bytes are damaged: index = the chunk's slot, or the part, wanted = the checksum when it left,
-/// found = the checksum of the restored bytes.
+/// Restored bytes are damaged: index = the chunk's slot, or the part, wanted = the checksum when it was
+/// written, found = the checksum of the restored bytes.
 inline constexpr error_code checksum_differs = detail::code_of<62>(detail::hash_errors);
 
 }  // namespace errc

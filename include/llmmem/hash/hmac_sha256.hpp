@@ -83,7 +83,7 @@ class hmac_sha256 {
   sha256_bytes outer_;
 };
 
-/// Takes the same time regardless of where they differ.
+/// Compares in the same time, regardless of where the bytes differ.
 [[nodiscard]] constexpr bool is_equal_in_constant_time(std::span<const std::byte> a,
                                                        std::span<const std::byte> b) noexcept {
   if (a.size() != b.size()) return false;

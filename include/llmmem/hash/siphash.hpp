@@ -15,10 +15,10 @@ inline namespace v0 {
 
 namespace detail {
 
-/// SipHash-c-d-128 over a message given eight bytes at a time, little-endian (Aumasson and Bernstein,
+/// SipHash-c-d-128 over a message added eight bytes at a time, little-endian (Aumasson and Bernstein,
 /// "SipHash: a fast short-input PRF", 2012, with the 128-bit output of the authors' reference).
 ///
-/// @tparam Compression   c, rounds a word.
+/// @tparam Compression   c, rounds per word.
 /// @tparam Finalization  d, rounds at the end, for each half of the result.
 template <int Compression, int Finalization>
 class siphash_state {
@@ -75,8 +75,8 @@ class siphash_state {
 
 }  // namespace detail
 
-/// The prefix chain by SipHash-c-d-128: keyed, so without the seed no attacker can construct two prompts with
-/// one key, and fast on messages as short as blocks.
+/// The prefix chain by SipHash-c-d-128: keyed, so an attacker without the seed cannot construct two prompts
+/// with one key, and fast on messages as short as blocks.
 ///
 /// @par Complexity   c rounds for every two tokens, and 3c + 2d for a block; a round is a chain of some four
 ///      cycles.
@@ -85,7 +85,7 @@ template <int Compression, int Finalization>
 class basic_siphash {
  public:
   constexpr explicit basic_siphash(hash_seed seed = {}) noexcept : start_(seed), chain_start_(seed) {
-    // The first word of a message gives its kind, so that a context never reads as a block or a block as a
+    // The first word of a message gives its kind, so that no context reads as a block, and no block as a
     // context.
     start_.absorb(0);
     chain_start_.absorb(1);
@@ -120,11 +120,11 @@ class basic_siphash {
   }
 
   state_type start_;        // after the seed and the first word of a root
-  state_type chain_start_;  // and of a block
+  state_type chain_start_;  // after the seed and the first word of a block
 };
 
-/// The default: fewer rounds, as in the hash tables of Rust and Python. If hits are verified by tokens, two
-/// prompts constructed with one key would cost only a hit.
+/// The default: fewer rounds, as in the hash tables of Rust and Python. If tokens verify hits, two prompts
+/// constructed with one key cost only a hit.
 using siphash13_128 = basic_siphash<1, 3>;
 
 /// The authors' own choice of rounds, for keys that are trusted without verification.

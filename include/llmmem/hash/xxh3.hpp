@@ -22,8 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// For long blocks: several times faster than SipHash, but resistant to accidents, not attackers. With exact
-/// token verification a collision costs a hit, never a leak; without it, keep `siphash_128`.
+/// For long blocks: several times faster than SipHash, but resistant only to accidents, not to attackers.
+/// With exact token verification a collision costs a hit, never a leak; without it, keep `siphash_128`.
 ///
 /// @par Thread safety   const throughout.
 class xxh3_128 {

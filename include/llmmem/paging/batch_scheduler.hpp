@@ -53,8 +53,8 @@ struct scheduled_work {
 struct scheduled_step {
   std::span<const scheduled_work> work{};  ///< valid until the next step
   /// Set if there is no work although a request waits: what the next request needs. Other sequences hold the
-  /// blocks, or running requests that have nothing to compute. If no more blocks are needed than available, a
-  /// sequence of the cache or a running slot is missing.
+  /// blocks, or running requests that have nothing to compute. If enough blocks are available, the request
+  /// waits for a sequence of the cache or for a running slot.
   block_shortage blocked{};
 };
 
@@ -78,18 +78,16 @@ struct scheduler_stats {
 /// What a `batch_scheduler` requires of the engine.
 ///
 ///     tokens(user)           returns all tokens of the request so far: the prompt and the generated ones.
-///     The
-///                            span must stay valid until the scheduler call that asked returns. Never fewer
-///                            than were computed: to take tokens back, finish the request and submit it
-///                            again.
-///                            A request that shrinks nevertheless ends as `exhausted`
+///                            The span must stay valid until the scheduler call that asked returns. Never
+///                            fewer than were computed: to take tokens back, finish the request and submit
+///                            it again. A request that shrinks nevertheless ends as `exhausted`
 ///     copy(what)             carries out a copy on write; called in the order in which copies and swaps take
 ///                            effect, all before anything of the step is written
 ///     exhausted(user, why)   reports that the request cannot continue, not even alone; it has been ended and
 ///                            its ticket is stale
 ///
-/// None of them may call the scheduler, and neither may the cache's callbacks: it answers `errc::reentered`.
-/// Only `exhausted` may call `submit` and `finish`.
+/// Neither these calls nor the cache's callbacks may call the scheduler, which then returns
+/// `errc::reentered`. Only `exhausted` may call `submit` and `finish`.
 template <class C>
 concept batch_client = requires(C& client, std::uint64_t user, const block_copy& what, const failure& why) {
   { client.tokens(user) } noexcept -> std::same_as<std::span<const token_id>>;
@@ -103,8 +101,8 @@ concept batch_client = requires(C& client, std::uint64_t user, const block_copy&
 /// computed again on resumption. The blocks are released afterwards.
 ///
 /// `swap_in(user, sequence, first, end)` is called once on resumption after `swap_out` returned true. It
-/// writes the KV of tokens `first` to `end`, then discards what it saved; it is also called if `first` is
-/// `end`, when all that was saved is cached. If it returns false, the copy is lost and the tokens are
+/// writes the KV of tokens `first` to `end`, then discards what it saved; it is also called if `first` equals
+/// `end`, because everything saved is still cached. If it returns false, the copy is lost and the tokens are
 /// computed again.
 template <class C>
 concept swapping_client =
@@ -152,9 +150,9 @@ class batch_scheduler {
   batch_scheduler(Cache& cache, Client& client, scheduler_options options);
 
   /// Queues a request; from now on the client's `tokens(user)` must return its prompt.
-  /// @return `errc::out_of_requests` when `max_requests` are known, `errc::out_of_blocks` for a prompt that
-  ///   the whole cache cannot hold together with one more token, `errc::sequence_full` for a prompt too long
-  ///   for a sequence, `errc::empty_range` for one without tokens.
+  /// @return `errc::out_of_requests` when the scheduler already has `max_requests`, `errc::out_of_blocks` for
+  ///   a prompt that the whole cache cannot hold together with one more token, `errc::sequence_full` for a
+  ///   prompt too long for a sequence, `errc::empty_range` for one without tokens.
   result<request_ticket> submit(std::uint64_t user, const prefix_context& context = {},
                                 const request_hints& hints = {}) noexcept;
 

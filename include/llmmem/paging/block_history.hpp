@@ -17,9 +17,9 @@ inline namespace v0 {
 
 /// Remembers transitions of blocks.
 ///
-///     set_actor(actor)       sets the current actor: a sequence's slot, or `no_actor`
-///     note(block, what)    records that it has just happened
-///     history_of(block)         returns what is remembered of one block, for an audit's text; empty: nothing
+///     set_actor(actor)    sets the current actor: a sequence's slot, or `no_actor`
+///     note(block, what)   records that the current actor has just caused this transition of the block
+///     history_of(block)   returns what is remembered of one block, for an audit's text; empty: nothing
 template <class H>
 concept block_history =
     std::default_initializable<H> && std::movable<H> &&

@@ -49,7 +49,7 @@ struct block_pool_stats {
 /// A callback that an allocation calls with the blocks whose contents it drops: `noexcept`, so that it cannot
 /// stop the allocation halfway. It may undo the caching of other blocks (`unmark_cached`). If it has a member
 /// `reported_alone(block)` that returns true for a block, that block is the last one reported in its call, so
-/// that what the callback undoes counts before the next block is chosen.
+/// that the allocation chooses the next block after the callback has undone its caching.
 template <class F>
 concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;
 
@@ -67,22 +67,21 @@ struct ignore_eviction {
 /// released back to front, so the tail of a sequence is evicted before its head.
 ///
 /// `share` and `release` accept a `block_id`, checked for range, life and double release, or a
-/// `block_handle`, which also detects handles that are stale or from another pool. Calls that take several
-/// blocks do all or nothing. To free blocks that a kernel may still read, use `deferred_frees`.
+/// `block_handle`, which also detects handles that are stale or from another pool. A call with several blocks
+/// succeeds for all of them or changes nothing. To free blocks that a kernel may still read, use
+/// `deferred_frees`.
 ///
-/// A running pool can be resized. Blocks are usable from id 1 to `blocks()`. When that shrinks, the active
-/// blocks above it retire: their holders keep them, but they are not allocated to new holders and do not
-/// return.
+/// A running pool can be resized. Blocks are usable from id 1 to `blocks()`. When a resize lowers `blocks()`,
+/// the active blocks above it retire: their holders keep them, but the pool does not allocate them again.
 ///
 /// @tparam Eviction  orders the idle blocks; slot i represents block i.
 /// @tparam FreeList  orders the free blocks.
-/// @tparam History  what audits report of a block in addition to its last transition.
+/// @tparam History  remembers what audits report of a block in addition to its last transition.
 ///
 /// @par Complexity   allocate and release O(1) per block (plus the policy's cost when it evicts); about 12
 ///   bytes of metadata per block in addition to the policy's, allocated once; nothing is allocated later.
 /// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Moves   handles move with the pool; a moved-from pool may only be destroyed or assigned to.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list,
           block_history History = paging::no_history>
@@ -216,7 +215,7 @@ class block_pool {
 
   /// Sets the actor that the history records from now on.
   void set_actor(std::uint32_t actor) noexcept { history_.set_actor(actor); }
-  /// Returns the last transition of a block, and what the history has of it. Allocates.
+  /// Returns the last transition of a block, and what the history remembers of it. Allocates.
   [[nodiscard]] std::string last_of(block_id block) const;
 
   /// Idle blocks whose contents were dropped, since construction.
@@ -245,10 +244,10 @@ class block_pool {
   result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id neighbour) noexcept;
   template <class More, class OnEvict>
   std::uint64_t evict_while(More&& more, OnEvict& on_evict) noexcept;
-  // Brings the free list to `count` blocks by evicting the rest.
+  // Evicts idle blocks until the free list has `count`.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
-  /// Whether a record has that name now; it may have no references.
+  /// Whether the name is current; the block may have no references.
   [[nodiscard]] bool is_named_by(block_id block) const noexcept;
   [[nodiscard]] bool is_named_by(block_handle handle) const noexcept;
   template <class Name>

@@ -16,7 +16,7 @@ namespace paging {
 enum class transition : std::uint8_t {
   never_used,
   allocated,
-  shared,    ///< a reference was added while it had some
+  shared,    ///< a reference was added to others
   revived,   ///< a reference was added while the block was idle
   released,  ///< a reference was released, others remain
   cached,    ///< its contents were declared worth keeping

@@ -20,9 +20,9 @@ inline namespace v0 {
 /// `(i + 1) * block_bytes`.
 ///
 /// Allocators work with ids and never touch this memory; engines with their own tensors do not need it. The
-/// engine defines what is inside a block (layers, heads, keys and values): blocks are copied whole. So it
-/// can hold a `kv_layout` only if a block is one piece, `fragments() == 1`: with `block_first` and
-/// `block_first_planes`. With other orders, including the default, copy blocks with `copy_few_kv_blocks`.
+/// engine defines what is inside a block (layers, heads, keys and values): the storage copies complete
+/// blocks. So it can hold a `kv_layout` only if a block is one piece, `fragments() == 1`: with `block_first`
+/// and `block_first_planes`. With other orders, including the default, copy blocks with `copy_few_kv_blocks`.
 ///
 ///     host_space host({.budget = 1 << 30});
 ///     block_storage keys_and_values(host, cache.physical_blocks(), block_bytes);

@@ -28,8 +28,7 @@ struct csr_table_view {
       nullptr;  ///< [num_sequences], tokens in the last block; 0 without tokens
   std::int32_t num_sequences = 0;
   std::int32_t block_tokens = 0;
-  std::int64_t entry_bytes = 0;  ///< of a group: distance between what two consecutive entries name; 0: a
-                                 ///< block
+  std::int64_t entry_bytes = 0;  ///< of a group: bytes per unit of an entry; 0: entries are block ids
   std::int64_t token_bytes = 0;  ///< of a group: bytes per token
 
   /// Returns the number of tokens of sequence `i`.

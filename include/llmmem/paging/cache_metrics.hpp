@@ -84,7 +84,7 @@ struct cache_histograms {
   duration_histogram residency;     ///< from being stored to the last use: lifetime = residency + idle
   duration_histogram idle;          ///< from the last use to being dropped
   duration_histogram reuse_gap;     ///< from one use to the next
-  std::uint64_t sample_one_in = 1;  ///< one of so many blocks is measured
+  std::uint64_t sample_one_in = 1;  ///< one block in this many is measured
 
   friend constexpr bool operator==(const cache_histograms&, const cache_histograms&) noexcept = default;
 };
@@ -141,7 +141,7 @@ class cache_metrics {
     histograms_.idle.add(time - now->used);
     *now = {};
   }
-  /// A lifetime is not measured if it moves to or from a block that is not sampled.
+  /// Contents that move to or from a block that is not sampled are not measured.
   void on_moved(block_id from, block_id to) noexcept {
     life* const source = find(from);
     const life moved = source == nullptr ? life{} : std::exchange(*source, life{});

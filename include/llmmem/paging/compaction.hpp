@@ -1,5 +1,5 @@
 /// @file
-/// Plans a compaction: which blocks to move where, the cost and the gain.
+/// Plans a compaction: which blocks move where, at what cost and with what gain.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -76,7 +76,7 @@ namespace detail {
   return use == block_use::owned || use == block_use::shared;
 }
 
-/// Counts what a plan changes, from the facts before it and a map of blocks.
+/// Fills in a plan's counts: what its moves change in these facts.
 inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
   std::vector<block_id> now(facts.blocks.size());
   for (std::size_t i = 0; i < now.size(); ++i)

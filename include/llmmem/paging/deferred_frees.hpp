@@ -1,5 +1,5 @@
 /// @file
-/// Frees that wait for a fence: a block that a kernel may still read returns to the pool only after it.
+/// Frees that wait for a fence, so that a block returns to the pool only after the kernels that read it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,9 +17,9 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A bounded queue of references, in groups, each group behind a fence.
+/// A bounded queue of references, in groups, each of which waits for a fence.
 ///
-/// Until its fence has passed a group holds its references, so the pool counts the blocks as in use and does
+/// Until its fence has passed, a group holds its references, so the pool counts the blocks as in use and does
 /// not allocate them. Groups leave in order of arrival: pass fences of one stream, or accept that a slow
 /// fence delays the groups after it.
 ///

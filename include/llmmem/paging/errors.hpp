@@ -20,8 +20,7 @@ inline constexpr std::array paging_errors{
                .wanted = "blocks needed",
                .found = "blocks free or evictable",
                .sentence = "{wanted} blocks needed, {found} free or evictable; release sequences, or build "
-                           "the cache with more "
-                           "blocks"},
+                           "the cache with more blocks"},
     error_info{.number = 2,
                .name = "out_of_sequences",
                .raises = error_kind::out_of_memory,
@@ -42,9 +41,8 @@ inline constexpr std::array paging_errors{
                .index = "sequence slot",
                .wanted = "tokens it would hold",
                .found = "the most a sequence may hold",
-               .sentence =
-                   "sequence {index} would hold {wanted} tokens, more than the {found} allowed; raise "
-                   "max_sequence_tokens, or blocks"},
+               .sentence = "sequence {index} would hold {wanted} tokens, more than the {found} allowed; "
+                           "raise max_sequence_tokens, or blocks"},
     error_info{.number = 7,
                .name = "too_many_shares",
                .raises = error_kind::out_of_memory,
@@ -52,16 +50,13 @@ inline constexpr std::array paging_errors{
                .wanted = "references to add at most",
                .found = "references it has",
                .sentence = "block {index} has {found} references; {wanted} more could exceed the limit of "
-                           "2^24 - 1; release some "
-                           "first"},
-    error_info{
-        .number = 11,
-        .name = "double_free",
-        .raises = error_kind::handle,
-        .index = "block",
-        .sentence =
-            "double free: block {index} has no references left; release each reference once, through one "
-            "owner"},
+                           "2^24 - 1; release some first"},
+    error_info{.number = 11,
+               .name = "double_free",
+               .raises = error_kind::handle,
+               .index = "block",
+               .sentence = "double free: block {index} has no references left; release each reference once, "
+                           "through one owner"},
     error_info{
         .number = 12,
         .name = "past_the_end",
@@ -75,17 +70,16 @@ inline constexpr std::array paging_errors{
                .raises = error_kind::out_of_memory,
                .wanted = "references to add",
                .found = "free entries for references",
-               .sentence = "{wanted} deferred frees to queue, but space for only {found}; call collect() "
-                           "once fences have passed, "
-                           "or raise max_deferred, or max_sequences (4 releases each)"},
+               .sentence =
+                   "{wanted} deferred frees to queue, but space for only {found}; call collect() once "
+                   "fences have passed, or raise max_deferred, or max_sequences (4 releases each)"},
     error_info{.number = 16,
                .name = "bad_block_count",
                .raises = error_kind::length,
                .wanted = "blocks asked for",
                .found = "the most the pool was built for",
                .sentence = "{wanted} blocks asked for, but the pool allows 1 to {found}; build it with a "
-                           "larger block_capacity to "
-                           "grow further"},
+                           "larger block_capacity to grow further"},
     error_info{.number = 17,
                .name = "bad_priority",
                .wanted = "the priority",
@@ -102,25 +96,22 @@ inline constexpr std::array paging_errors{
                .index = "sequence slot",
                .wanted = "place in the batch",
                .found = "entries of the batch",
-               .sentence =
-                   "sequence {index} is listed again at place {wanted} of a batch of {found}; put its "
-                   "tokens into one entry"},
-    error_info{
-        .number = 20,
-        .name = "ring_busy",
-        .raises = error_kind::out_of_memory,
-        .index = "next slot in the ring",
-        .found = "slots in the ring",
-        .sentence =
-            "slot {index} of {found} is still in use; release it after the fence of its last kernel, or "
-            "build more slots"},
+               .sentence = "sequence {index} is listed again at place {wanted} of a batch of {found}; put "
+                           "its tokens into one entry"},
+    error_info{.number = 20,
+               .name = "ring_busy",
+               .raises = error_kind::out_of_memory,
+               .index = "next slot in the ring",
+               .found = "slots in the ring",
+               .sentence = "slot {index} of {found} is still in use; release it after the fence of its last "
+                           "kernel, or build more slots"},
     error_info{.number = 22,
                .name = "not_a_kv_stream",
                .wanted = "the version read",
                .found = "the version supported",
-               .sentence = "not a stream of keys and values of version {found} (the version read is "
-                           "{wanted}); the rest of the "
-                           "stream is still unread: close the source, or skip to the end of the frame"},
+               .sentence =
+                   "not a stream of keys and values of version {found} (the version read is {wanted}); the "
+                   "rest of the stream is still unread: close the source, or skip to the end of the frame"},
     error_info{.number = 23,
                .name = "damaged_stream",
                .index = "block, or 0 for the header",
@@ -139,15 +130,13 @@ inline constexpr std::array paging_errors{
                .wanted = "destination block",
                .found = "number of the move",
                .sentence = "move {found} of the plan, block {index} to {wanted}, is not possible: the source "
-                           "must be in use and "
-                           "the destination free; make a new plan"},
+                           "must be in use and the destination free; make a new plan"},
     error_info{.number = 27,
                .name = "not_fresh",
                .index = "sequence slot",
                .found = "tokens it holds",
                .sentence = "match needs a sequence without tokens, but sequence {index} holds {found}; call "
-                           "match first, then "
-                           "append the rest"},
+                           "match first, then append the rest"},
     error_info{.number = 40,
                .name = "out_of_group_blocks",
                .raises = error_kind::out_of_memory,
@@ -155,29 +144,28 @@ inline constexpr std::array paging_errors{
                .wanted = "blocks it needs",
                .found = "blocks available to it",
                .sentence = "group {index} needs {wanted} blocks, but {found} are available to it; release "
-                           "sequences, or build "
-                           "it with a larger budget"},
+                           "sequences, or build it with a larger budget"},
     error_info{.number = 41,
                .name = "already_cached",
                .index = "block",
                .sentence = "block {index} is already cached with other contents; commit each block once, "
                            "with the contents it held then"},
-    error_info{.number = 43,
-               .name = "not_kept",
-               .index = "group of layers",
-               .wanted = "tokens to cut to",
-               .found = "the next larger length that all groups still have",
-               .sentence = "group {index} no longer has the contents needed to continue after {wanted} "
-                           "tokens; cut to {found}, or "
-                           "to the shorter length that nearest_cuts() returns, and compute the rest again"},
+    error_info{
+        .number = 43,
+        .name = "not_kept",
+        .index = "group of layers",
+        .wanted = "tokens to cut to",
+        .found = "the next larger length that all groups still have",
+        .sentence =
+            "group {index} no longer has the contents needed to continue after {wanted} tokens; cut to "
+            "{found}, or to the shorter length that nearest_cuts() returns, and compute the rest again"},
     error_info{.number = 44,
                .name = "no_such_block",
                .index = "block asked for",
                .wanted = "block asked for",
                .found = "blocks in the memory, including the null block",
                .sentence = "block {wanted} asked for, but the memory has {found}, numbered from 0; build the "
-                           "memory with the "
-                           "cache's max_physical_blocks()"},
+                           "memory with the cache's max_physical_blocks()"},
     error_info{
         .number = 45,
         .name = "past_the_table",
@@ -198,53 +186,42 @@ inline constexpr std::array paging_errors{
                .wanted = "tokens it holds",
                .found = "leading tokens whose blocks hold the contents of their prefix",
                .sentence = "sequence {index} holds {wanted} tokens, but only the first {found} are a sound "
-                           "prefix: contents behind "
-                           "them were invalidated, or tokens were removed; truncate it to {found} tokens and "
-                           "compute the rest "
-                           "again"},
-    error_info{
-        .number = 94,
-        .name = "not_whole_blocks",
-        .index = "sequence slot",
-        .wanted = "token where the range begins or ends",
-        .found = "tokens it must be a multiple of",
-        .sentence =
-            "a range of sequence {index} begins or ends at token {wanted}; use a multiple of {found}, or the "
-            "sequence's end"},
+                           "prefix: contents after them were invalidated, or tokens were removed; truncate "
+                           "it to {found} tokens and compute the rest again"},
+    error_info{.number = 94,
+               .name = "not_whole_blocks",
+               .index = "sequence slot",
+               .wanted = "token where the range begins or ends",
+               .found = "tokens it must be a multiple of",
+               .sentence = "a range of sequence {index} begins or ends at token {wanted}; use a multiple of "
+                           "{found}, or the sequence's end"},
     error_info{.number = 95,
                .name = "old_epoch",
                .wanted = "the epoch asked for",
                .found = "the current epoch",
                .sentence = "epoch {wanted} asked for, but the current epoch is {found}; name a later one"},
-    error_info{
-        .number = 96,
-        .name = "cannot_remove",
-        .index = "group of layers",
-        .wanted = "first token to remove",
-        .found = "first token to keep behind them",
-        .sentence =
-            "tokens {wanted} to {found} cannot be removed from group {index}: its states include them, its "
-            "chunks "
-            "would begin elsewhere, or its window would reach dropped tokens or lose its sinks; compute the "
-            "sequence again without them"},
-    error_info{
-        .number = 97,
-        .name = "epoch_differs",
-        .wanted = "the stream's epoch",
-        .found = "the cache's epoch",
-        .sentence =
-            "the stream belongs to epoch {wanted}, the cache to {found}; compute it again with the present "
-            "weights"},
+    error_info{.number = 96,
+               .name = "cannot_remove",
+               .index = "group of layers",
+               .wanted = "first token to remove",
+               .found = "first token to keep after them",
+               .sentence = "tokens {wanted} to {found} cannot be removed from group {index}: its states "
+                           "include them, its chunks would begin elsewhere, or its window would reach "
+                           "dropped tokens or lose its sinks; compute the sequence again without them"},
+    error_info{.number = 97,
+               .name = "epoch_differs",
+               .wanted = "the stream's epoch",
+               .found = "the cache's epoch",
+               .sentence = "the stream belongs to epoch {wanted}, the cache to {found}; compute it again "
+                           "with the present weights"},
     error_info{.number = 98,
                .name = "no_slots",
                .index = "group of layers",
                .wanted = "bytes of a token, 0 if a block does not divide into tokens",
                .found = "bytes of a page",
                .sentence = "tokens of group {index} take {wanted} bytes (0: its blocks are not rows of "
-                           "tokens), and the page size "
-                           "of {found} bytes is not a multiple, so slots cannot count them; choose a "
-                           "page_bytes that is one, or "
-                           "use write_table()"},
+                           "tokens), and the page size of {found} bytes is not a multiple, so slots cannot "
+                           "count them; choose a page_bytes that is one, or use write_table()"},
 };
 
 }  // namespace detail

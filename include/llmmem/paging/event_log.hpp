@@ -77,7 +77,7 @@ struct event_read {
 /// An observer that keeps the last events of a cache in a ring.
 ///
 /// Every event takes the next 64-bit number before it is written, so a reader detects every gap: a reader
-/// that falls behind learns exactly how many events it lost, takes a snapshot and reads on from the
+/// that falls behind learns exactly how many events it lost, takes a snapshot and continues from the
 /// snapshot's number.
 ///
 ///     struct logged : llmmem::paged_traits { using observer = llmmem::event_log; };

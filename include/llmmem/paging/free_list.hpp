@@ -19,7 +19,7 @@ inline namespace v0 {
 /// The free blocks of a pool.
 ///
 ///     push(block)        adds a block that has become free
-///     take(neighbour)       removes a block, if possible adjacent to `neighbour`; @pre size() is not 0
+///     take(neighbour)    removes a block, if possible adjacent to `neighbour`; @pre size() is not 0
 ///     undo_push(block)   removes the block pushed last
 ///     keep_if(keep)      removes the blocks for which `keep(block_id)` is false. O(blocks)
 ///     for_each(visit)    visits every free block, for audits
@@ -81,8 +81,8 @@ static_assert(free_list<lifo_free_list>);
 /// free, else the free block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its
 /// upper end empty.
 ///
-/// It has one bit per block, and over each 64 bits a bit that says whether any of them is set, up to a single
-/// word.
+/// It has one bit per block. Each level above has one bit for 64 bits of the level below, set if any of them
+/// is; the top level is one word.
 ///
 /// @par Complexity   O(log64 blocks), at most six words read; 0.13 bytes per block.
 class ascending_free_list {

@@ -1,5 +1,5 @@
 /// @file
-/// Blocks between guards, for debug builds: detects writes past a block, and reads of a block before it was
+/// Blocks between guards, for debug builds: detects writes past a block, and reads of a block that was never
 /// written.
 #pragma once
 

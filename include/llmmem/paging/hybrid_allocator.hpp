@@ -42,26 +42,27 @@ inline namespace v0 {
 ///     auto hit = cache.match(seq, prompt).value();
 ///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();
 ///     ...                                 // carry out rest.copies, compute, with table(seq, group) for each
-///     cache.commit(seq).value();          // others may share it now; blocks that left the window are
-///     released cache.release(seq).value();
+///     cache.commit(seq).value();          // others may share it now; releases blocks that left the window
+///     cache.release(seq).value();
 ///
 /// A table has an entry for every block of the sequence. The entry is the null block if the memory was
-/// released or never allocated: blocks before a window, chunks before the present one, all states but the
-/// last. Kernels do not read those. `commit` and `append` release such blocks, which stay cached if they were
-/// committed; commit each step before the next append, or blocks that leave the window in between are not
-/// cached. Released memory may be allocated again at once: a kernel that still reads it must keep the order
-/// of the calls (on one stream) or be covered by a fence given to `read_until`.
+/// released or never allocated: blocks before a window, chunks before the present one, all states except the
+/// last. Kernels do not read such entries. `commit` and `append` release such blocks, which stay cached if
+/// they were committed; commit each step before the next append, or blocks that leave the window in between
+/// are not cached. Released memory may be allocated again at once: if a kernel still reads it, keep the order
+/// of the calls (on one stream), or give `read_until` a fence after that kernel.
 ///
 /// A hit is the longest prefix for which *every* group has what the next token reads (`hit_scan`); it ends at
 /// a multiple of all groups' `block_tokens`. After a hit, or at the end of a block, the next state block
 /// begins as a copy of the one before it, listed in `copies`.
 ///
-/// A separate chain names and proves prefixes, see `prefix_chain`. Its chunks have the greatest common
-/// divisor of all groups' `block_tokens`.
+/// A separate chain names and proves prefixes, see `prefix_chain`. The tokens of its chunks are the greatest
+/// common divisor of all groups' `block_tokens`.
 ///
 /// @par Complexity   O(1) per block and group, and O(1) per token for hashing; no heap allocation after
-///   construction. Metadata in addition to the pool's and the chain's: per `max_sequences` 4 bytes per token
-///   that a sequence may have and 4 per table entry, committed as used; 4 bytes per `max_deferred`.
+///   construction. Metadata in addition to the pool's and the chain's: for each of `max_sequences` 4 bytes
+///   per token that a sequence may have and 4 per table entry, committed as used; 4 bytes for each of
+///   `max_deferred`.
 /// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Waits   never; calls that run short collect blocks whose fences have passed.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`. Every other
@@ -97,7 +98,7 @@ class hybrid_allocator {
   static_assert(fence<fence_type>, "Traits::fence must be a fence");
 
   explicit hybrid_allocator(const hybrid_options& options, observer_type observer = {});
-  /// Constructs with each group's eviction policy made by `make`, an `eviction_factory`.
+  /// Constructs an allocator for which `make`, an `eviction_factory`, makes each group's eviction policy.
   template <class Make>
   hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer = {});
 
@@ -111,15 +112,16 @@ class hybrid_allocator {
   result<sequence_id> fork(sequence_id parent) noexcept;
 
   /// Ends a sequence, the last block of each group first.
-  /// @return `errc::deferred_full` when its blocks may still be read (`read_until`) and cannot be queued.
+  /// @return `errc::deferred_full` when kernels may still read its blocks (`read_until`) and the queue is too
+  ///         full for them.
   result<void> release(sequence_id sequence) noexcept;
 
   // Behind fences
 
   /// Declares that kernels may read the sequence's blocks until `after` has passed: blocks that any call
-  /// releases from now on return to the pool behind that fence. The last fence given applies; pass fences of
-  /// one stream, in order; a fork starts with its parent's fence. If blocks that no later token reads cannot
-  /// be queued, the sequence keeps them until they can.
+  /// releases from now on return to the pool after that fence. The last fence given applies; pass fences of
+  /// one stream, in order; a fork starts with its parent's fence. If the queue is too full for blocks that no
+  /// later token reads, the sequence keeps them until the queue has space.
   ///
   ///     cache.append(seq, tokens).value();
   ///     launch(step, stream);
@@ -129,8 +131,8 @@ class hybrid_allocator {
   /// `read_until`, then `release`. If refused, the sequence is unchanged.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Takes back the blocks whose fences have passed. Returns the number of references dropped. Calls that run
-  /// short do this themselves.
+  /// Drops the references whose fences have passed, and returns how many. Calls that run short do this
+  /// themselves.
   std::uint64_t collect() noexcept;
 
   // Contents
@@ -140,8 +142,8 @@ class hybrid_allocator {
 
   /// Adds tokens with all the blocks they need in every group, or changes nothing.
   /// @return `errc::out_of_group_blocks` for the first group that lacks blocks, `errc::sequence_full`,
-  ///   `errc::deferred_full` when the source of a copy may still be read (`read_until`) and cannot be queued,
-  ///   and the errors of `check` for a handle.
+  ///   `errc::deferred_full` when kernels may still read the source of a copy (`read_until`) and the queue is
+  ///   full, and the errors of `check` for a handle.
   result<hybrid_append> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
@@ -159,14 +161,14 @@ class hybrid_allocator {
 
   /// Returns what a prompt of `tokens` would need of each group if it arrived now and were appended in one
   /// piece (in several, with commits between, windows need less). Changes nothing: for admission. A prompt
-  /// for which `pool().shortage` reports a lack cannot be admitted; the others usually can, and `append`
-  /// decides: revived blocks may hold pages that other blocks counted on.
+  /// for which `pool().shortage` reports a lack cannot be admitted. Any other prompt usually can be, but only
+  /// `append` decides, because revived blocks may hold pages that other blocks need.
   [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
   /// Computes what `append` of `count` tokens would need of each group, and returns whether it is available.
-  /// `out` has one entry per group. Releases blocks that no later token reads. It ignores the sources of
-  /// copies that may still be read: `append` may yet return `errc::deferred_full`.
+  /// `out` has one entry per group. Releases blocks that no later token reads. It ignores whether kernels may
+  /// still read the sources of copies, so `append` may still return `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
@@ -180,17 +182,18 @@ class hybrid_allocator {
   ///
   ///   - full attention: any length;
   ///   - windows and chunks: any length at which none of the blocks read was released. `append` (even if
-  ///     refused) and `shortage` release them by the length before the call, `commit` by the tokens declared
-  ///     written. So a draft that was not committed can be cut to any length from its start;
+  ///     refused) and `shortage` release blocks according to the length before the call, `commit` according
+  ///     to the tokens declared written. So a draft that was not committed can be cut to any length from its
+  ///     start;
   ///   - states, updated in place: the ends of blocks that were not released, so only within the last draft.
-  ///     To take back single tokens, `fork` before the draft and release the twin.
+  ///     To take back single tokens, `fork` before the draft and release the copy not needed.
   /// Length 0 and the present length are always possible.
   ///
   /// After a cut into a cached block its contents stay cached until the sequence writes there again (then
   /// other holders keep them, and the sequence gets a copy).
   /// @return `errc::not_kept` for the first group that lacks something, with the next larger length that is
   ///   possible; `errc::past_the_end`; and the errors of `check` for a handle.
-  /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens from there on x groups).
+  /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens after the cut x groups).
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   /// `read_until`, then `truncate`: for kernels that still use the blocks after the cut. The sequence may
@@ -228,8 +231,8 @@ class hybrid_allocator {
   }
 
   /// Declares that the contents of `block` are wrong. The cache drops the block and, in every group,
-  /// everything after its last token, even where sequences hold it; contents of other prefixes stay.
-  /// Sequences that hold the block, or held it until no token read it, cache nothing from there on;
+  /// everything after its last token, even if sequences hold it; contents of other prefixes stay. Sequences
+  /// that hold the block, or held it until no token read it, cache nothing from its first token on;
   /// `prefix_tokens` returns how many of their leading tokens are sound. To repair a sequence, truncate it to
   /// that length, or to the shorter length that `nearest_cuts` returns, and compute the rest again.
   /// @return how many cached blocks were dropped. `errc::no_such_block` for an id that no block has.
@@ -251,7 +254,7 @@ class hybrid_allocator {
   ///   token means `truncate`.
   /// @return blocks released. `errc::cannot_remove` for the first group of states, of chunks whose `reach`
   ///   does not divide the range, or of a window that would reach released blocks; `errc::empty_range`,
-  ///   `errc::past_the_end`, `errc::not_whole_blocks`, the errors of `truncate` where it means that,
+  ///   `errc::past_the_end`, `errc::not_whole_blocks`, the errors of `truncate` if the range means that,
   ///   `errc::deferred_full` as in `truncate_after`, and the errors of `check` for a handle.
   result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
   /// `read_until`, then `remove`. If refused, the sequence is unchanged.
@@ -260,16 +263,16 @@ class hybrid_allocator {
 
   // Transfers, see `paged_allocator`
 
-  /// Keeps a block unchanged while a transfer reads or writes it, until `unpin` has been called as often as
-  /// `pin`.
+  /// Keeps a block while a transfer reads or writes it: no call frees, evicts or reallocates it until `unpin`
+  /// has been called as often as `pin`.
   /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
   ///   `errc::too_many_shares`.
   result<void> pin(block_id block) noexcept;
   /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because that is
-  /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
-  /// to `tokens` or less.
+  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because the
+  /// contents after them are still being loaded. The limit holds until the caller raises it (`unlimited`) or
+  /// truncates the sequence to `tokens` or less.
   /// @return the errors of `check` for a handle.
   result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
 
@@ -290,8 +293,8 @@ class hybrid_allocator {
     return check(sequence) ? records_[sequence.slot].tokens : 0;
   }
 
-  /// Returns the sequence's block table for one group, with null blocks where it holds none; empty for a
-  /// handle that `check` refuses. Valid until the sequence is next changed.
+  /// Returns the sequence's block table for one group, with the null block where the sequence holds none;
+  /// empty for a handle that `check` refuses. Valid until the sequence is next changed.
   [[nodiscard]] std::span<const block_id> table(sequence_id sequence, std::size_t group) const noexcept;
 
   /// Writes the table as kernels read it, in units of `layout().unit` bytes (see `super_page_pool`), and
@@ -370,7 +373,7 @@ class hybrid_allocator {
         forget<detail::loss::evicted>(block);
     };
   }
-  /// Removes `block` from the prefix that names it.
+  /// Removes `block` from the prefix node that names it.
   template <detail::loss Why>
   void forget(block_id block) noexcept {
     const block_id node = node_of_[to_index(block)];
@@ -379,11 +382,11 @@ class hybrid_allocator {
     chain_.drop(node, group);
     ++losses_;
   }
-  /// Where the table entries that may be null begin.
+  /// Returns the index of the first table entry that may be null.
   [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept {
     return groups_[group].sink_blocks();
   }
-  /// Where they end, for a sequence.
+  /// Returns the end of these entries for a sequence.
   [[nodiscard]] std::uint64_t dead_to(const record& sequence, std::size_t group) const noexcept {
     return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
   }
@@ -435,11 +438,11 @@ class hybrid_allocator {
   pool_type pool_;
   std::uint32_t chunk_tokens_;
   chain_type chain_;
-  detail::fixed_array<block_id> node_of_;  // by block: the node that names a cached one
+  detail::fixed_array<block_id> node_of_;  // by block: if it is cached, the node that names it
   std::uint64_t max_sequence_tokens_;
   std::uint64_t epoch_;
   std::array<std::uint64_t, max_layer_groups> row_first_{};
-  std::uint64_t row_entries_ = 0;  // of all groups' tables; each is one entry longer than its maximum, for a
+  std::uint64_t row_entries_ = 0;  // of all groups' tables; each has one entry more than its maximum, for a
                                    // copy
   detail::handle_table<sequence_id, record> records_;
   detail::fixed_array<block_id> rows_;

@@ -43,10 +43,11 @@ struct hybrid_options {
   std::uint64_t max_sequence_tokens = 131'072;  ///< the most tokens a sequence may have
   /// Chunks of tokens that the prefix chain may hold, at least those of the longest sequence; 0: as many as
   /// the group with the most tokens per byte could cache if it had the whole budget. If no group reads all
-  /// tokens, sequences are longer than their blocks, and 0 adds the chunks of `max_sequences` longest
-  /// sequences.
+  /// tokens, sequences have more tokens than their blocks, so 0 adds the chunks of `max_sequences` sequences
+  /// of the maximum length.
   std::uint64_t max_chunks = 0;
-  /// References that may wait for fences, in at most 4 x `max_sequences` calls; unlimited: one per block id.
+  /// References that may wait for fences, from at most 4 x `max_sequences` calls; unlimited: one per block
+  /// id.
   std::uint64_t max_deferred = unlimited;
   hash_seed seed{};
   std::uint64_t epoch = 0;                ///< epoch of the initial weights, see `hybrid_allocator::reset`
@@ -100,9 +101,8 @@ namespace paging {
 
 /// The lengths nearest to a requested one to which a sequence can be cut.
 struct cut_points {
-  std::uint64_t below = 0;  ///< the longest length not above it, at worst 0: compute the rest again from
-                            ///< there
-  std::uint64_t above = 0;  ///< the shortest length not below it, at worst the present length
+  std::uint64_t below = 0;  ///< the longest possible one up to it, at worst 0
+  std::uint64_t above = 0;  ///< the shortest possible one from it on, at worst the present
 
   friend constexpr bool operator==(const cut_points&, const cut_points&) noexcept = default;
 };

@@ -15,11 +15,11 @@ inline namespace v0 {
 /// kernels read.
 enum class block_id : std::uint32_t {};
 
-/// Block 0 is never allocated: block tables are padded with it, so a kernel may always read there.
+/// Block 0 is never allocated: it pads block tables, so a kernel may always read it.
 inline constexpr block_id null_block{0};
 
-/// The most blocks a pool may have: ids fit a non-negative int32, which FlashInfer's and vLLM's kernels index
-/// with.
+/// The most blocks a pool may have: ids fit a non-negative int32, the index of FlashInfer's and vLLM's
+/// kernels.
 inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
 
 /// Returns the id as an index.
@@ -30,9 +30,9 @@ inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
 /// A block together with the generation in which it was allocated.
 ///
 /// The pool raises a block's generation each time the block becomes free, so a handle kept too long differs
-/// from the block's next owner (wrap-around after 2^32 reuses of one block). `owner` identifies the pool: it
-/// is derived from the address of the pool's metadata, so two pools alive at once share one with a chance of
-/// 2^-31. A handle that outlives its pool may match a later pool at the same address.
+/// from the handle of the block's next owner (until 2^32 reuses of one block wrap around). `owner` identifies
+/// the pool: it is derived from the address of the pool's metadata, so two live pools have the same one with
+/// probability 2^-31. A handle that outlives its pool may match a later pool at the same address.
 struct block_handle {
   block_id block = null_block;
   std::uint32_t generation = 0;
@@ -51,8 +51,8 @@ struct sequence_id {
 };
 
 /// Copy the first `tokens` slots of `source` to `destination` before anything is written to either. The next
-/// allocating call may hand out the source again, so copies carried out later keep the order of the calls,
-/// with the writes between them: for example on one stream.
+/// allocating call may allocate the source again, so copies carried out later must keep the order of the
+/// calls and of the writes between them, for example on one stream.
 struct block_copy {
   block_id source = null_block;
   block_id destination = null_block;

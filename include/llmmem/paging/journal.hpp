@@ -39,12 +39,12 @@ namespace paging {
 ///
 /// **The same state.** An allocator's state follows from its options and its operations, with one exception:
 /// the moments at which fences passed. So the journal keeps the real fences and gives the allocator
-/// `recorded_fence`s; before each operation it checks which fences have passed, and records that.
+/// `recorded_fence`s. Before each operation the journal checks which fences have passed, and records them.
 ///
-/// **Pressure.** `options.pressure` may call this object, as it may call the allocator: its operations are
-/// recorded inside the operation that called it, and a replay repeats them there.
+/// **Pressure.** `options.pressure` may call this object, as it may call the allocator. The journal records
+/// these operations inside the operation that caused the pressure, and a replay repeats them there.
 ///
-/// **Contents.** Every token and key, and the hash seed: a journal is as secret as the prompts.
+/// **Contents.** A journal has every token and key, and the hash seed: it is as secret as the prompts.
 ///
 /// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all previous
 /// frames. Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the
@@ -60,7 +60,7 @@ namespace paging {
 /// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Moves   never.
 /// @par Errors   as the allocator. When the sink refuses bytes, recording ends permanently (`recording()`),
-///   and the cache continues: a journal never costs a request.
+///   and the cache continues: a failing journal fails no request.
 template <class Cache, journal_sink Sink, fence Fence = host_fence>
 class journaled {
  public:
@@ -241,7 +241,7 @@ class journaled {
 
   /// Whether the journal holds every operation so far. Once false, it stays false.
   [[nodiscard]] bool recording() const noexcept { return journal_.recording(); }
-  /// The number of records written, without those that could not be written.
+  /// The number of records that reached the sink.
   [[nodiscard]] std::uint64_t records() const noexcept { return journal_.records(); }
   [[nodiscard]] std::uint64_t unrecorded() const noexcept { return journal_.unrecorded(); }
   [[nodiscard]] Sink& sink() noexcept { return journal_.sink(); }

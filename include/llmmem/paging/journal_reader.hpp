@@ -19,15 +19,15 @@ inline namespace v0 {
 
 /// Where a journal ended, and why.
 struct journal_end {
-  std::uint64_t records = 0;  ///< whole records before the end
+  std::uint64_t records = 0;  ///< complete records before the end
   std::uint64_t offset = 0;   ///< of the byte after the last of them
   std::string reason;         ///< empty: no bytes follow; otherwise what is wrong with them
 };
 
 /// Reads a journal record by record, and stops at the first damaged byte.
 ///
-/// A bad tail is the normal result of a crash, not an error; `end()` describes it. Every damage of up to 32
-/// consecutive bits is detected, and all other damage except one case in 2^32.
+/// A bad tail is the normal result of a crash, not an error; `end()` describes it. The reader detects every
+/// damage of up to 32 consecutive bits, and all other damage except one case in 2^32.
 ///
 /// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read; `next` throws
 ///   only `std::bad_alloc`. No input causes undefined behaviour, and memory use stays a small multiple of the
@@ -77,8 +77,8 @@ class journal_reader {
   [[nodiscard]] const journal_end& end() const noexcept { return end_; }
 
  private:
-  /// Returns a cursor over the payload of the current frame with its checksum verified, or a cursor with the
-  /// reason for the refusal.
+  /// Verifies the checksum of the current frame. Returns a cursor over its payload, or one with the reason
+  /// for the refusal.
   [[nodiscard]] detail::byte_cursor frame() noexcept {
     const auto rest = bytes_.subspan(static_cast<std::size_t>(end_.offset));
     detail::byte_cursor in(rest, end_.offset);

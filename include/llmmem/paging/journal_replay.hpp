@@ -1,5 +1,5 @@
 /// @file
-/// Replays a journal to the state that wrote it.
+/// Replays a journal, to reach the state of the cache that wrote it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -70,7 +70,7 @@ namespace detail {
 namespace paging {
 
 /// A cache into which a journal was replayed. It cannot move, because its fences and its pressure callback
-/// cannot.
+/// point to it.
 template <class Cache>
 class replayed {
  public:
@@ -119,7 +119,7 @@ class replayed {
     return header_;
   }
 
-  /// Repeats the current record, with everything that was done inside it.
+  /// Repeats the current record, with every operation recorded inside it.
   void repeat() {
     if (!reader_.record().is_open) {
       const bool was_open = std::exchange(is_open_, false);
@@ -133,7 +133,7 @@ class replayed {
     const detail::journal_outcome came = detail::execute(cache_, again, owner_, passed_, grown);
     is_open_ = was_open;
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
-    if (divergence_ || !reader_.next()) return;  // truncated inside: the outcome was not recorded
+    if (divergence_ || !reader_.next()) return;  // truncated inside the operation: no outcome was recorded
     detail::owned_record& then = reader_.record();
     if (then.op != journal_op::outcome || then.closes != again.op) {
       return diverge(std::string(to_string(then.op)), "the outcome of " + std::string(to_string(again.op)));
@@ -165,7 +165,7 @@ class replayed {
     }
   }
 
-  /// Replaces the engine's callback: repeats what it did.
+  /// Takes the place of the engine's callback and repeats its operations.
   static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
     auto& self = *static_cast<replayed*>(context);
     if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == max_pressure_depth) return false;
@@ -239,19 +239,19 @@ class replayed {
 /// Repeats the operations of a journal, comparing each outcome with the recorded one.
 ///
 /// In a cache built like the journal's, the state becomes the same: block tables, keys, the order of free and
-/// idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last whole
-/// record: `release_all()` then leaves the index of the cached contents.
+/// idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last
+/// complete record: `release_all()` then leaves the index of the cached contents.
 ///
 ///     auto same = llmmem::paging::replay(bytes, [](const llmmem::journal_header& header) {
 ///       return llmmem::paged_allocator<traced>(header.options);
 ///     });
 ///     if (same.divergence()) log(same.divergence()->message());
 ///
-/// @param make  builds the cache from the header, as it was built originally; `options.pressure`
-///   there replaces the engine's callback. For untrusted input, `make` checks the options first, because they
-///   determine how much memory the cache takes.
-/// @param records  how many records to replay (up to the end of the operation that contains the last one): to
-///   stop before a record of interest.
+/// @param make  builds the cache from the header, like the original one; `options.pressure` there replaces
+///   the engine's callback. For untrusted input, `make` checks the options first, because they determine how
+///   much memory the cache takes.
+/// @param records  how many records to replay (up to the end of the operation that contains the last one),
+///   for example to stop before a record of interest.
 /// @par Complexity   that of the operations; allocates.
 /// @par Errors   `journal_error` for a header that cannot be read, what `make` throws, `std::bad_alloc`.
 template <class Make>

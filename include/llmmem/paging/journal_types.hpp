@@ -121,7 +121,7 @@ class journal_error : public error {
 };
 
 /// The fence of a journaled cache: a point that its journal declares passed. The journal keeps the real
-/// fences, so that it can record when they passed, and repeat it.
+/// fences, so that it can record when they passed and a replay can repeat it.
 class recorded_fence {
  public:
   /// Constructs a fence that has passed.
@@ -130,7 +130,7 @@ class recorded_fence {
       : passed_(passed), point_(point) {}
 
   [[nodiscard]] bool ready() const noexcept { return passed_ == nullptr || *passed_ >= point_; }
-  /// @throws argument_error when it has not passed: during a wait, nothing could declare it passed.
+  /// @throws argument_error when it has not passed, because nothing could declare it passed during a wait.
   void wait() const {
     if (!ready())
       throw argument_error(
@@ -144,8 +144,8 @@ class recorded_fence {
 
 static_assert(fence<recorded_fence>);
 
-/// The destination of a journal: `write` takes all of the bytes or returns false, after which it is not
-/// called again. It must not call the cache.
+/// The destination of a journal: `write` takes all of the bytes, or returns false and is never called again.
+/// It must not call the cache.
 template <class S>
 concept journal_sink = std::movable<S> && requires(S& sink, std::span<const std::byte> bytes) {
   { sink.write(bytes) } noexcept -> std::same_as<bool>;
@@ -175,7 +175,7 @@ class memory_journal {
 
 static_assert(journal_sink<memory_journal>);
 
-/// A sink that calls a function of the engine: for a file, a socket, a ring that a thread empties.
+/// A sink that calls a function of the engine: for a file, a socket, or a ring that a thread empties.
 struct callback_journal {
   bool (*call)(void* context, std::span<const std::byte> bytes) noexcept = nullptr;
   void* context = nullptr;

@@ -1,5 +1,5 @@
 /// @file
-/// Runs a journal under other configurations, to find the eviction policy and size that would have hit more.
+/// Runs a journal under other configurations, to find the eviction policy and the size with more hits.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,7 +28,7 @@ struct what_if_traits : paged_traits {
   using fence = recorded_fence;
 };
 
-/// What differs in addition to the policy; empty: as in the journal's cache.
+/// What to change in addition to the policy; empty: as in the journal's cache.
 struct what_if_options {
   std::optional<std::uint64_t> blocks{};  ///< if set, the journal's `resize` calls are skipped
   std::optional<std::uint64_t> max_idle_blocks{};
@@ -54,12 +54,12 @@ struct what_if_result {
   friend bool operator==(const what_if_result&, const what_if_result&) noexcept = default;
 };
 
-/// Runs a journal's operations under each of `policies`, and returns what would have hit.
+/// Runs a journal's operations under each of `policies`, and returns the hits of each.
 ///
 /// The requests are the recorded ones, but the cache differs, so a `match` may find more or fewer tokens than
-/// it did. Missing tokens are appended; surplus tokens are subtracted from the next append: every sequence
-/// holds the tokens that it held originally. Operations that were refused originally are skipped, and so are
-/// compactions. A sequence without space here is dropped and counted (`skipped`): results with many of those
+/// it did. The run appends missing tokens and subtracts surplus tokens from the next append, so every
+/// sequence holds its original tokens. It skips compactions, and operations that the original cache refused.
+/// It drops and counts a sequence for which this cache has no space (`skipped`); results with many of those
 /// are not comparable.
 ///
 /// MIN, the policy "min", receives the time of the next match of each key: a bound for prompts matched by

@@ -1,5 +1,5 @@
 /// @file
-/// Compares what two layouts hold, and names the field by which they differ.
+/// Compares the contents of two layouts, and names the field that differs.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// The refusal of contents whose records differ in the field at `at`.
+/// Refuses contents whose records differ in the field at `at`.
 [[nodiscard]] LLMMEM_COLD inline failure field_differs(std::size_t at, const kv_layout_record& theirs,
                                                        const kv_layout_record& ours,
                                                        std::string_view who) noexcept {
@@ -39,8 +39,8 @@ namespace detail {
 ///     // throws "decode: the layouts' part.cp_interleave: 1536 there, 1 here; ..."
 ///
 /// @return `errc::layout_mismatch` with the first field that differs, starting with the parts of ranks: index
-///   = 1, wanted = its number there, found = its number here; for `part.tp_size` and `part.tp_rank`, the
-///   numbers that count ranks with the same heads as one.
+///   = 1, wanted = its number there, found = its number here; `part.tp_size` and `part.tp_rank` count ranks
+///   that hold the same heads as one.
 /// @par Complexity   O(1); never allocates.
 [[nodiscard]] inline result<void> check_contents(const kv_layout& theirs, const kv_layout& ours,
                                                  std::string_view who) noexcept {

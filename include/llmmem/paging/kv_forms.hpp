@@ -71,7 +71,7 @@ class optional_dtype {
 enum class scale_group : std::uint8_t {
   none,     ///< the block holds no scales
   vector,   ///< the values of one head of one token
-  run,      ///< `scale_form::run` consecutive values of such a vector
+  run,      ///< `scale_form::run` consecutive values of a vector
   channel,  ///< one element of a head, across all tokens of the block
 };
 
@@ -79,7 +79,7 @@ enum class scale_group : std::uint8_t {
 enum class scale_place : std::uint8_t {
   in_block,      ///< after the vectors of their plane, in the same block of the layer: [vectors][scales]
   after_vector,  ///< directly after the values that they scale: [values][scales] for each token and head
-  after_rotary,  ///< the same, but after the rotary part: [values][rotary part][scales]
+  after_rotary,  ///< after the values and their rotary part: [values][rotary part][scales]
   separate,      ///< in a section of their own, like K and V (TensorRT-LLM's pools of scales)
   behind_vector [[deprecated("its name is after_vector")]] = after_vector,
   behind_rotary [[deprecated("its name is after_rotary")]] = after_rotary,
@@ -96,8 +96,8 @@ enum class scale_place : std::uint8_t {
 ///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
 ///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///
-/// Anything else needed to read the values (the order of nibbles, swizzled scales, a rotation, a scale for
-/// all blocks) belongs in `kv_layout::model`.
+/// Everything else that a reader of the values needs (the order of nibbles, swizzled scales, a rotation, a
+/// scale for all blocks) belongs in `kv_layout::model`.
 struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
@@ -128,13 +128,13 @@ enum class plane_role : std::uint8_t {
 inline constexpr std::uint32_t plane_role_count = 10;
 static_assert(static_cast<std::uint32_t>(plane_role::index_global) + 1 == plane_role_count);
 
-/// The part of a model's keys and values that a rank holds: which heads under tensor parallelism, which
-/// tokens under context parallelism. The default is all of them.
+/// The part of a model's keys and values that a rank holds: its heads under tensor parallelism, its tokens
+/// under context parallelism. By default a rank holds all of them.
 ///
 /// Tensor parallelism: the model's KV heads are distributed in runs of `kv_layout::heads`, rank by rank. If
 /// the model has fewer heads than there are ranks, several ranks hold the same head with the same contents:
-/// set `heads_of_model` then, and always for MLA (1); otherwise each rank is assumed to hold heads of its
-/// own.
+/// set `heads_of_model` then, and always for MLA (1); otherwise the layout assumes that each rank holds heads
+/// of its own.
 ///
 /// Context parallelism: token t belongs to rank (t / cp_interleave) % cp_size, and a block of a rank holds
 /// its `block_tokens` tokens of a virtual block of cp_size x block_tokens tokens (vLLM's decode context

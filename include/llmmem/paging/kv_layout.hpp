@@ -14,8 +14,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The distances in bytes within one plane: trivially copyable, for kernels. If tokens or heads share what a
-/// block holds, the distance between them is 0, so `offset` works for each of them.
+/// The distances in bytes within one plane: trivially copyable, for kernels. If tokens or heads share a
+/// vector, the distance between them is 0, so `offset` works for each of them.
 struct plane_strides {
   std::uint64_t base = 0;
   std::uint64_t layer = 0;
@@ -38,7 +38,8 @@ namespace detail {
 inline constexpr std::size_t kv_layout_words = 39;
 using kv_layout_record = std::array<std::uint64_t, kv_layout_words>;
 
-/// Planes whose vectors of a head of a token are adjacent: their bytes, and the bytes before one of them.
+/// A run of planes whose vectors of the same head and token are adjacent: its bytes, and the bytes before one
+/// plane.
 struct kv_vector_run {
   std::uint64_t bytes = 0;
   std::uint64_t before = 0;
@@ -46,13 +47,13 @@ struct kv_vector_run {
 
 }  // namespace detail
 
-/// How the keys and values of a model are laid out in blocks, and what they are.
+/// The layout of a model's keys and values in blocks, and the identity of those contents.
 ///
 /// `content_fingerprint` is equal for layouts that hold the same values in any order: `copy_kv_block` may
 /// copy blocks between them. `fingerprint` is equal only if the order is equal too: then bytes may be copied
-/// as they are. Nothing else distinguishes two layouts with the same shape and different orders, two models
-/// with the same shape, or two ranks with other heads or tokens; caches connected by such a mistake have
-/// silently served wrong KV.
+/// unchanged. Nothing else distinguishes two layouts with the same shape and different orders, two models
+/// with the same shape, or two ranks with different heads or tokens. Caches connected despite
+/// this difference have silently served wrong KV.
 ///
 ///     constexpr kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .block_tokens = 16};
 ///     static_assert(layout.block_bytes() == 2 * 32 * 8 * 128 * 16 * 2);
@@ -72,8 +73,8 @@ struct kv_layout {
   dtype element = dtype::bf16;
   paging::head_order heads_in_block = paging::head_order::nhd;
   block_order order = block_order::layer_first;
-  /// What the values belong to, in addition to the shape: a digest of model, revision and rotary embedding
-  /// that the engine computes. 0: unknown.
+  /// Identifies the model in addition to the shape: a digest of model, revision and rotary embedding that the
+  /// engine computes. 0: unknown.
   std::uint64_t model = 0;
   paging::optional_dtype value_element{};  ///< of a value, if values are stored differently from keys
   paging::scale_form key_scales{};
@@ -106,7 +107,7 @@ struct kv_layout {
   [[nodiscard]] constexpr std::uint64_t vector_bytes(std::uint32_t p) const noexcept {
     return vector_bytes_of(role_of(p));
   }
-  /// Tokens with their own vectors in plane `p`: `block_tokens`, or 1 for what all tokens of a block share.
+  /// Tokens with their own vectors in plane `p`: `block_tokens`, or 1 if all tokens of a block share one.
   [[nodiscard]] constexpr std::uint32_t tokens_of(std::uint32_t p) const noexcept {
     return tokens_of(role_of(p));
   }
@@ -131,8 +132,8 @@ struct kv_layout {
     return std::uint64_t{block_tokens} * part.cp_size;
   }
 
-  /// Pieces of contiguous memory that make up one block: the cost of copying it. In each piece, neighbouring
-  /// blocks are adjacent.
+  /// The number of contiguous pieces of memory of one block: the cost of copying it. The same pieces of
+  /// neighbouring blocks are adjacent.
   [[nodiscard]] constexpr std::uint64_t fragments() const noexcept;
 
   /// Whether a vector of K and its V are adjacent.

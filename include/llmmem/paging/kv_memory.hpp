@@ -28,8 +28,8 @@ struct kv_memory {
   /// [planes][layers]: all layers' K, then all layers' V, then the other planes. The table must be readable
   /// by the code that looks up planes: on the device, for a kernel. Null: one allocation.
   std::byte* const* plane_table = nullptr;
-  /// Every table entry is a multiple of this power of two, which is at least an element. The caller
-  /// guarantees it, because a host cannot read a device's table. Kernels use no wider accesses.
+  /// Every table entry is a multiple of this power of two, which is at least the size of an element. The
+  /// caller guarantees it, because a host cannot read a device's table. Kernels use no wider accesses.
   std::uint32_t plane_alignment = 16;
 };
 
@@ -68,7 +68,7 @@ namespace detail {
 /// Vectors of a block of a layer, in runs of bytes that are contiguous in both layouts.
 struct vector_runs {
   std::uint64_t tokens = 0;  ///< tokens whose runs begin at separate places
-  std::uint64_t heads = 0;   ///< heads whose runs do, of each of these tokens
+  std::uint64_t heads = 0;   ///< heads with separate runs in each of these tokens
   std::uint64_t bytes = 0;   ///< of a run
 };
 
@@ -96,8 +96,8 @@ struct vector_runs {
 
 namespace detail {
 
-/// What a copy between two layouts moves vector by vector: a plane, or as one the planes that are adjacent in
-/// both layouts.
+/// The unit that a copy between two layouts moves vector by vector: a plane, or a run of planes that are
+/// adjacent in both.
 struct kv_copy_part {
   std::uint32_t plane = 0;  ///< the first plane
   std::uint64_t vector_bytes = 0;

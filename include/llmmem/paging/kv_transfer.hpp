@@ -63,10 +63,10 @@ static_assert(
   return state.finish(tail, bytes.size());
 }
 
-/// The head of a stream. In version 2 it is followed by the record of the contents; then, if `has_epoch`, the
-/// weights' epoch; then token ids, the head's digest, and the blocks, each with its own digest. Version 1 is
-/// used for layouts that do not need the record, so that older peers can still read them; epoch 0 is omitted
-/// for the same reason.
+/// The head of a stream. After it, in this order: in version 2 the record of the contents; if `has_epoch`,
+/// the weights' epoch; token ids; the head's digest; the blocks, each with its own digest. Layouts that do
+/// not need the record use version 1, so that older peers can still read them; epoch 0 is omitted for the
+/// same reason.
 struct kv_stream_header {
   static constexpr std::array<char, 8> right_magic{'l', 'l', 'm', 'm', 'e', 'm', 'k', 'v'};
   static constexpr std::uint32_t newest_version = 2;
@@ -88,7 +88,7 @@ static_assert(sizeof(kv_stream_header) == 48 + 32 && std::is_trivially_copyable_
 
 inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high = 1};
 
-/// A block's digest depends on its stream and its position in it.
+/// A block's digest depends on its stream and on its position in the stream.
 [[nodiscard]] inline hash_seed block_digest(const block_key& header, std::uint64_t block) noexcept {
   return {.low = header.low ^ block, .high = header.high};
 }
@@ -98,7 +98,7 @@ inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high 
   return {packed.block_bytes(), source, "kv_transfer: a packed block"};
 }
 
-/// Returns the digest of a stream's head: of everything before the digest.
+/// Returns the digest of a stream's head: of all bytes before the digest.
 template <class Header>
 [[nodiscard]] block_key digest_of_head(const Header& header, const kv_layout_record& contents,
                                        std::uint64_t epoch, std::span<const token_id> tokens) noexcept {
@@ -110,7 +110,7 @@ template <class Header>
   return digest_of(std::as_bytes(std::span<const Header, 1>(&header, 1)), {.low = out.low, .high = out.high});
 }
 
-/// Reports which part of the contents differs, as far as the stream describes it.
+/// Reports which part of the contents differs, as far as the stream describes them.
 [[nodiscard]] inline failure contents_differ(const kv_stream_header& header, const kv_layout_record& theirs,
                                              const kv_layout& ours, const char* who) noexcept {
   const kv_layout_record here = ours.packed().record();
@@ -119,7 +119,7 @@ template <class Header>
     const std::size_t at = first_difference(theirs, here);
     return at == kv_layout_words ? unknown : field_differs(at, theirs, here, who);
   }
-  // Version 1 means all heads and tokens, in none of the later forms. If nothing else differs, the cause is
+  // Version 1 means all heads and tokens, and no form that came later. If nothing else differs, the cause is
   // known.
   kv_layout_record there = plain_record(here);
   there[5] = header.block_tokens;
@@ -146,18 +146,18 @@ template <class T>
 /// The stream is little-endian: magic, version, fingerprint of the contents (and their record, if a layout
 /// has more than a shape), token ids, context, then one packed block after the other. The header and each
 /// block carry a 128-bit SipHash digest; a block's digest depends on the header and on the block's position.
-/// The stream contains no block ids, so an allocator of any size can import it, and no order in memory, so a
-/// layer-first cache may feed a block-first one.
+/// The stream contains no block ids, so an allocator of any size can import it. It does not depend on
+/// the memory's order either: a block-first cache can import the stream of a layer-first one.
 ///
-/// Under context parallelism each rank sends the part for its tokens to a rank with the same part: `tokens`
-/// are those of all ranks, and the allocator's blocks cover `virtual_block_tokens()`.
+/// Under context parallelism each rank sends the KV of its own tokens to a rank with the same part. `tokens`
+/// are the tokens of all ranks, and the allocator's blocks cover `virtual_block_tokens()`.
 ///
 /// @param tokens  all tokens of the sequence; their KV must be written.
-/// @param first_block  earlier blocks are not sent: the importer has them cached.
+/// @param first_block  earlier blocks are not sent, because the importer has them cached.
 /// @return bytes written. `errc::size_mismatch` if the number of `tokens` differs from the sequence's,
 ///   `errc::not_a_prefix` if some of its contents were invalidated or tokens removed,
 ///   `errc::block_tokens_differ` if the layout's `virtual_block_tokens()` differs from the allocator's
-///   `block_tokens`, `errc::no_such_block` for a memory that ends before the sequence's blocks,
+///   `block_tokens`, `errc::no_such_block` for a memory too small for the sequence's blocks,
 ///   `errc::past_the_table` for a `first_block` that the sequence does not have, `errc::stopped` when the
 ///   sink returns false.
 /// @param metadata  source of memory for one packed block.
@@ -226,12 +226,12 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 
 /// Reads a stream of `export_sequence` into a new sequence of `cache`, and its blocks into `memory`.
 ///
-/// The prefix that the cache already holds is shared, not copied. Other sequences do not find the imported
-/// blocks until all of them have been verified; then the sequence is committed. If anything is refused, no
-/// part of it remains.
+/// The sequence shares the prefix that the cache already holds. Other sequences find the imported blocks only
+/// after all of them were verified and the sequence was committed. After a refusal, nothing of the stream
+/// remains.
 ///
-/// After a refusal, the source is positioned somewhere inside the stream. If more data follows the stream,
-/// frame streams or close the source.
+/// After a refusal, the source may be anywhere inside the stream. If more data follows the stream, frame
+/// streams or close the source.
 ///
 /// @param memory  of at least `max_physical_blocks()` blocks, else `errc::no_such_block`.
 /// @return `errc::not_a_kv_stream` for another magic or version, `errc::layout_mismatch` when the contents'
@@ -298,7 +298,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
     static_cast<void>(cache.release(*sequence));
     return why;
   };
-  // Full blocks only: where the cache could also share a beginning, the stream brings the whole block.
+  // Full blocks only: if the cache could also share the beginning of a block, the stream still brings all of
+  // it.
   const std::uint64_t cached = cache.cached_tokens(tokens, header.context);
   const auto hit = cache.match(*sequence, tokens.first(static_cast<std::size_t>(cached)));
   if (!hit) return undo(hit.error());

@@ -1,6 +1,6 @@
 /// @file
-/// What a group of layers needs of its KV cache as a sequence grows: which blocks it still reads, and which
-/// must be cached for a prefix to be a hit.
+/// The needs of a group of layers as a sequence grows: which blocks it still reads, and which must be cached
+/// for a prefix to be a hit.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,16 +23,16 @@ inline constexpr std::size_t max_layer_groups = 16;
 
 /// How far back the layers of a group read.
 enum class layer_kind : std::uint8_t {
-  full_attention,   ///< every earlier token; also latent attention (MLA), whose blocks are only smaller
+  full_attention,   ///< every earlier token; also latent attention (MLA), whose blocks are smaller
   sliding_window,   ///< the token at position p reads positions p - reach + 1 to p
-  chunked_local,    ///< the token at position p reads from the last multiple of reach on
+  chunked_local,    ///< the token at position p reads from the last multiple of reach to p
   state_snapshots,  ///< the state after the previous token: SSM, Mamba, linear attention
 };
 
 /// Which states of a step the kernels of a `state_snapshots` group write.
 enum class snapshot_times : std::uint8_t {
   every_block,  ///< the state at the end of each block that the step passes, and the last one
-  end_of_step,  ///< only the last: no length inside the step is a hit, and its states need no memory
+  end_of_step,  ///< only the last one: lengths inside the step are not hits, and their states need no memory
 };
 
 /// Blocks `first` to `end` of a sequence, `end` excluded.
@@ -44,15 +44,15 @@ struct block_range {
   friend constexpr bool operator==(const block_range&, const block_range&) noexcept = default;
 };
 
-/// Layers that read equally far back and keep their caches together: a block holds `block_tokens` tokens of
-/// all of them.
+/// Layers that read equally far back and share their blocks: a block holds `block_tokens` tokens of every
+/// layer.
 ///
 /// For state layers a block holds not tokens but the state after them: block i is updated in place while
-/// tokens i * block_tokens to (i + 1) * block_tokens - 1 arrive, and is then the snapshot of position (i + 1)
-/// * block_tokens, from which block i + 1 continues. Only the last block is ever read, so the blocks before
-/// it need no memory: their entries stay in the table as placeholders. If kernels write the state only at the
-/// end of a step (`snapshot_times::end_of_step`), a step of any length takes one block, and only lengths at
-/// which a step ended are hits.
+/// tokens i * block_tokens to (i + 1) * block_tokens - 1 arrive, and then is the snapshot of position
+/// (i + 1) * block_tokens, from which block i + 1 continues. Kernels read only the last block, so the blocks
+/// before it need no memory: their entries stay in the table as placeholders. If kernels write the state only
+/// at the end of a step (`snapshot_times::end_of_step`), a step of any length takes one block, and only
+/// lengths at which a step ended are hits.
 ///
 /// A window may keep the first `sinks` tokens in view: every token reads those too, and their blocks stay
 /// (attention sinks: Xiao et al., StreamingLLM, ICLR 2024).
@@ -78,7 +78,7 @@ struct layer_group {
     return kind == layer_kind::state_snapshots && writes == snapshot_times::end_of_step;
   }
 
-  /// Returns how many tokens at the start the next token does not read, at length `n`, except sinks.
+  /// Returns how many tokens at the start the token after length `n` does not read, except sinks.
   [[nodiscard]] constexpr std::uint64_t skipped_tokens(std::uint64_t n) const noexcept {
     switch (kind) {
       case layer_kind::sliding_window:
@@ -98,8 +98,8 @@ struct layer_group {
     return n / block_tokens + (n % block_tokens != 0 ? 1 : 0);
   }
 
-  /// Returns the number of leading blocks that no token reads from length `n` on, except those of sinks:
-  /// their memory may be released.
+  /// Returns the number of leading blocks that no token after length `n` reads, except those of sinks: their
+  /// memory may be released.
   [[nodiscard]] constexpr std::uint64_t dead_blocks(std::uint64_t n) const noexcept {
     return skipped_tokens(n) / block_tokens;
   }
@@ -134,9 +134,9 @@ struct layer_group {
   }
 
   /// Whether a sequence of `length` tokens, whose first `gone` blocks were released, can be cut to `n`.
-  /// Attention can if the blocks that the token at `n` reads still exist, or it reads none. States can at the
-  /// end of a block whose snapshot still exists, because every other state was overwritten by the next.
-  /// Cutting nothing, or everything, is always possible. @pre n <= length; gone <= dead_blocks(length)
+  /// Attention can if the blocks that the token at `n` reads still exist, or if it reads none. States can at
+  /// the end of a block whose snapshot still exists, because a later state overwrote each state inside a
+  /// block. Cutting nothing, or everything, is always possible. @pre n <= length; gone <= dead_blocks(length)
   [[nodiscard]] constexpr bool can_cut(std::uint64_t n, std::uint64_t length,
                                        std::uint64_t gone) const noexcept {
     if (n == length) return true;
@@ -192,8 +192,8 @@ struct attention_layers {
   return {of.name, layer_kind::chunked_local, tokens, of.block_tokens, of.block_bytes()};
 }
 
-/// Makes a group of latent attention: reads everything, keeps one compressed vector and one rotary key per
-/// token.
+/// Makes a group of latent attention, which reads every token and keeps one compressed vector and one rotary
+/// key per token.
 [[nodiscard]] constexpr layer_group mla(const model_shape& model, std::uint32_t block_tokens,
                                         dtype type = dtype::bf16) {
   return {model.name, layer_kind::full_attention, 0, block_tokens,
@@ -220,9 +220,9 @@ namespace paging {
 
 /// Finds the longest hit of several groups in one walk over their blocks.
 ///
-/// A hit of L tokens needs of each group only the blocks that the next token reads: of a window the last
-/// blocks, of states the last snapshot. Those are consecutive, so for each group the number of cached blocks
-/// up to here without a gap is sufficient. Sinks must be cached from the start.
+/// For a hit of L tokens, a group needs only the blocks that the next token reads: the last blocks of a
+/// window, the last snapshot of states. They are consecutive, so the scan counts for each group how many
+/// blocks up to here are cached without a gap. Sinks must be cached from the start.
 ///
 /// @par Complexity   `add` O(1); `has_hit` O(groups).
 class hit_scan {
@@ -241,8 +241,8 @@ class hit_scan {
   }
 
   /// Whether every group has a hit of `length` tokens. A length that needs no block of any group (all of them
-  /// begin a new chunk) is not a hit: nothing would be found. @pre all full blocks up to there were seen, and
-  /// none after.
+  /// begin a new chunk) is not a hit, because nothing would be found. @pre all full blocks up to there were
+  /// added, and none after.
   [[nodiscard]] constexpr bool has_hit(std::uint64_t length) const noexcept {
     if (is_exhausted_) return false;
     std::uint64_t needed = 0;

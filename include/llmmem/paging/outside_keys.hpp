@@ -17,14 +17,14 @@ inline namespace v0 {
 namespace paging {
 
 /// The default: a key names a block's contents and everything before it, like the `hash_ids` of traces and
-/// the block hashes of engines. The allocator still checks that each key is cached behind the key that
+/// the block hashes of engines. The allocator still checks that each key is cached after the key that
 /// precedes it.
 struct prefix_keys {
   static constexpr bool chains = false;
 };
 
-/// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash` and works
-/// with the chained keys: observers receive those, and the index holds them.
+/// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash`; observers
+/// and the index have only the chained keys.
 struct block_keys {
   static constexpr bool chains = true;
 };
@@ -37,8 +37,8 @@ concept outside_key_policy = requires {
 
 static_assert(outside_key_policy<prefix_keys> && outside_key_policy<block_keys>);
 
-/// Returns the key of a block that follows `parent` and whose own contents `alone` names: the key that
-/// `block_keys` makes. For routers that must know the allocator's keys.
+/// Returns the key that `block_keys` makes for a block after `parent` whose own contents `alone` names. For
+/// routers that must know the allocator's keys.
 template <block_hash Hash>
 [[nodiscard]] block_key chain_key(const Hash& hash, const block_key& parent,
                                   const block_key& alone) noexcept {
@@ -46,7 +46,7 @@ template <block_hash Hash>
   return hash.chain(parent, std::span<const token_id>(words));
 }
 
-/// Returns 64 bits of a key, for code that identifies a parent by them; 0 for the zero key, which names
+/// Returns 64 bits of a key, for code that identifies a parent by 64 bits; 0 for the zero key, which names
 /// nothing.
 [[nodiscard]] constexpr std::uint64_t key_digest(const block_key& key) noexcept {
   return key.low ^ std::rotl(key.high, 32);

@@ -55,8 +55,8 @@ struct paged_traits {
 
 /// The bookkeeping of a paged KV cache: which blocks hold the tokens of which sequence.
 ///
-/// It works with block ids only. The keys and values live wherever the engine keeps `physical_blocks()`
-/// blocks: on a GPU or in a `block_storage`. A sequence grows with `append`, shares cached blocks with
+/// It works with block ids only. The engine keeps the keys and values in `physical_blocks()` blocks of its
+/// own memory: on a GPU or in a `block_storage`. A sequence grows with `append`, shares cached blocks with
 /// `match`, splits with `fork` (copy on write), shrinks with `truncate` and ends with `release`. `commit`
 /// declares that the KV of the appended tokens has been written: from then on `match` finds the sequence's
 /// full blocks, which outlive the sequence until they are evicted.
@@ -74,14 +74,14 @@ struct paged_traits {
 ///
 /// @par Complexity   O(1) per block (plus the policy's cost on eviction), O(1) per token for hashing; no heap
 ///   allocation after construction, except in `compact` and `audit`. Metadata: 85 bytes per block with the
-///   default policies; per `max_sequences` 268 bytes (136 more with a policy that retains), 4 per token of
-///   one block and 4 per entry that a table may have; and what the verification keeps (4 bytes per token,
+///   default policies; for each of `max_sequences` 268 bytes (136 more with a policy that retains), 4 per
+///   token of one block and 4 per entry that a table may have; and the verification's (4 bytes per token,
 ///   reported separately). Tables and tokens take memory as they are used.
 /// @par Thread safety   one writer at a time; const calls may run concurrently.
 /// @par Moves   handles, tables and fences move with the allocator; a moved-from allocator may only be
 ///   destroyed or assigned to.
-/// @par Waits   never. `release_after` queues behind a fence; `append` collects blocks whose fences have
-///   passed when it runs short.
+/// @par Waits   never. `release_after` queues blocks until a fence has passed; an `append` that runs short
+///   collects them.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`,
 ///   except `audit` and the compaction calls. A call that can be refused returns a `result`; a refused call
 ///   leaves sequences and references unchanged (a shortage may have collected deferred frees). A null or
@@ -146,41 +146,40 @@ class paged_allocator {
   result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept;
 
   /// Creates a sequence with the same tokens in the same blocks. When either sequence writes into a block
-  /// that both hold, it first gets its own copy, see `append_result::copy`. A fork that is kept without use
-  /// protects its blocks from eviction. O(blocks).
+  /// that both hold, it first gets its own copy, see `append_result::copy`. An unused fork still protects its
+  /// blocks from eviction. O(blocks).
   result<sequence_id> fork(sequence_id parent) noexcept;
 
-  /// Ends a sequence. Its blocks are released tail first. Committed blocks stay cached, even if the equal
-  /// blocks that `match` found instead of them have since been evicted; the others become free and are reused
-  /// first.
+  /// Ends a sequence. Its blocks are released tail first. Committed blocks stay cached, also if `match` found
+  /// equal blocks instead of them and those have since been evicted; all other blocks become free and are
+  /// reused first.
   result<void> release(sequence_id sequence) noexcept;
 
   /// Ends a sequence whose blocks kernels may still read until `after` has passed. The handle becomes stale
-  /// at once; the blocks return when the caller calls `collect`, or when `append` runs short.
+  /// at once; the blocks return to the pool when the caller calls `collect`, or when `append` runs short.
   result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
 
-  /// Takes back the blocks of ended sequences whose fences have passed. Returns the number of references
-  /// dropped.
+  /// Drops the references of ended sequences whose fences have passed, and returns how many.
   std::uint64_t collect() noexcept;
 
   // Contents
 
-  /// Shares the longest cached prefix of `tokens` with a sequence that has no tokens yet: full blocks and,
-  /// where `Traits::partial` allows it, the beginning of one more if a block is available for it.
+  /// Shares the longest cached prefix of `tokens` with a sequence that has no tokens yet: full blocks and, if
+  /// `Traits::partial` allows it, the beginning of one more block if a block is available for the copy.
   ///
-  /// An engine that needs the last token's logits must compute that token, so it passes all tokens but the
+  /// An engine that needs the last token's logits must compute that token, so it passes all tokens except the
   /// last.
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Matches by precomputed keys, one per block; the last block may be partial. A block is shared only if it
-  /// is cached behind the key that precedes it here.
+  /// is cached after the key that precedes it here.
   result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept;
 
   /// Adds tokens and allocates the blocks they need, or changes nothing.
   result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// Adds `count` tokens whose values the caller does not give. From there on, blocks are shared only by
-  /// `fork` and by key.
+  /// Adds `count` tokens whose values the caller does not give. Later blocks are shared only by `fork` and by
+  /// key.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
 
   /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
@@ -198,29 +197,30 @@ class paged_allocator {
                                  const prefix_context& context = {}) const noexcept;
 
   /// Keeps the first `tokens` tokens and releases the blocks after them at once: no kernel may still use
-  /// those. After a cut into committed blocks, the next `commit` examines all blocks of the sequence again.
+  /// them. After a cut into committed blocks, the next `commit` examines all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
-  /// Truncates while kernels may still use the blocks after the cut: those return once `after` has passed.
-  /// The sequence may write its last remaining block at once; order such writes after those kernels.
+  /// Truncates while kernels may still use the blocks after the cut, which return to the pool once `after`
+  /// has passed. The sequence may write its last remaining block at once; order such writes after those
+  /// kernels.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become cached, so that `match` finds them. Returns
-  /// the number of blocks that became cached. Where equal contents are already cached, the sequence keeps its
-  /// own block, uncached. O(1) per new block; all blocks are examined again if cached contents before them
-  /// may have been dropped.
+  /// the number of blocks that became cached. If equal contents are already cached, the sequence keeps its
+  /// own block, uncached. O(1) per new block, or O(blocks of the sequence) if cached contents before them may
+  /// have been dropped.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
   /// Commits the first `written` tokens, for engines that append the tokens of a step before the previous
   /// step has ended.
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
-  /// Commits by precomputed keys: key i names block i as it stands now; the last block may be partial. From
-  /// then on the sequence is known by keys alone, as if its token values had not been given: a commit by
-  /// tokens finds nothing to do. A block has one key: if forks share a block, the first commit names it, and
-  /// a later commit of the other kind leaves the block unfindable under the later key. The commit stops at a
-  /// key that is cached behind a different key (`stats().unchained`): see `Traits::keys` for engines whose
-  /// keys identify each block alone.
+  /// Commits by precomputed keys: key i names the present contents of block i; the last block may be partial.
+  /// From then on the sequence is known by keys alone, as if its token values had not been given, and a
+  /// commit by tokens finds nothing to do. A block has one key: if forks share a block, the first commit
+  /// names it, and after a later commit of the other kind no lookup finds the block by the later key. The
+  /// commit stops at a key that is cached after a different key (`stats().unchained`): see `Traits::keys` for
+  /// engines whose keys identify each block alone.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
   /// Replaces the sequence's own blocks by cached blocks with equal contents and releases its own. Returns
@@ -231,10 +231,10 @@ class paged_allocator {
 
   // What is worth keeping
 
-  /// Sets how much the sequence's blocks that hold tokens of `range` are worth keeping. This applies at once
-  /// to blocks already cached, and to later blocks when they are committed. If two ranges meet in a block,
-  /// the one set later applies; a sequence remembers the last `max_retained_ranges`. Has no effect under a
-  /// policy that does not retain.
+  /// Sets the worth of the sequence's blocks that hold tokens of `range`. It applies at once to blocks
+  /// already cached, and to other blocks when they are committed. If two ranges meet in a block, the later
+  /// call applies; a sequence remembers the last `max_retained_ranges`. It has no effect under a policy that
+  /// does not retain.
   result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
 
   /// Gives the eviction policy the current time, for `retention::until`. Time never goes back.
@@ -251,7 +251,7 @@ class paged_allocator {
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
                                             const prefix_context& context = {}) const noexcept;
 
-  /// Drops the contents of all idle blocks and returns how many. Blocks in use keep theirs.
+  /// Drops the contents of all idle blocks and returns how many. Blocks in use keep their contents.
   std::uint64_t drop_idle() noexcept;
 
   // Wrong contents
@@ -277,10 +277,10 @@ class paged_allocator {
   }
 
   /// Declares that the contents of `block` are wrong, because a tier could not load them or a checksum
-  /// failed. The cache drops the block and everything cached behind it, even where sequences hold them; all
-  /// else stays. Sequences that hold the block cache nothing from there on; `prefix_tokens` returns how many
-  /// of their leading tokens are sound. To repair a sequence, truncate it to that length and compute the rest
-  /// again; it can then be committed at once.
+  /// failed. The cache drops the block and all contents cached after it, even if sequences hold them; all
+  /// else stays. Sequences that hold the block cache nothing from its first token on; `prefix_tokens` returns
+  /// how many of their leading tokens are sound. To repair a sequence, truncate it to that length and compute
+  /// the rest again; then `commit` caches it as usual.
   ///
   ///     cache.invalidate(bad).value();
   ///     for (const sequence_id each : running) {
@@ -288,8 +288,8 @@ class paged_allocator {
   ///         cache.truncate(each, sound).value();  // and schedule the rest again
   ///     }
   ///
-  /// The allocator does not track which blocks were copied from the bad one (on write, or for its beginning):
-  /// call `invalidate` for such a sequence too if the copy may be wrong.
+  /// The allocator does not track copies of the bad block (on write, or of its beginning): if a copy may be
+  /// wrong, call `invalidate` for its sequence too.
   /// @return how many cached blocks were dropped. `errc::no_such_block` for an id that no block has.
   /// @par Complexity   O(blocks dropped + table entries), times the depth to which sequences share blocks
   ///   that other blocks made wrong.
@@ -303,37 +303,38 @@ class paged_allocator {
   /// up to the first invalidated block or removed token. 0 for a handle that `check` refuses. O(1).
   [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
 
-  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, later tokens
-  /// move to lower positions, and the sequence may grow to its former limit. The tokens in front remain as
-  /// the context that an engine keeps (attention sinks, a system prompt).
+  /// Removes whole blocks of tokens from the middle of a sequence. The table closes up, later tokens move to
+  /// lower positions, and the sequence may grow to its former limit. The tokens before the range remain as
+  /// context (attention sinks, a system prompt).
   ///
-  /// Blocks after the gap are no longer a prefix. Those that only this sequence holds lose their place in
-  /// the cache, and none of them is cached again; those that other sequences hold too stay cached for them.
-  /// An engine that rewrites keys for their new positions must not do so in blocks with more than one
-  /// reference (`pool().record`).
+  /// Blocks after the gap are no longer a prefix. Blocks that only this sequence holds leave the cache and
+  /// are never cached again; blocks that other sequences hold too stay cached for them. An engine that
+  /// rewrites keys for their new positions must leave blocks with more than one reference (`pool().record`)
+  /// unchanged.
   /// @param range  first and end are multiples of `block_tokens()`; an end at or after the last token means
   ///   `truncate`.
   /// @return blocks released. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and the
   ///   errors of `check` for a handle.
   result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
 
-  /// Removes tokens while kernels may still read the blocks: those return once `after` has passed.
+  /// Removes tokens while kernels may still read their blocks, which return to the pool once `after` has
+  /// passed.
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
   // Transfers
 
-  /// Keeps a block unchanged while a transfer reads or writes it: it is not freed, evicted or handed to
-  /// another sequence, even when its sequences end, until `unpin` has been called as often as `pin`. A
-  /// sequence that appends to a pinned partial block gets a copy. `compact` refuses to move the block.
+  /// Keeps a block while a transfer reads or writes it: no call frees, evicts or reallocates it, even when
+  /// its sequences end, until `unpin` has been called as often as `pin`. A sequence that appends to a pinned
+  /// partial block gets a copy. `compact` refuses to move the block.
   /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
   ///   `errc::too_many_shares`.
   result<void> pin(block_id block) noexcept;
   /// Ends one `pin`. @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
-  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because that is
-  /// still being loaded. The limit holds until the caller raises it (`unlimited`) or truncates the sequence
-  /// to `tokens` or less.
+  /// Prevents `commit` from caching anything after the first `tokens` tokens of a sequence, because the
+  /// contents after them are still being loaded. The limit holds until the caller raises it (`unlimited`) or
+  /// truncates the sequence to `tokens` or less.
   /// @return the errors of `check` for a handle.
   result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
 
@@ -379,19 +380,19 @@ class paged_allocator {
   /// Returns the input of `plan_compaction`. O(blocks + table entries); allocates.
   [[nodiscard]] compaction_facts compaction_facts_now() const;
 
-  /// Moves blocks in use, one group at a time: `copy` moves the group's contents, then every table and cache
-  /// entry refers to the new places. The allocator is consistent between groups, so compaction simply ends
-  /// there if `copy` returns false. While it runs, no kernel may use the cache, nor blocks that wait for a
-  /// fence: those are moved too. Upload the tables again afterwards. Contents, keys and tokens do not change,
-  /// only block ids: sequence handles stay valid.
+  /// Moves blocks in use, one group at a time: `copy` moves the group's contents, then the allocator updates
+  /// every table and cache entry. The allocator is consistent between groups, so compaction ends between two
+  /// groups if `copy` returns false. While it runs, no kernel may use the cache, nor blocks that wait for a
+  /// fence, because these move too. Upload the tables again afterwards. Contents, keys and tokens do not
+  /// change, only block ids: sequence handles stay valid.
   ///
   ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
   ///     const auto move_kv = [&](std::span<const block_move> moves) noexcept { ... return true; };
   ///     cache.compact(plan.moves, move_kv).value();
   ///
   /// @param group  how many moves at a time; 0: all.
-  /// @return moves made. `errc::stale_plan` if a source is no longer in use or a destination no longer free:
-  ///   then nothing was moved.
+  /// @return moves made. `errc::stale_plan` if a source is no longer in use or a destination no longer free;
+  ///   nothing was moved.
   /// @par Complexity   O(blocks + table entries) for each group.
   /// @par Errors   `out_of_memory` for 4 bytes per block, before anything changes.
   template <move_copier Copy>
@@ -401,8 +402,8 @@ class paged_allocator {
   /// The most tokens that a sequence may have.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   /// Blocks that the backing memory must have: the usable blocks and the null block. Retiring blocks are
-  /// above and are not counted: memory that may be resized has `max_physical_blocks()`, or keeps the memory
-  /// above until no block is retiring.
+  /// above these and not counted. So memory for a cache that is resized has `max_physical_blocks()`, or is
+  /// shrunk only when no block is retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The value of `physical_blocks()` at the largest size that `resize` may set.
   [[nodiscard]] std::uint64_t max_physical_blocks() const noexcept { return pool_.block_capacity() + 1; }
@@ -457,7 +458,7 @@ class paged_allocator {
     return tails_.data() + std::size_t{slot} * block_tokens_;
   }
 
-  /// Receives what the pool evicts.
+  /// Receives the blocks that the pool evicts.
   struct evicted_callback {
     paged_allocator* cache;
     void operator()(std::span<const block_id> blocks) const noexcept {
@@ -518,7 +519,7 @@ class paged_allocator {
   match_result found_so_far(std::uint32_t slot, match_result out, std::uint64_t before) noexcept;
   struct adoption {
     bool is_new = false;
-    block_id holder = null_block;  // null_block: the admission policy refused it
+    block_id holder = null_block;  // null_block: the admission policy refused the block
   };
   adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
   std::uint64_t commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept;
@@ -569,8 +570,8 @@ class paged_allocator {
   detail::fixed_array<record> records_;  // by slot
   detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
   detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot
-  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; none for a policy that does not retain
-  detail::fixed_array<block_key> chained_;  // for one call; none where the caller's keys are already chained
+  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; empty for a policy that does not retain
+  detail::fixed_array<block_key> chained_;  // during one call; empty if the caller's keys are already chained
   detail::fixed_array<std::uint32_t> free_slots_;  // a stack
   std::uint32_t free_slot_count_;
   std::uint32_t owner_;

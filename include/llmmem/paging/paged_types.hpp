@@ -28,19 +28,20 @@ inline constexpr std::uint32_t max_block_tokens = 65'536;
 
 /// The blocks that an operation lacks.
 struct block_shortage {
-  std::uint64_t needed = 0;     ///< needed by the operation; 0: nothing is refused yet, the pool only runs
-                                ///< low
+  std::uint64_t needed = 0;     ///< for the operation; 0: nothing is refused yet, but the pool runs low
   std::uint64_t available = 0;  ///< free or evictable
 };
 
 /// A callback for when blocks run short, so that the engine can preempt a sequence, offload or `collect`.
 ///
 /// The allocator calls it before it refuses an operation, with nothing changed yet. The callback may call the
-/// allocator and returns whether to look again. It is called again as long as it makes blocks available.
+/// allocator. It returns whether to try again; the allocator calls it again as long as it makes blocks
+/// available.
 ///
 /// The allocator also calls it, with `needed` 0, once each time an append, a match or a resize leaves fewer
 /// than `low` blocks available; the return value is then ignored. The operation is complete but has not yet
-/// returned to its caller, so this call may neither compact nor commit what has just grown.
+/// returned to its caller, so the callback may then neither compact, nor commit the sequence that has just
+/// grown.
 struct pressure_callback {
   bool (*call)(void* context, const block_shortage& shortage) noexcept = nullptr;
   void* context = nullptr;
@@ -55,8 +56,8 @@ struct paged_options {
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
   /// The most tokens a sequence may have; the pool bounds it anyway.
   std::uint64_t max_sequence_tokens = 131'072;
-  std::uint64_t max_idle_blocks = unlimited;  ///< how many idle blocks may keep their contents
-  /// References that `release_after` and `truncate_after` may hold, in at most 4 x `max_sequences` calls;
+  std::uint64_t max_idle_blocks = unlimited;  ///< idle blocks that may keep their contents
+  /// References that `release_after` and `truncate_after` may hold, from at most 4 x `max_sequences` calls;
   /// unlimited: one per block.
   std::uint64_t max_deferred = unlimited;
   pressure_callback pressure{};          ///< called when blocks run short
@@ -66,7 +67,7 @@ struct paged_options {
   metadata_source metadata{};            ///< source of memory for its tables
 };
 
-/// The blocks of a prompt named by external keys, as traces and other services supply them.
+/// The blocks of a prompt, named by external keys from traces and other services.
 struct keyed_blocks {
   std::span<const block_key> keys;       ///< key i names block i and everything before it
   std::uint64_t tokens = 0;              ///< tokens in all blocks together; the last block may be partial
@@ -76,7 +77,7 @@ struct keyed_blocks {
 /// Tokens `first` to `end` of a sequence, `end` excluded.
 struct token_range {
   std::uint64_t first = 0;
-  std::uint64_t end = ~std::uint64_t{0};  ///< default: to the end of the sequence, wherever that will be
+  std::uint64_t end = ~std::uint64_t{0};  ///< default: to the end of the sequence, also as it grows
 
   friend constexpr bool operator==(const token_range&, const token_range&) noexcept = default;
 };
@@ -97,8 +98,8 @@ struct request_hints {
 struct match_result {
   std::uint64_t tokens = 0;  ///< cached tokens, now part of the sequence
   std::uint64_t blocks = 0;  ///< blocks that hold them
-  /// Only with `Traits::partial`: carry it out before anything is written; then the last of `tokens` are in
-  /// their block.
+  /// Only with `Traits::partial`: carry it out before anything is written. It brings the last of `tokens`
+  /// into their block.
   block_copy copy{};
 
   friend constexpr bool operator==(const match_result&, const match_result&) noexcept = default;
@@ -150,8 +151,8 @@ struct paged_stats {
   std::uint64_t deferred = 0;         ///< references waiting for a fence
 
   std::uint64_t matches = 0;           ///< calls of `match`
-  std::uint64_t requested_blocks = 0;  ///< blocks that `match` looked for: the full ones, one per key, or
-                                       ///< all where partial reuse is on
+  std::uint64_t requested_blocks = 0;  ///< blocks that `match` looked for: the full ones, one per key, or all
+                                       ///< with partial reuse
   std::uint64_t hit_blocks = 0;        ///< blocks that `match` shared
   std::uint64_t hit_tokens = 0;
   std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of a further block
@@ -163,14 +164,14 @@ struct paged_stats {
   std::uint64_t duplicates = 0;            ///< commits that found equal contents already cached
   std::uint64_t orphans = 0;               ///< blocks dropped because the contents before theirs were dropped
   std::uint64_t invalidated = 0;           ///< blocks that `invalidate` removed from the cache
-  std::uint64_t unchained = 0;             ///< commits by keys that met a key cached behind a different key
+  std::uint64_t unchained = 0;             ///< commits by keys that met a key cached after a different key
   std::uint64_t replaced = 0;      ///< entries replaced by a commit with the same key and other contents
   std::uint64_t deduplicated = 0;  ///< blocks released in favour of equal cached ones
   std::uint64_t refused = 0;       ///< blocks that the admission policy refused
   std::uint64_t copies = 0;        ///< copies on write
 
   std::size_t metadata_bytes = 0;      ///< pool, index, tables and queue
-  std::size_t verification_bytes = 0;  ///< what the verification keeps, counted separately
+  std::size_t verification_bytes = 0;  ///< the verification's, counted separately
 
   /// The share of the slots in block tables that hold a token; 1 when there are no slots.
   [[nodiscard]] double token_occupancy(std::uint32_t block_tokens) const noexcept {
@@ -186,7 +187,7 @@ struct stored_block {
   block_key parent{};                       ///< key of the contents before these; zero: none, or not cached
   std::uint64_t first = 0;                  ///< position of its first token: 0 where nothing precedes it
   std::uint32_t tokens = 0;                 ///< covered by the key
-  std::span<const token_id> token_ids{};    ///< their values, where the verification keeps them
+  std::span<const token_id> token_ids{};    ///< their values, if the verification keeps them
   const prefix_context* context = nullptr;  ///< never null in a call
 };
 

@@ -10,15 +10,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// How a match uses a cached block of which only the first tokens are wanted.
+/// How a match uses a cached block if only its first tokens are equal.
 enum class partial_source : std::uint8_t {
   none,   ///< nothing: full blocks only
   copy,   ///< copies its first tokens into a block of the sequence
   steal,  ///< the sequence takes the block over if it is idle, otherwise copies it
 };
 
-/// A policy that states how the beginning of a block is reused, and how many cached blocks are compared at
-/// most.
+/// A policy that states how a match reuses the beginning of a block, and how many cached blocks it compares
+/// at most.
 template <class P>
 concept partial_reuse_policy = requires {
   { P::source } -> std::convertible_to<partial_source>;
@@ -35,7 +35,7 @@ struct full_blocks_only {
 static_assert(partial_reuse_policy<full_blocks_only>);
 
 /// Shares the beginning of a block too. Among the cached blocks that follow the last matched one, it uses the
-/// one with the longest agreement in tokens. It compares at most 64 followers, newest first, so a prompt with
+/// one with the most equal leading tokens. It compares at most 64 followers, newest first, so a prompt with
 /// thousands of continuations costs as much as one with few.
 ///
 /// @par Source   TensorRT-LLM's `enable_partial_reuse` and `copy_on_partial_reuse`.

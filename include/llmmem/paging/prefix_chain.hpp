@@ -1,6 +1,6 @@
 /// @file
-/// Prefixes of tokens, chunk by chunk, stored separately from the blocks that hold their KV: several groups
-/// of layers attach their cached blocks to them.
+/// Prefixes of tokens, chunk by chunk, stored separately from the blocks that hold their KV, so that several
+/// groups of layers can attach cached blocks to them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,14 +22,14 @@ namespace llmmem {
 inline namespace v0 {
 
 /// A trie of token chunks of equal length. A node represents its chunk and everything before it. For each
-/// group it names the block that caches what the group keeps there, if there is one.
+/// group it names the block that caches the group's contents at this node, if there is one.
 ///
 /// In `paged_allocator` the blocks themselves form the chain: the parent of a block is a block. That does not
 /// work for groups: a sliding window loses earlier blocks while later ones are still good, and states have
-/// few blocks. Here the chain is separate metadata of about 4 bytes per token, and lives as long as anything
-/// below it: a node is kept while it has a child, a cached block, or a holder. A parent is therefore never
-/// evicted before its child, and `verify_tokens` proves every node by its own tokens and the identity of its
-/// parent, even if blocks have come and gone.
+/// few blocks. Here the chain is separate metadata of about 4 bytes per token, and a node lives while it has
+/// a child, a cached block, or a holder. A parent is therefore never evicted before its child, and
+/// `verify_tokens` proves every node by its own tokens and the identity of its parent, even if blocks were
+/// evicted and cached again.
 ///
 /// Nodes are named by `block_id`, 1 to `nodes`; the null block is the root of every chain.
 ///
@@ -56,7 +56,7 @@ class prefix_chain {
         groups_(groups),
         chunk_tokens_(chunk_tokens) {}
 
-  /// Returns where chains begin in an epoch of the weights (see `paging::root_key`).
+  /// Returns the start of a context's chains in an epoch of the weights (see `paging::root_key`).
   [[nodiscard]] place root(const prefix_context& context, std::uint64_t epoch = 0) const noexcept {
     return {null_block, paging::root_key(hash_, context, epoch)};
   }
@@ -70,8 +70,8 @@ class prefix_chain {
     return place{*found, key};
   }
 
-  /// Returns the position one chunk further, adding a node if it was not known; nothing if no node is free,
-  /// or another chunk has the same key. The next `release` removes a new node: `share` it first.
+  /// Returns the position one chunk further, and adds a node if it was not known; nothing if no node is free,
+  /// or another chunk has the same key. Call `share` for a new node, or the next `release` removes it.
   [[nodiscard]] std::optional<place> extend(const place& at, std::span<const token_id> chunk,
                                             const prefix_context& context) noexcept {
     const block_key key = hash_.chain(at.key, chunk);
@@ -101,7 +101,7 @@ class prefix_chain {
     return index_.find(hash_.chain(at.key, chunk)).has_value() && !find(at, chunk, context);
   }
 
-  /// Adds a holder to `node`, which keeps all nodes before it too. Has no effect on the root.
+  /// Adds a holder to `node`, which also keeps all nodes before it. Has no effect on the root.
   void share(block_id node) noexcept {
     if (node != null_block) ++nodes_[to_index(node)].references;
   }
@@ -117,18 +117,18 @@ class prefix_chain {
     }
   }
 
-  /// Returns the block that caches what `group` keeps at `node`, or the null block.
+  /// Returns the block that caches the contents of `group` at `node`, or the null block.
   [[nodiscard]] block_id cached(block_id node, std::size_t group) const noexcept {
     return held_[to_index(node) * groups_ + group];
   }
 
-  /// Records that `block` caches it. @pre no block does.
+  /// Records that `block` caches the contents of `group` at `node`. @pre no block does.
   void hold(block_id node, std::size_t group, block_id block) noexcept {
     held_[to_index(node) * groups_ + group] = block;
     share(node);
   }
 
-  /// Records that no block caches it. @pre a block does.
+  /// Records that no block caches them. @pre a block does.
   void drop(block_id node, std::size_t group) noexcept {
     held_[to_index(node) * groups_ + group] = null_block;
     release(node);

@@ -23,8 +23,8 @@ inline namespace v0 {
 ///
 /// It is a hash table of cache lines. Each line holds twelve blocks with one byte of each key, compared all
 /// at once, and the number of blocks that overflowed to a later line because this one was full. A lookup
-/// therefore nearly always reads one line of the table, and stops at a line without overflow; an erased block
-/// just leaves its place. There are no tombstones and no rebuilds: the cost of an operation does not depend
+/// therefore nearly always reads one line of the table, and stops at a line without overflow. An erased block
+/// leaves an empty place. There are no tombstones and no rebuilds: the cost of an operation does not depend
 /// on earlier operations. (The overflow count comes from Facebook's F14 tables, 2019.)
 ///
 /// @par Complexity   expected O(1), lines at most half full; 35 bytes per block, allocated once in the
@@ -54,10 +54,11 @@ class prefix_index {
     return std::nullopt;
   }
 
-  /// Prefetches what `find(key)` will read first. Worth calling some lookups ahead.
+  /// Prefetches the line that `find(key)` reads first. Worth calling some lookups ahead.
   void prefetch(const block_key& key) const noexcept { LLMMEM_PREFETCH(&chunks_[home(key)]); }
 
-  /// Stores a key for a block that is not in the index: known before its contents may be shared.
+  /// Stores the key of a block that is not in the index yet, because the key is known before its contents may
+  /// be shared.
   void stage(const block_key& key, block_id block) noexcept { entries_[to_index(block)].key = key; }
 
   /// Makes the staged key name `block`, whose first `tokens` tokens are its contents.

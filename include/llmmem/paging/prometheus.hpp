@@ -206,7 +206,7 @@ void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
   detail::write_stats(stats, block_tokens, out);
 }
 
-/// Writes the same, and in seconds the measurements of a `cache_metrics`.
+/// Writes the same, and the measurements of a `cache_metrics` in seconds.
 template <text_sink Sink>
 void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
                       const cache_histograms& histograms, std::span<const prometheus_label> labels,

@@ -19,12 +19,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The part of a `sharded_free_list` that a thread uses first: for example the number of the thread. Any
-/// number is valid; threads with the same number only contend more often.
+/// The part of a `sharded_free_list` that a thread uses first: for example the thread's number. Any number is
+/// valid; threads with the same number contend more often, and lose nothing else.
 enum class shard_id : std::uint32_t {};
 
 /// A hook called between two atomic steps of a lock-free operation. The default does nothing and costs
-/// nothing; a test yields there, so that another thread can run in between.
+/// nothing; a test's hook yields, so that another thread can run in between.
 template <class S>
 concept interleaving = requires {
   { S::point() } noexcept;
@@ -46,24 +46,25 @@ static_assert(interleaving<paging::uninterrupted>);
 /// The free blocks of several threads: a stack per shard, and one count over all of them.
 ///
 /// `try_take` first reserves the whole batch on the count, or nothing, then collects it: from its own shard
-/// first, then from the others in order. Because blocks are pushed before they are counted, reserved blocks
-/// can always be found. A refusal is therefore exact: at that moment fewer blocks were free. Nothing is ever
-/// taken and put back.
+/// first, then from the other shards in order. Because blocks are pushed before they are counted, reserved
+/// blocks can always be found. A refusal is therefore exact: at that moment fewer blocks were free. No call
+/// takes blocks and puts them back.
 ///
 /// Each stack links its blocks by index. Its head carries a number that rises with every change, so an
 /// exchange succeeds only if the head has not changed in between (Treiber 1986, with IBM's tag). The number
-/// wraps after 2^32 changes of one shard: harm would require exactly a multiple of that many between reading
-/// a head and its exchange. A slower thread may still read the links of taken blocks; they are never
-/// unmapped, and its exchange then fails.
+/// wraps after 2^32 changes of one shard, which does harm only if exactly a multiple of 2^32 changes happen
+/// between reading a head and its exchange. A slower thread may still read the links of taken blocks; they
+/// are never unmapped, and its exchange then fails.
 ///
 /// @tparam Interleaving  for tests, see `interleaving`.
 ///
-/// @par Complexity   taking a batch needs one exchange of the count and one per shard it comes from,
-///   returning it one of each; in addition O(batch) links. 4 bytes per block, 64 per shard and 64 more.
+/// @par Complexity   taking a batch needs one exchange of the count and one per shard that it comes from,
+///   returning a batch one of each; both O(batch) links in addition. 4 bytes per block, 64 per shard and 64
+///   more.
 /// @par Progress   `push` is lock-free. So is `try_take`: an exchange fails, or a round over all shards finds
 ///   nothing, only because other threads made progress.
 /// @par Thread safety   `push`, `try_take` and `size` may run concurrently. The thread that takes a block
-///   sees what another thread wrote before pushing it.
+///   sees all that another thread wrote before it pushed the block.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; nothing else fails.
 template <interleaving Interleaving = paging::uninterrupted>
 class basic_sharded_free_list {
@@ -157,8 +158,8 @@ class basic_sharded_free_list {
     const auto head = head_of(shard);
     std::uint64_t seen = head.load(std::memory_order_acquire);
     for (;;) {
-      // Links may change during the walk: it may go astray, but stays inside the table and takes at most
-      // `out.size()` steps. Then the exchange fails.
+      // Other threads may change links during the walk. Then it may follow wrong links, but stays inside the
+      // table and takes at most `out.size()` steps, and the exchange fails.
       std::size_t taken = 0;
       std::uint32_t next = top(seen);
       for (; next != 0 && taken < out.size(); ++taken) {
@@ -174,8 +175,8 @@ class basic_sharded_free_list {
     }
   }
 
-  detail::atomic_array<std::uint32_t> links_;  // by block: the one below it
-  detail::atomic_array<std::uint64_t> heads_;  // by shard, followed by the count of all
+  detail::atomic_array<std::uint32_t> links_;  // by block: the block below it
+  detail::atomic_array<std::uint64_t> heads_;  // by shard, followed by the count of all shards
   std::uint32_t shards_;
 };
 

@@ -35,7 +35,7 @@ concept writer_mutex = std::default_initializable<M> && requires(M& mutex) {
   mutex.unlock();
 };
 
-/// For engines with one writer, or whose writers already exclude each other.
+/// For engines with one writer, or with writers that already exclude each other.
 struct null_mutex {
   void lock() noexcept {}
   void unlock() noexcept {}
@@ -47,7 +47,7 @@ static_assert(writer_mutex<null_mutex>);
 struct shared_traits {
   using hash = siphash13_128;           ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;   ///< `block_verification`: how a hit is verified
-  using mutex = null_mutex;             ///< `writer_mutex`: how calls of `commit` exclude each other
+  using mutex = null_mutex;             ///< `writer_mutex`: excludes concurrent calls of `commit`
   using steps = paging::uninterrupted;  ///< `interleaving`, for tests
 };
 
@@ -64,8 +64,8 @@ struct shared_prefix_options {
 /// The end of a chain of cached blocks, where the next ones are committed. A plain value.
 struct chain_end {
   prefix_context context{};
-  block_key key{};               ///< of all contents so far
-  block_id block = null_block;   ///< holds the last of them; `null_block` at the root
+  block_key key{};               ///< of all contents up to here
+  block_id block = null_block;   ///< holds the last contents; `null_block` at the root
   std::uint32_t generation = 0;  ///< of that block
 
   friend constexpr bool operator==(const chain_end&, const chain_end&) noexcept = default;
@@ -96,7 +96,7 @@ struct shared_stats {
   std::uint64_t duplicates = 0;        ///< commits that found equal contents already cached
   std::uint64_t evictions = 0;         ///< blocks whose cached contents were dropped
   std::size_t metadata_bytes = 0;      ///< states, index, lists
-  std::size_t verification_bytes = 0;  ///< what the verification keeps, counted separately
+  std::size_t verification_bytes = 0;  ///< the verification's, counted separately
 };
 
 /// A prefix cache for engines whose threads must not wait for each other: any number of threads may call
@@ -117,34 +117,34 @@ struct shared_stats {
 ///
 /// Guarantees
 ///  - A block that a caller holds keeps its contents until the caller releases it. A reader that gets a block
-///    from `match` sees what was written into it before `commit`; all reads of a block happen before the
-///    writes of the next caller that gets it from `allocate`.
-///  - The cached prefixes are closed: a cached block keeps a reference to the one before it, so a head is
-///    never evicted before its tail, and everything cached can be found.
-///  - `match` is linearizable: at some moment during the call, its result was the longest cached prefix. So
-///    are the commit of one block (several: each by itself, in order), the release of one, each single
-///    eviction, and the refusal of `try_allocate`.
+///    from `match` sees all writes to it before its `commit`; all reads of a block happen before the writes
+///    of the next caller that gets it from `allocate`.
+///  - The cached prefixes are closed: a cached block keeps a reference to the block before it, so no head is
+///    evicted before its tail, and every cached block can be found.
+///  - `match` is linearizable: at some moment during the call, its result was the longest cached prefix. Also
+///    linearizable are the commit of one block (of several: each by itself, in order), the release of one
+///    block, each single eviction, and the refusal of `try_allocate`.
 ///
 /// Eviction order. A clock's hand passes over the blocks (second chance). It evicts only leaves, and skips
-/// those released since its last visit, accurate to an eighth of a round; after two rounds it takes any leaf.
-/// From an evicted leaf it continues to the block before it, unless that has been released since as well: an
-/// idle chain is evicted tail first, as far as necessary. The hand skips an idle block that a reader revives
-/// first. No other order is guaranteed, and releases concurrent with an eviction may count late.
+/// leaves released since its last visit, accurate to an eighth of a round; after two rounds it takes any
+/// leaf. From an evicted leaf it continues to the block before it, unless that block was also released since:
+/// so it evicts an idle chain tail first, as far as necessary. If a reader revives an idle block first, the
+/// hand skips it. No other order is guaranteed, and releases concurrent with an eviction may count late.
 ///
 /// @tparam Traits  the policies, see `shared_traits`.
 ///
-/// @par Progress   all calls except `commit` are lock-free: an exchange is repeated only because another
-///   thread's succeeded, and no call waits for a stalled thread (blocks that it was about to free stay
-///   unavailable). None is wait-free: one thread may lose again and again. `commit` waits only for
+/// @par Progress   all calls except `commit` are lock-free: a call repeats an exchange only because another
+///   thread's succeeded, and no call waits for a stalled thread (blocks that the stalled thread was about to
+///   free stay unavailable). None is wait-free: one thread may lose again and again. `commit` waits only for
 ///   `Traits::mutex`.
 /// @par Thread safety   all calls may run concurrently, except `commit` under `null_mutex` (one at a time)
 ///   and `audit` (while nothing else runs). Only the destructor releases the tables' memory, so a late thread
-///   may read a state or a link; it must then confirm what it read by an exchange. Generations wrap after
-///   2^32 lives of one block: a `block_handle` or `chain_end` kept that long would be accepted; nothing else
+///   may read an old state or link; it then confirms what it read by an exchange. Generations wrap after 2^32
+///   lives of one block: a `block_handle` or `chain_end` kept that long would be accepted; nothing else
 ///   depends on it.
 /// @par Complexity   `match`, `commit`, `release`: O(1) per block, and hashing; `allocate`: O(1) per block
 ///   from the free lists, otherwise the distance that the hand moves, at most three rounds: O(blocks). No
-///   heap allocation after construction. 57 bytes per block, and what the verification keeps.
+///   heap allocation after construction. 57 bytes per block, and the verification's.
 /// @par Moves   neither moved nor copied, because threads keep references to it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all but `audit` is `noexcept`. A
 ///   mutex whose `lock` throws ends the program.
@@ -178,7 +178,7 @@ class shared_prefix_cache {
   /// Finds the longest cached prefix of `tokens`, in at most `out.size()` full blocks, and takes a reference
   /// to each.
   ///
-  /// An engine that needs the last token's logits must compute that token, so it passes all tokens but the
+  /// An engine that needs the last token's logits must compute that token, so it passes all tokens except the
   /// last.
   shared_match match(std::span<const token_id> tokens, const prefix_context& context,
                      std::span<block_id> out) noexcept;
@@ -192,7 +192,7 @@ class shared_prefix_cache {
   /// @param on_evict  called on this thread, `noexcept`, with blocks whose contents are dropped, before any
   ///   caller gets them.
   /// @return `errc::out_of_blocks` if the hand found nothing to evict in its rounds and too few blocks are
-  ///   free. Blocks evicted up to then stay evicted.
+  ///   free. Blocks that it had already evicted stay evicted.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, shard_id shard = {}, OnEvict&& on_evict = {}) noexcept;
 
@@ -204,11 +204,11 @@ class shared_prefix_cache {
   result<void> share(std::span<const block_id> blocks) noexcept;
 
   /// Drops one of the caller's references from each block, the last of the span first. Cached blocks stay
-  /// cached; private ones become free. Two threads that release the same last reference at the same moment
-  /// cannot be distinguished.
+  /// cached; private ones become free. If two threads release the same last reference at the same moment, the
+  /// cache cannot detect the double release.
   /// @return `errc::double_free` for a block without references, `errc::null_handle`, `errc::foreign_handle`
   ///   for a block that is not of this cache, for a handle also `errc::stale_handle`: the blocks after it in
-  ///   the span are released, it and those before it are not.
+  ///   the span are released; it and the blocks before it are not.
   result<void> release(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     return release_all(blocks, shard);
   }
@@ -231,17 +231,18 @@ class shared_prefix_cache {
 
   // The writer
 
-  /// Caches blocks after `after`: block i holds the i-th `block_tokens()` of `tokens`. They must be written,
-  /// and never written again. Tokens after the last full block are ignored.
+  /// Caches blocks after `after`: block i holds the i-th `block_tokens()` of `tokens`. The blocks must be
+  /// written, and must not be written again. Tokens after the last full block are ignored.
   ///
   /// If equal contents are already cached, the caller keeps its own block, private, and the chain continues
-  /// after the cached one, to which the caller has no reference.
+  /// after the cached block, to which the caller has no reference.
   /// @pre the caller holds all blocks, and no thread releases them during the call.
   /// @return `errc::stale_handle` if the block that `after` names has been evicted, which happens only to a
-  ///   block that the caller does not hold: commit from `root` on. `errc::size_mismatch` if there are fewer
-  ///   blocks than full ones in `tokens`; `errc::double_free` for a block without references. These change
-  ///   nothing. `errc::already_cached` for a block that is cached with other contents, or that would get more
-  ///   children than a block can have, `errc::too_many_shares`: the blocks before it are committed.
+  ///   block that the caller does not hold: then commit from `root`. `errc::size_mismatch` if there are fewer
+  ///   blocks than full ones in `tokens`; `errc::double_free` for a block without references. After these
+  ///   errors nothing has changed. `errc::already_cached` for a block that is cached with other contents, or
+  ///   that would get more children than a block can have, `errc::too_many_shares`: the blocks before it are
+  ///   committed.
   result<shared_commit> commit(const chain_end& after, std::span<const token_id> tokens,
                                std::span<const block_id> blocks) noexcept;
 
@@ -251,13 +252,13 @@ class shared_prefix_cache {
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
-  /// Counts by reading the state of each block, O(blocks). `match` returns its results to its caller but does
-  /// not count them, because all threads would contend for a common counter. Exact while nothing runs.
+  /// Counts by reading the state of each block, O(blocks). Calls of `match` are not counted, because all
+  /// threads would contend for a common counter. Exact while no other call runs.
   [[nodiscard]] shared_stats stats() const noexcept;
 
   /// Proves that each block is free, private or cached and nothing else, and that exactly the cached ones are
   /// found, each by its key and after a cached block to which it keeps a reference. Returns one sentence for
-  /// each violation. O(blocks); allocates. @pre nothing else runs.
+  /// each violation. O(blocks); allocates. @pre no other call runs.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -310,16 +311,16 @@ class shared_prefix_cache {
   std::uint32_t owner_ = 0;
   detail::atomic_array<std::uint64_t> states_;  // by block: a shared_state
   detail::shared_index index_;
-  // By block; the writer writes it before the block is cached, holders of the block read it.
+  // By block. The writer fills an entry before it caches the block; holders of the block read it.
   detail::fixed_array<entry> entries_;
   verification_type verification_;
   hash_type hash_;
   free_list_type free_;
   std::uint64_t eighth_;    // of a round of the hand, in blocks
-  std::uint32_t full_age_;  // of a block that the hand has gone round since, in eighths
+  std::uint32_t full_age_;  // age of a block that was last released a full round ago, in eighths
   LLMMEM_NO_UNIQUE_ADDRESS mutex_type mutex_;
 
-  alignas(64) std::atomic<std::uint64_t> hand_{0};  // number of blocks that it has passed
+  alignas(64) std::atomic<std::uint64_t> hand_{0};  // number of blocks that the hand has passed
   std::atomic<std::uint8_t> time_{0};               // rounds of the hand, in eighths
   std::atomic<std::uint32_t> follow_{0};            // the block before the one evicted last
   std::atomic<std::uint64_t> evictions_{0};

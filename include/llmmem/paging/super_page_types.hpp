@@ -28,7 +28,7 @@ struct super_page_options {
   metadata_source metadata{};                         ///< source of memory for its tables
 };
 
-/// Where blocks are: kernels and copies compute addresses from it. A plain value.
+/// The places of blocks, from which kernels and copies compute addresses. A plain value.
 struct super_page_layout {
   std::uint64_t page_bytes = 0;
   std::uint32_t shift = 0;  ///< number of low bits of a block id that give its index in the page
@@ -59,11 +59,11 @@ struct group_blocks {
   std::span<block_id> out{};
 };
 
-/// What one group asks for, what is available to it, and how many pages that takes.
+/// The blocks that one group asks for, the blocks available to it, and the pages that the request takes.
 struct group_shortage {
   std::uint64_t wanted = 0;     ///< blocks
-  std::uint64_t available = 0;  ///< blocks available to it, after the groups before it got theirs
-  std::uint64_t pages = 0;      ///< pages it needs in addition to those it cannot lose
+  std::uint64_t available = 0;  ///< blocks available to it, after the groups before it got their blocks
+  std::uint64_t pages = 0;      ///< pages it needs in addition to its pages with active blocks
 
   [[nodiscard]] constexpr std::uint64_t missing() const noexcept {
     return wanted > available ? wanted - available : 0;
@@ -104,7 +104,7 @@ struct super_page_stats {
   std::uint64_t allocations = 0;     ///< blocks allocated
   std::uint64_t evictions = 0;       ///< idle blocks whose contents were dropped
   std::uint64_t pages_assigned = 0;  ///< given to a group
-  std::uint64_t pages_emptied = 0;   ///< by evicting all they kept, to get a free page
+  std::uint64_t pages_emptied = 0;   ///< by evicting all their kept contents, to get a free page
   std::size_t metadata_bytes = 0;
 };
 
@@ -117,7 +117,7 @@ struct page_choice {
 };
 
 /// Returns the multiple of `step` from `least` to `most` with the least waste: the share of a page after its
-/// last block, in the group that loses most; the smallest such multiple. O(most / step x groups).
+/// last block, in the group that loses most; among equals, the smallest multiple. O(most / step x groups).
 ///
 /// @throws length_error  when there is no such multiple, or a block is larger than `most`.
 [[nodiscard]] constexpr page_choice choose_page_bytes(std::span<const std::uint64_t> block_bytes,

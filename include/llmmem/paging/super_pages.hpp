@@ -26,37 +26,37 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A function that makes a policy with a given number of slots: for policies chosen at run time.
+/// A function that makes a policy with a given number of slots, for policies chosen at run time.
 template <class F, class Eviction>
 concept eviction_factory = requires(F& make, slot_count slots, const metadata_source& source) {
   { make(slots, source) } -> std::same_as<Eviction>;
 };
 
-/// Blocks of several sizes, one size per group, out of pages of one size: nothing is padded to a common
-/// multiple, and memory that one group leaves serves the others.
+/// Blocks of several sizes, one size per group, from pages of one size: nothing is padded to a common
+/// multiple, and other groups use the pages that one group leaves.
 ///
 /// A page belongs to at most one group. It then holds floor(page bytes / block bytes) of the group's blocks;
-/// the rest of the page, less than a block, is unused meanwhile. A page is assigned when a group has no free
-/// block, and returns when its last block is free. The pool makes pages return as follows:
+/// the rest of the page, less than a block, is unused meanwhile. The pool assigns a page when a group has no
+/// free block, and takes it back when its last block is free. It makes pages free as follows:
 ///
 ///   - It takes a free block from the group's fullest page, by active blocks.
 ///   - While pages are scarce (fewer than one in 16 is free), a group that has idle blocks in pages with
-///     active ones evicts those before it takes a page, because no other group can use them: its next victim
-///     if that is in such a page, otherwise the oldest of its fullest page.
+///     active ones evicts these idle blocks before it takes a page, because no other group can use them: its
+///     next victim if that is in one of these pages, otherwise the oldest idle block of its fullest page.
 ///   - When a page is needed, the pool empties one page as a whole: the page that loses the smallest share of
-///     kept contents and, among those, the one out of use for longest. It evicts no other block for that.
-///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) The
-///     asking group's own next victim is evicted instead, unless everything kept in that page has been idle
-///     for longer.
+///     kept contents and, among equals, the page unused for longest. It evicts no other block for that.
+///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) If
+///     some contents of that page have been idle for less time than the asking group's own next victim, the
+///     pool evicts that victim instead.
 ///
 /// Blocks are active, idle or free as in `block_pool`. `Eviction` orders the idle blocks, with one instance
 /// per group.
 ///
 /// @par Ids   a `block_id` is page << shift | index, over all groups; page 0 is the null page, so block 0 is
-///   the null block and its address may be read. Metadata is indexed by the id; hosts and kernels decode it
-///   without a division. Tables for kernels hold units instead, see `super_page_layout`: address = base +
+///   the null block and kernels may read its address. Metadata is indexed by the id; hosts and kernels decode
+///   it without a division. Tables for kernels hold units instead, see `super_page_layout`: address = base +
 ///   int64(entry) * unit for every group alike. A paged kernel computes exactly that if its stride between
-///   blocks is set to `unit`, so kernels need not know about pages.
+///   blocks is set to `unit`, so kernels work without knowledge of pages.
 ///
 /// @par Complexity   O(1) per block, plus the policy's cost, and O(groups) per page; `allocate` as a whole
 ///   adds O(groups). Metadata 20 bytes per block id (page blocks rounded up to a power of two), the policies'
@@ -68,7 +68,7 @@ template <eviction_policy Eviction = lru_eviction>
 class super_page_pool {
  public:
   explicit super_page_pool(const super_page_options& options);
-  /// Constructs with `make` called once for each group.
+  /// Constructs a pool whose policies `make` returns, called once for each group.
   template <eviction_factory<Eviction> Make>
   super_page_pool(const super_page_options& options, Make&& make);
 
@@ -82,7 +82,7 @@ class super_page_pool {
   }
 
   /// Allocates only if `leave` blocks of each group remain available afterwards, all together; a refusal
-  /// counts them as needed. Empty: no minimum.
+  /// counts these blocks as needed. Empty: no minimum.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<const group_blocks> wanted, std::span<const std::uint64_t> leave,
                         OnEvict&& on_evict = {}) noexcept;
@@ -122,7 +122,7 @@ class super_page_pool {
   template <eviction_callback OnEvict = ignore_eviction>
   bool evict_one(std::size_t group, OnEvict&& on_evict = {}) noexcept;
 
-  /// Computes whether every group can get what it asks for, all together, and what each lacks.
+  /// Computes whether all groups together can get the blocks they ask for, and what each lacks.
   /// @param wanted  blocks for each group; `out` has the same length.
   /// @return whether nothing is lacking.
   /// @par Complexity   O(groups).
@@ -167,9 +167,9 @@ class super_page_pool {
   [[nodiscard]] super_page_group_stats stats(std::size_t group) const noexcept;
   [[nodiscard]] super_page_stats stats() const noexcept;
 
-  /// Proves the pool's invariants: each page is free or counted with its group; its blocks are each active,
-  /// idle or free as it counts them; it is in the lists it belongs to; and every byte of the budget is
-  /// accounted for. Returns one sentence for each violation. O(block ids); allocates.
+  /// Proves the pool's invariants: each page is free or counted with its group; each of its blocks is active,
+  /// idle or free, as the page counts them; the page is in the lists it belongs to; and every byte of the
+  /// budget is accounted for. Returns one sentence for each violation. O(block ids); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -177,7 +177,7 @@ class super_page_pool {
 
   static constexpr std::uint16_t no_group = 0xFFFF;
   static constexpr std::size_t fill_levels = 64;     // of a group's pages with free blocks
-  static constexpr std::uint64_t scarce_share = 16;  // scarce: fewer than one page in so many is free
+  static constexpr std::uint64_t scarce_share = 16;  // scarce: fewer than one page in this many is free
   static constexpr std::size_t idle_levels = 8;      // of pages without active blocks, over all groups
 
   struct page_record {
@@ -185,8 +185,7 @@ class super_page_pool {
     std::uint16_t active = 0;
     std::uint16_t idle = 0;
     std::uint16_t touched = 0;  // blocks from here on were not used since the page was assigned
-    std::uint32_t free_block = detail::no_index;  // index in the page; links the free blocks that were used
-                                                  // before
+    std::uint32_t free_block = detail::no_index;  // index in the page; links the previously used free blocks
     std::uint32_t last_idle = 0;                  // when a block in it last became idle
   };
   struct group_record {
@@ -196,7 +195,7 @@ class super_page_pool {
     std::uint64_t active = 0;
     std::uint64_t idle = 0;
     std::uint64_t spare = 0;   // free and idle blocks of pages that hold an active one
-    std::uint64_t open = 0;    // bit i: its i-th list of pages with free blocks is not empty
+    std::uint64_t open = 0;    // bit i: the group's i-th list of pages with free blocks is not empty
     std::uint64_t mixed = 0;   // the same for pages with active and idle ones
     std::uint64_t wanted = 0;  // blocks that the allocation in progress has not handed out yet
   };
@@ -252,8 +251,8 @@ class super_page_pool {
   std::array<group_record, max_layer_groups> groups_{};
   detail::fixed_array<page_record> pages_;
   detail::fixed_array<block_record> records_;  // by block id
-  detail::fixed_array<std::uint32_t> since_;   // by block id: since when it is idle; for a free block, the
-                                               // next free one
+  detail::fixed_array<std::uint32_t> since_;   // by block id: when it became idle; for a free block, the next
+                                               // free one
   detail::page_lists idle_;                    // the idle blocks of each page, the oldest first
   detail::fixed_array<std::uint32_t> free_pages_;  // a stack
   std::uint64_t free_page_count_ = 0;

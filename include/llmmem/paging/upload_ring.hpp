@@ -1,5 +1,6 @@
 /// @file
-/// Memory from which block tables are written and uploaded, so that a table in flight is never overwritten.
+/// Memory in which block tables are written and from which they are uploaded, so that a table in flight is
+/// never overwritten.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,16 +26,16 @@ inline namespace v0 {
 
 /// The construction parameters of an `upload_ring`.
 struct upload_ring_options {
-  std::uint64_t slot_bytes = 0;      ///< of the largest table with everything uploaded with it
-  std::uint32_t slots = 3;           ///< tables in flight at once, plus the one being written
+  std::uint64_t slot_bytes = 0;      ///< of the largest upload: a table and all that is uploaded with it
+  std::uint32_t slots = 3;           ///< tables in flight at once, and the table that the host writes
   std::uint64_t alignment = 256;     ///< of every slot, on both sides; a power of two
   std::string name = "upload_ring";  ///< the name in error texts
   metadata_source metadata{};        ///< source of memory for its records
 };
 
-/// A ring of slots. Each slot is a piece of host memory, into which a step's tables are written, and the
-/// piece of device memory that the step's kernels read. A slot is handed out again only once the fence after
-/// which it was released has passed.
+/// A ring of slots. Each slot is a piece of host memory, into which the engine writes a step's tables, and a
+/// piece of device memory, which the step's kernels read. A slot can be acquired again only once the fence
+/// given at its release has passed.
 ///
 /// Writing the next step's table into a buffer that the last step's copy still reads would silently give a
 /// kernel another batch's blocks; this ring makes that impossible.
@@ -60,7 +61,8 @@ struct upload_ring_options {
 template <memory_space Staging, memory_space Target, fence Fence = host_fence>
 class upload_ring {
  public:
-  static_assert(Staging::is_host_accessible, "tables are written by the host");
+  static_assert(Staging::is_host_accessible,
+                "the host writes tables into Staging: use a host-accessible space");
   static_assert(std::is_trivially_copyable_v<Fence>,
                 "a fence that waits in a ring must be trivially copyable");
 
@@ -80,7 +82,7 @@ class upload_ring {
         target_(target, options.slots, stride_, std::align_val_t{options.alignment}),
         states_(options.slots, state{}, options.metadata, "upload_ring: slots") {}
 
-  /// Acquires the next slot, or returns `errc::ring_busy` when that is still held or in flight.
+  /// Acquires the next slot, or returns `errc::ring_busy` when that slot is still held or in flight.
   [[nodiscard]] result<slot> acquire() noexcept {
     state& next = states_[next_];
     if (next.is_held || !next.after.ready()) {
@@ -90,7 +92,7 @@ class upload_ring {
   }
 
   /// Acquires the next slot, waiting for its fence. `errc::ring_busy` if waiting would not help, because the
-  /// slot has not been released.
+  /// caller has not released the slot.
   [[nodiscard]] result<slot> acquire_wait() {
     state& next = states_[next_];
     if (next.is_held) return failure{errc::ring_busy, next_, 1, states_.size(), name_.c_str()};

@@ -16,8 +16,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Identity of a block's cached contents: the block, and how often it had been cached before. Unlike a key it
-/// cannot collide. The root of every chain is the null block.
+/// Identity of a block's cached contents: the block, and how often it was cached before. Unlike keys,
+/// identities cannot collide. The root of every chain is the null block.
 struct chain_link {
   block_id block = null_block;
   std::uint32_t stamp = 0;
@@ -27,11 +27,11 @@ struct chain_link {
 
 /// Verifies hits for a prefix index.
 ///
-/// `store` keeps a full block's tokens; `enrol` records that they are now cached, as the child of `parent` in
-/// `context`; `holds` returns whether a cached block has exactly these tokens after exactly that parent, and
-/// `needs_parent` whether it returns false permanently once that parent is no longer cached. `enrol_by_key`
-/// records that the block was cached by an external key; `holds_key` returns whether a sequence in `context`
-/// may use a block found by its key.
+/// `store` keeps a full block's tokens. `enrol` records that they are now cached, as the child of `parent` in
+/// `context`. `holds` returns whether a cached block has exactly these tokens after exactly that parent.
+/// `needs_parent` returns whether `holds` returns false permanently once that parent is no longer cached.
+/// `enrol_by_key` records that the block was cached by an external key. `holds_key` returns whether a
+/// sequence in `context` may use a block found by its key.
 template <class V>
 concept block_verification =
     std::constructible_from<V, std::uint64_t, std::uint32_t, const metadata_source&> && std::movable<V> &&
@@ -52,12 +52,12 @@ concept block_verification =
     };
 
 /// The default: a hit counts only if the block's own tokens, its context and the *identity* of the block
-/// before it are equal. By induction from the root the whole prefix is then equal, regardless of the hash:
-/// one tenant never gets another's KV, and a collision costs a hit.
+/// before it are equal. By induction from the root the whole prefix is then equal, regardless of the hash: a
+/// tenant never gets another tenant's KV, and a collision costs only a hit.
 ///
-/// A child whose parent was evicted and computed again is the child of another identity, and so not a hit:
-/// `paged_allocator` drops it with its parent. Policies that evict tails first (all of this library's except
-/// LFU and MIN under pressure) lose nothing by it.
+/// If a parent was evicted and computed again, it has another identity, so its former child is not a hit:
+/// `paged_allocator` drops a child with its parent. Policies that evict tails first (all of this library's
+/// except LFU and MIN under pressure) lose nothing by this.
 ///
 /// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes per token and 48 per block, taken as they
 ///   are used.
@@ -86,7 +86,7 @@ class verify_tokens {
     enrol(block, unknown_parent, context);
   }
 
-  /// Moves what is known of `from` to `to`, under a new identity; the old one stays readable until `from` is
+  /// Moves the record of `from` to `to`, under a new identity; the old record stays readable until `from` is
   /// enrolled again.
   void move(block_id from, block_id to) noexcept {
     std::memcpy(tokens_.data() + first(to), tokens_.data() + first(from), block_tokens_ * sizeof(token_id));
@@ -117,7 +117,7 @@ class verify_tokens {
             std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0);
   }
 
-  /// An external key contains nothing about the context.
+  /// Compares the context, because an external key contains nothing about it.
   [[nodiscard]] bool holds_key(block_id block, const prefix_context& context) const noexcept {
     return records_[to_index(block)].context == context;
   }
@@ -135,8 +135,7 @@ class verify_tokens {
     std::uint32_t stamp = 0;
   };
 
-  // No chain passes through the null block with a stamp: only the root is the null block, and it has no
-  // stamp.
+  // No chain has a parent like this: only the root is the null block, and the root has no stamp.
   static constexpr chain_link unknown_parent{null_block, 1};
 
   [[nodiscard]] std::size_t first(block_id block) const noexcept {
@@ -152,8 +151,8 @@ static_assert(block_verification<verify_tokens>);
 
 /// Trusts equal keys: keeps no tokens and no contexts, so external keys must themselves distinguish tenants
 /// and adapters. For keys that come from elsewhere (traces, another service), and for engines that accept a
-/// 128-bit keyed hash as proof. A sequence that is truncated into a full block caches nothing from there on,
-/// because the block's tokens are not known.
+/// 128-bit keyed hash as proof. A sequence truncated into a full block caches nothing from that block on,
+/// because the block's tokens are unknown.
 class trust_hash {
  public:
   static constexpr bool keeps_tokens = false;

@@ -1,5 +1,5 @@
 /// @file
-/// The last accesses of a running program, and how far the bytes brought up for them are from the fewest
+/// The last accesses of a running program, and the bytes brought up for them compared with the fewest
 /// possible.
 #pragma once
 
@@ -14,13 +14,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The bytes that came up to tier 0 in a window of accesses, and the fewest that had to.
+/// The bytes that came up to tier 0 in a window of accesses, and the fewest that any choice needs.
 struct access_regret {
   std::uint64_t accesses = 0;     ///< leases that began in the window
-  std::uint64_t moved_bytes = 0;  ///< brought up for them, or in advance
-  std::uint64_t min_bytes = 0;    ///< the fewest, for any choice of what leaves
+  std::uint64_t moved_bytes = 0;  ///< brought up for these leases, or in advance
+  std::uint64_t min_bytes = 0;    ///< the fewest, over all choices of chunks to evict
 
-  /// Returns the bytes that a choice with foresight would not have moved.
+  /// Returns the bytes that an optimal choice would have saved.
   [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return moved_bytes - min_bytes; }
   /// Returns the bytes moved for each necessary one; 1 if no choice moves fewer.
   [[nodiscard]] constexpr double ratio() const noexcept {
@@ -41,16 +41,16 @@ struct access_regret {
 ///     ...
 ///     buffer.observer().regret(budget).ratio();     // 1.0: no policy could have moved less
 ///
-/// An `access_observer`; any other code with chunks and a budget may feed it as well.
+/// An `access_observer`; any other code with chunks and a budget may report events to it, too.
 ///
 /// **The least** is `lower_bound`'s on the window's events (bounds.hpp has the proof), from the contents of
-/// tier 0 when the window began: for equal chunks exactly what MIN fetches from there, for others and with
-/// overlapping leases a bound below it. Each chunk's first event shows whether it was there, so that nothing
-/// is free: `moved_bytes` is never less than the least. Bytes are as tier 0 rounds them. The buffer reports
-/// clones that share contents as one chunk.
+/// tier 0 when the window began: for equal chunks exactly the bytes that MIN fetches from then on, for other
+/// chunks and with overlapping leases a bound below MIN's. Each chunk's first event shows whether tier 0 held
+/// it, so the bound assumes no free contents, and `moved_bytes` is at least the bound. Bytes count as tier 0
+/// rounds them. The buffer reports clones that share contents as one chunk.
 ///
-/// A chunk that was prefetched and is not yet used counts as moved, and as regret until the window has the
-/// lease that uses it. A chunk that gets another size counts as a new one.
+/// A chunk that was prefetched and is not yet used counts as moved, and as regret until the window has a
+/// lease that uses it. A chunk whose size changes counts as a new one.
 ///
 /// @par Complexity      an event O(1), 16 bytes, in memory taken by the constructor. `regret` is O(events log
 ///                      events), and allocates.
@@ -58,32 +58,33 @@ struct access_regret {
 /// @par Errors          the constructor throws `argument_error` for no events, and `out_of_memory`.
 class access_window {
  public:
-  /// @param events  how many it keeps: a lease is two, one that misses in a full tier four.
+  /// @param events  how many events it keeps: a lease is two, a lease that misses in a full tier four.
   explicit access_window(std::uint32_t events, const metadata_source& metadata = {});
 
-  /// @name Events   of a chunk in tier 0, which takes `bytes` there, not 0
+  /// @name Events   of a chunk in tier 0, which takes `bytes` there, at least 1
   /// @{
-  /// A lease began, where there was none.
+  /// The first lease of the chunk began.
   void on_leased(chunk_id chunk, std::uint64_t bytes, access_mode mode) noexcept {
     add(chunk, bytes,
         mode == access_mode::write  ? kind::written
         : mode == access_mode::read ? kind::read
                                     : kind::updated);
   }
-  /// The last lease of it ended.
+  /// The last lease of the chunk ended.
   void on_released(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::released); }
-  /// It was brought up from the tier below.
+  /// The chunk was brought up from the tier below.
   void on_arrived(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::arrived); }
-  /// It appeared there without a lease, and without coming from below: copied from contents of this tier.
+  /// The chunk appeared in tier 0 without a lease and without a transfer from below: copied from contents of
+  /// this tier.
   void on_made(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::made); }
-  /// It was evicted, discarded or removed.
+  /// The chunk was evicted, discarded or removed.
   void on_left(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::left); }
   /// @}
 
   /// Returns the regret of the window's events, for a tier 0 of `budget` bytes.
   [[nodiscard]] access_regret regret(std::uint64_t budget) const;
 
-  /// Returns the number of events it keeps now, at most `capacity()`; it drops the oldest first.
+  /// Returns the number of events in the window, at most `capacity()`; the oldest leave first.
   [[nodiscard]] std::size_t size() const noexcept {
     return seen_ < events_.size() ? static_cast<std::size_t>(seen_) : events_.size();
   }
@@ -103,7 +104,7 @@ class access_window {
   void add(chunk_id chunk, std::uint64_t bytes, kind what) noexcept {
     events_[static_cast<std::size_t>(seen_++ % events_.size())] = {bytes, chunk, what};
   }
-  /// Returns the i-th of those kept, the oldest first.
+  /// Returns the i-th event in the window, oldest first.
   [[nodiscard]] const event& at(std::size_t i) const noexcept {
     return events_[seen_ <= events_.size() ? i : static_cast<std::size_t>((seen_ + i) % events_.size())];
   }

@@ -1,5 +1,5 @@
 /// @file
-/// The bytes and stall that every plan needs at least.
+/// Lower bounds on the bytes and the stall of every plan.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,47 +14,47 @@ inline namespace v0 {
 
 /// The iterations that a bound holds for.
 enum class bounded_iteration : std::uint8_t {
-  first,   ///< one iteration, from a machine with all chunks in the last tier only
-  steady,  ///< each of endlessly many, on average
+  first,   ///< one iteration that begins with all chunks in the last tier only
+  steady,  ///< the average of endlessly many
 };
 
 /// Returns a lower bound on the stall of an iteration and on the bytes over each edge, for any plan.
 ///
-/// **Bytes onboard.** Consider the edge below tier k, and B, the budgets of tiers 0 to k together. Between
-/// two uses of a chunk of which the second reads it, its contents either are in these tiers all the time, or
-/// come over the edge in between: a *gap* is either kept or costs the chunk's bytes. At every instant what is
-/// kept and what is leased fit B. Drop the restriction to whole chunks and decide for each byte separately:
-/// that can only be cheaper. To keep as many intervals of equal weight as possible under a capacity that
-/// varies over time, go through time and, wherever there are too many, give up the one that ends last: any
-/// choice must give up one of those, and giving up the last to end leaves the others, point for point, under
-/// the least load. That is Belady's rule, applied to bytes; what it gives up is the bound. For one tier of
-/// equal chunks no chunk is divided (if sizes and budget are multiples), so the bound is what MIN itself
-/// needs.
+/// **Bytes onboard.** Consider the edge below tier k, and let B be the budgets of tiers 0 to k together. Take
+/// two uses of a chunk, the second of which reads it. Between them, the chunk's contents either stay in these
+/// tiers or come over the edge: a *gap* is either kept or costs the chunk's bytes. At every instant, kept
+/// gaps and leases fit B. Decide for each byte separately instead of for each chunk: that can only be
+/// cheaper. Now the task is to keep as many intervals of equal weight as possible under a capacity that
+/// varies over time. Go through time and, wherever there are too many, give up the interval that ends last.
+/// Every choice must give up one of these, and giving up the last to end leaves the least load at each later
+/// instant. This is Belady's rule, applied to bytes; the bytes that it gives up are the bound. For one tier
+/// of equal chunks no chunk is divided (if the budget is a multiple of their size), so the bound is what MIN
+/// itself needs.
 ///
-/// **Bytes offload.** Between two writes of a chunk without a discard, its contents either are in tiers 0 to
-/// k all the time, from write to write, or move over the edge: the same argument, with these gaps, which
-/// contain their own leases, and with the leases of other chunks left out, which can only be cheaper.
+/// **Bytes offload.** Between two writes of a chunk without a discard, its contents either stay in tiers 0 to
+/// k from write to write, or move over the edge. The same argument holds for these gaps, which contain the
+/// chunk's own leases. It leaves out the leases of other chunks, which can only be cheaper.
 ///
-/// **Steady.** The contents of the tiers at the beginning of an iteration are unknown: assume that they are
-/// free. Then n iterations cost at least what the rule above gives from the best such beginning, and one, on
+/// **Steady.** The contents of the tiers at the beginning of an iteration are unknown: assume that they cost
+/// nothing. Then n iterations cost at least the rule's result for the best beginning, and one iteration, on
 /// average, an n-th of it, rounded up to whole chunks if all are equal, because every iteration of a plan
-/// moves the same.
+/// moves the same bytes.
 ///
-/// **What has moved down by a given moment.** Cut the gaps between writes at that moment: a gap that was
-/// given up before it has moved down, regardless of its next write, because until then the space above was
-/// taken. Of gaps that end together any may be given up, and the order of their true ends is one of the ways.
+/// **Bytes moved down by a given moment.** Cut the gaps between writes at that moment. A gap that was given
+/// up before the moment has moved down, regardless of its next write, because the space above was taken until
+/// then. Of gaps that end together, the rule may give up any, so it may use the order of their true ends.
 ///
 /// **Stall.** Let a window begin after some event and end with an acquire. The contents of tier 0 at its
-/// beginning, including transfers in flight, take space; assume that they are free. All that the byte bound
-/// gives for the window comes over the link after the window began and before it ends; and what is written in
-/// the window and given up in it moves down in it, if all bytes that were dirty before are ignored. The
-/// window lasts at least as long as the longer of both takes, over a half-duplex link as long as both
-/// together, of which at most its computing is no stall. Stalls of windows that do not overlap add up; the
-/// bound is the best such sum (of windows that begin at chosen events; at all events, when they are few). In
-/// the steady state, furthermore, an iteration cannot be shorter than its bytes take each way.
+/// beginning, including transfers in flight, take space; assume that they cost nothing. All bytes of the
+/// window's byte bound cross the link within the window. Contents that are written in the window and given up
+/// in it move down in it; bytes that were dirty before are ignored. So the window lasts at least as long as
+/// the longer of the two directions takes, and over a half-duplex link as long as both together. Of this
+/// time, at most the window's computing is not stall. Stalls of windows that do not overlap add up; the bound
+/// is the largest such sum (over windows that begin at chosen events, or at all events if they are few). In
+/// the steady state, an iteration also lasts at least as long as its bytes take in each direction.
 ///
-/// @par Complexity   O(n log n) for n events; windows are searched from every event up to some thousand
-///                   events, beyond that from the first alone.
+/// @par Complexity   O(n log n) for n events. For up to some thousand events, the search for windows begins
+///                   at every event; for more, only at the first.
 /// @throws argument_error  as planners do.
 [[nodiscard]] plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
                                      bounded_iteration of);

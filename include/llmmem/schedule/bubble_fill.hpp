@@ -26,27 +26,27 @@ struct bubble_work {
 
   std::uint32_t device = 0;
   std::uint64_t ns = 0;
-  std::uint64_t release_ns = 0;             ///< may not start before
-  std::uint64_t deadline_ns = no_deadline;  ///< must have ended by
+  std::uint64_t release_ns = 0;             ///< the earliest start
+  std::uint64_t deadline_ns = no_deadline;  ///< the latest end
 };
 
-/// A copy that takes the device's time: `copy_ns` gives its `bubble_work::ns`.
+/// A copy that takes the device's time: `copy_ns` computes its `bubble_work::ns`.
 struct bubble_copy {
   std::uint64_t bytes = 0;
   std::uint64_t bytes_per_second = 0;  ///< 1 to 2^53
   std::uint64_t latency_ns = 0;
 };
 
-/// Latency and bytes over bandwidth, rounded up to whole nanoseconds; 0 for no bytes.
+/// Returns the latency plus bytes over bandwidth, rounded up to whole nanoseconds; 0 for no bytes.
 /// @throws argument_error  for a bandwidth out of range.
-/// @throws length_error    when it passes 2^63 - 1 ns.
+/// @throws length_error    when the time passes 2^63 - 1 ns.
 [[nodiscard]] constexpr std::uint64_t copy_ns(const bubble_copy& copy) {
   return detail::link_ns(copy.bytes, copy.bytes_per_second, copy.latency_ns, "copy_ns");
 }
 
 namespace schedule {
 
-/// Whether work may be cut: then a piece may be in one bubble and the rest in later ones, at no cost.
+/// Whether work may be cut into pieces that run in several bubbles, at no cost.
 enum class preemption : std::uint8_t { none, free };
 
 }  // namespace schedule
@@ -56,10 +56,10 @@ using preemption [[deprecated("its name is schedule::preemption")]] = schedule::
 /// How thoroughly to search.
 enum class bubble_search : std::uint8_t {
   greedy,  ///< earliest deadline first
-  exact,   ///< as many items as can be placed, for few items a device
+  exact,   ///< as many items as can be placed; for few items per device
 };
 
-/// How `bubble_fill` searches.
+/// The options of `bubble_fill`.
 struct bubble_options {
   schedule::preemption cut = schedule::preemption::none;
   bubble_search search = bubble_search::greedy;
@@ -83,11 +83,11 @@ struct bubble_piece {
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending
-  std::uint64_t filled_ns = 0;          ///< of the bubbles
-  std::uint64_t idle_ns = 0;            ///< of the bubbles, left over
+  std::uint64_t filled_ns = 0;          ///< bubble time with work
+  std::uint64_t idle_ns = 0;            ///< bubble time that is left
 };
 
-/// Returns the times from 0 to the makespan in which `device` computes nothing, ascending, none of them
+/// Returns the intervals from 0 to the makespan in which `device` computes nothing, ascending, none of them
 /// empty.
 /// @throws argument_error  when the timeline has no such device, or its spans overlap or pass the makespan.
 [[nodiscard]] inline std::vector<time_gap> bubbles_of(const pipeline_timeline& timeline,
@@ -112,26 +112,28 @@ struct bubble_plan {
   return gaps;
 }
 
-/// Places each item completely into bubbles of its device, between release and deadline, one item at a time;
-/// or leaves it out. No task moves, so the makespan stays. Devices do not affect each other's work.
+/// Places each item completely into bubbles of its device, between its release and its deadline, or leaves it
+/// out. Items run one at a time. No task moves, so the makespan stays the same. Devices do not affect each
+/// other.
 ///
-/// **Greedy, cut freely.** At each moment of a bubble the released item with the earliest deadline runs
-/// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and the
-/// search starts again; at the end it tries those left out again. So no left-out item could be added to
-/// the rest. All items are placed whenever that is possible at all, and as many as possible when no item has
-/// a release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
-/// met:* take a schedule that meets all, and the first moment when it does not run what EDF runs, item a, but
-/// b or nothing. Item a has work left, which the schedule does later, before a's deadline. Exchange as much
-/// of it with what is done now: a is ready, so it may run now; b, due no earlier than a, now ends before a's
-/// deadline at the latest. All deadlines are still met, and the schedules agree for longer. (Time outside the
-/// bubbles does not exist for either schedule.)
+/// **Greedy, cut freely.** At each moment of a bubble, the released item with the earliest deadline runs
+/// (EDF). When that misses a deadline, the search leaves out the longest item due at the missed deadline or
+/// earlier, and starts again; at the end it tries each left-out item once more. So no left-out item can be
+/// added to the result. It places all items whenever that is possible, and as many as possible when no item
+/// has a release time (Moore and Hodgson 1968); with release times it may place a few fewer. *Why EDF meets
+/// all deadlines that can be met:* take a schedule that meets all, and the first moment at which EDF runs
+/// item a while the schedule runs b or nothing. The schedule runs the rest of a later, before a's deadline.
+/// Exchange as much of that as possible with the work done now: a is released, so it may run now; b, due no
+/// earlier than a, then ends by a's deadline. All deadlines are still met, and the two schedules agree for
+/// longer. (Time outside the bubbles exists for neither schedule.)
 ///
-/// **Greedy, undivided.** By rising deadline, each item is placed at the earliest place where it fits. A
-/// left-out item fits into no remaining gap; but another order could place more: the problem is NP-hard.
+/// **Greedy, undivided.** In the order of deadlines, each item goes to the earliest gap that it fits. A
+/// left-out item fits into no remaining gap, but another order might place more items: the problem is
+/// NP-hard.
 ///
-/// **Exact.** As many items as possible, and of two such sets the one with the item listed first. Cut freely:
-/// EDF decides each subset. Undivided: for each subset the earliest moment by which all of it can be done,
-/// from that of the subsets with one item less.
+/// **Exact.** Places as many items as possible; of two equally large sets, it chooses the one with the item
+/// listed first. Cut freely: EDF decides each subset. Undivided: computes for each subset the earliest moment
+/// by which all of it can be done, from the subsets with one item less.
 ///
 /// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) log n) cut, O(n (n + g))
 ///                   undivided; exact O(2^n (n + g) log n) cut, O(2^n n g) undivided.

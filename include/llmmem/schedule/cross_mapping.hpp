@@ -1,5 +1,5 @@
 /// @file
-/// Which device takes which position of a wave, so that devices that share a link do not load at once.
+/// Assigns devices to the positions of a wave, so that devices that share a link load at different times.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,7 +22,7 @@ inline constexpr std::uint32_t max_cross_mapping_devices = 10;
 
 namespace schedule {
 
-/// Which device takes which position, and the cost.
+/// The device of each position, and the cost.
 struct device_mapping {
   std::vector<std::uint32_t> device{};  ///< of each position
   std::uint64_t contention = 0;         ///< sum of the overlaps of pairs that share a link
@@ -32,8 +32,9 @@ struct device_mapping {
 
 using device_mapping [[deprecated("its name is schedule::device_mapping")]] = schedule::device_mapping;
 
-/// Returns how much the loads of two positions overlap, if only their order is known: n less the distance,
-/// because neighbours load one shortly after the other. A matrix of n x n, row by row; 0 on the diagonal.
+/// Returns an estimate of how much the loads of two positions overlap if only their order is known: n minus
+/// their distance, because neighbours load shortly after each other. An n x n matrix, row by row; 0 on the
+/// diagonal.
 /// @throws length_error  for 0 devices or more than `max_cross_mapping_devices`.
 [[nodiscard]] inline std::vector<std::uint64_t> overlap_by_distance(std::uint32_t devices) {
   if (devices == 0 || devices > max_cross_mapping_devices) {
@@ -49,17 +50,18 @@ using device_mapping [[deprecated("its name is schedule::device_mapping")]] = sc
   return overlap;
 }
 
-/// Returns the mapping of least contention: the sum, over pairs of positions whose devices share a link, of
-/// how much their loads overlap. It has the aim of Mobius's cross mapping (Feng et al., ASPLOS 2023).
+/// Returns the mapping with the least contention: the sum of the overlaps of all pairs of positions whose
+/// devices share a link. The aim is that of Mobius's cross mapping (Feng et al., ASPLOS 2023).
 ///
-/// `overlap` and `shares_link` are n x n matrices, row by row: nanoseconds, or any other measure, for two
-/// positions of a wave; not 0 for two devices on one link. Both are read above the diagonal and must be
-/// symmetric. Of mappings with equal contention it is the first in lexicographic order.
+/// `overlap` and `shares_link` are n x n matrices, row by row: `overlap` has nanoseconds, or any other
+/// measure, for two positions of a wave; `shares_link` is not 0 for two devices on one link. The function
+/// reads both above the diagonal, and they must be symmetric. Of mappings with equal contention it returns
+/// the first in lexicographic order.
 ///
-/// @par Complexity   O(n! n) at worst; a branch that cannot be better is cut off.
+/// @par Complexity   O(n! n) at worst; the search skips branches that cannot be better.
 /// @throws length_error    for 0 devices or more than `max_cross_mapping_devices`, or when all overlaps
 ///                         together pass 2^63 - 1.
-/// @throws argument_error  for a matrix of another size, or one that is not symmetric.
+/// @throws argument_error  for a matrix of another size, or an asymmetric one.
 [[nodiscard]] inline schedule::device_mapping cross_mapping(std::uint32_t devices,
                                                             std::span<const std::uint64_t> overlap,
                                                             std::span<const std::uint8_t> shares_link) {

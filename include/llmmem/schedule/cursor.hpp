@@ -10,24 +10,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What to do when the program leaves the recorded calls.
+/// The response when the program leaves the recorded calls.
 enum class on_divergence : std::uint8_t {
   repair,        ///< find where the program continues in the trace, and keep the rest of the plan
   re_record,     ///< drop the plan; record the next whole iteration and plan it
   fall_back,     ///< drop the plan permanently: on demand, least recently used
   by_frequency,  ///< drop the plan permanently: on demand, evicting what iterations use least often
-                 ///< (`use_forecast`): for routed experts, and other state that is drawn again each time
+                 ///< (`use_forecast`): for routed experts, and other state chosen by each iteration
 };
 
 /// The verdict of a cursor on one call.
 enum class cursor_verdict : std::uint8_t {
   on_plan,   ///< it is the event at `index`
-  skipped,   ///< it is the event at `index`, and those between the last one and it did not happen
-  inserted,  ///< it is absent from the trace here; the program should continue at `index`
-  diverged,  ///< too many calls differ: the plan is of no further use
+  skipped,   ///< it is the event at `index`; the events before it were skipped
+  inserted,  ///< the trace lacks it here; the program should continue at `index`
+  diverged,  ///< too many calls differ: the plan is useless from here on
 };
 
-/// The verdict, and the event it is about.
+/// The verdict on a call, and its event.
 struct cursor_step {
   cursor_verdict verdict = cursor_verdict::on_plan;
   std::uint32_t index = 0;  ///< of an event of the trace
@@ -35,16 +35,18 @@ struct cursor_step {
   friend constexpr bool operator==(const cursor_step&, const cursor_step&) noexcept = default;
 };
 
-/// Follows a program's calls along a trace: a pure state machine that receives each call before it is served.
+/// Follows a program's calls along a trace: a pure state machine that receives each call before the caller
+/// serves it.
 ///
-/// A call that is the next event is `on_plan`. Another one is looked for among the next `reach` events, also
-/// across the end of the iteration: if found, it is `skipped`, and the cursor moves to the event after it; if
-/// not, it is `inserted`, and the cursor stays. After more than `patience` consecutive calls off plan, the
-/// verdict is `diverged`, until `restart`. A cursor never says what a chunk contains: a caller serves every
-/// call from its own state, so that a wrong plan costs time and never data.
+/// A call that is the next event is `on_plan`. For any other call, the cursor searches the next `reach`
+/// events, also across the end of the iteration. If it finds the call, the verdict is `skipped`, and the
+/// cursor moves to the event after it; if not, the verdict is `inserted`, and the cursor stays. After more
+/// than `patience` consecutive calls off plan, the verdict is `diverged`, until `restart`. A cursor never
+/// says what a chunk contains: the caller serves every call from its own state, so a wrong plan costs time,
+/// never data.
 ///
 /// @par Complexity      `call` O(1) on plan, otherwise O(reach); no allocation.
-/// @par Thread safety   one at a time; the trace outlives it.
+/// @par Thread safety   one caller at a time; the trace outlives the cursor.
 class schedule_cursor {
  public:
   struct options {
@@ -55,7 +57,7 @@ class schedule_cursor {
   explicit schedule_cursor(const schedule_trace& trace) noexcept : schedule_cursor(trace, options{}) {}
   schedule_cursor(const schedule_trace& trace, options with) noexcept : trace_(&trace), options_(with) {}
 
-  /// Reports that the program is about to do `what` to `chunk`; `mode` is that of an acquire.
+  /// Reports that the program is about to do `what` to `chunk`; `mode` is the mode of an acquire.
   cursor_step call(trace_call what, chunk_id chunk, access_mode mode = access_mode::read) noexcept;
 
   /// Returns the next expected event; 0 again after the last.

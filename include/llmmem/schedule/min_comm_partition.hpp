@@ -1,5 +1,6 @@
 /// @file
-/// Cuts a model that is larger than the devices into stages that are swapped between device and host memory.
+/// Cuts a model that is larger than the devices' memory into stages that are swapped between device and host
+/// memory.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +22,7 @@ inline namespace v0 {
 /// The costs of one layer. Times are of one micro-batch.
 struct swap_layer {
   std::uint64_t parameter_bytes = 0;
-  std::uint64_t input_bytes = 0;  ///< activations that enter it, of one micro-batch
+  std::uint64_t input_bytes = 0;  ///< activations that enter the layer, of one micro-batch
   std::uint64_t forward_ns = 0;
   std::uint64_t backward_ns = 0;  ///< including recomputation
 };
@@ -29,8 +30,8 @@ struct swap_layer {
 /// Equal devices, each with its own full-duplex link to the host.
 struct swap_devices {
   std::uint32_t count = 1;
-  /// Of each, without the memory that layers need while they compute and gradients until they have left: a
-  /// hard limit.
+  /// Of each device: a hard limit. Excludes the memory that layers need while they compute, and that of
+  /// gradients until they have left.
   std::uint64_t bytes = 0;
   std::uint64_t bytes_per_second = 0;
   std::uint64_t latency_ns = 0;
@@ -43,7 +44,7 @@ struct swapped_stage {
   std::size_t wave = 0;
   std::uint32_t position = 0;     ///< in the wave
   std::uint64_t bytes = 0;        ///< loaded and held: parameters, and inputs of all micro-batches
-  std::uint64_t load_ns = 0;      ///< of these bytes
+  std::uint64_t load_ns = 0;      ///< to load these bytes
   std::uint64_t forward_ns = 0;   ///< of one micro-batch
   std::uint64_t backward_ns = 0;  ///< of one micro-batch
 
@@ -57,7 +58,7 @@ struct swap_wave {
   std::uint64_t load_ns = 0;      ///< of its largest stage
   std::uint64_t forward_ns = 0;   ///< all micro-batches through all its stages
   std::uint64_t backward_ns = 0;  ///< the same
-  bool prefetched = false;        ///< fits next to the previous wave: loaded while that computes
+  bool prefetched = false;        ///< fits next to the previous wave, so it is loaded while that one computes
 
   friend constexpr bool operator==(const swap_wave&, const swap_wave&) noexcept = default;
 };
@@ -68,7 +69,7 @@ struct swap_plan {
   std::vector<swap_wave> waves{};
   std::uint64_t step_ns = 0;
   std::uint64_t compute_ns = 0;    ///< forward and backward of all waves
-  std::uint64_t stall_ns = 0;      ///< step less compute: the cost of swapping
+  std::uint64_t stall_ns = 0;      ///< step minus compute: the cost of swapping
   std::uint64_t bytes_loaded = 0;  ///< host to devices
   std::uint64_t bytes_stored = 0;  ///< devices to host: gradients, and inputs kept for the backward pass
 };
@@ -108,8 +109,8 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
     time =
         add_ns(time, multiply_ns(add_ns(layer.forward_ns, layer.backward_ns, who), micro_batches, who), who);
   }
-  // Each wave is loaded twice and stored once, and there are no more waves than layers; all of it once for
-  // each wave is more than any plan takes.
+  // Each wave is loaded twice and stored once, and there are at most as many waves as layers. So everything,
+  // three times for each layer, takes longer than any plan.
   const std::uint64_t load = link_ns(bytes, devices.bytes_per_second, devices.latency_ns, who);
   static_cast<void>(add_ns(time, multiply_ns(load, 3 * std::uint64_t{layers.size()}, who), who));
   return problem;
@@ -117,35 +118,35 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
 
 }  // namespace detail
 
-/// Returns the costs of a given partition. Waves in order, each the ends of its stages: `{{2, 4}, {7}}` is
-/// layers 0-1 and 2-3 on two devices, then 4-6 on one.
+/// Returns the costs of a given partition. `waves` has the ends of each wave's stages, in order: `{{2, 4},
+/// {7}}` is layers 0-1 and 2-3 on two devices, then 4-6 on one.
 ///
 /// **The model.** Parameters, optimizer and the inputs that each stage keeps for its backward pass live in
-/// host memory; a stage is loaded before it computes. The stages of a wave are on different devices and the
-/// micro-batches m pass through them as through a pipeline:
+/// host memory; a stage is loaded before it computes. The stages of a wave are on different devices, and the
+/// m micro-batches pass through them as through a pipeline:
 ///
 ///     forward(k) = sum of the stages' times + (m - 1) x the slowest stage's;  backward(k) alike
 ///     load(k)    = latency + bytes of the largest stage / bandwidth, rounded up: links work in parallel
 ///
-/// While wave k computes, wave k + 1 is loaded if the largest stages of both fit into a device together,
-/// otherwise after it (not prefetched). Because the largest stage decides, they fit for any assignment of
-/// stages to devices. The last wave begins its backward pass at once; the others are loaded again, in
-/// reverse. Gradients leave while they are computed, over the other direction of the link, and take no longer
-/// than the stage's load:
+/// Wave k + 1 is loaded while wave k computes if the largest stages of both fit into a device together,
+/// otherwise after wave k (not prefetched). Because the largest stage decides, they fit for any assignment of
+/// stages to devices. The last wave begins its backward pass at once; the other waves are loaded again, in
+/// reverse. Gradients leave while they are computed, over the other direction of the link, and take at most
+/// as long as the stage's load:
 ///
 ///     step = load(0) + forward(last) + max(backward(0), load(0)) + sum over k > 0 of
 ///         prefetched(k): max(forward(k-1), load(k)) + max(backward(k), load(k), load(k-1))
 ///         otherwise:     forward(k-1) + load(k) + max(backward(k), load(k)) + load(k-1)
 ///
-/// The model leaves out: a wave that begins before the previous one has ended on all devices, sends between
-/// stages of a wave, the optimizer on the host, links that devices share.
+/// The model ignores waves that begin before the previous one has ended on all devices, sends between the
+/// stages of a wave, the optimizer on the host, and links that devices share.
 ///
 /// @par Complexity   O(layers).
 /// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends that
-///                         do not rise to the number of layers, a wave without stages or of more than there
-///                         are devices.
-/// @throws length_error    when a stage is larger than a device (naming a layer, if that alone is), or bytes
-///                         or times pass 2^63 - 1.
+///                         do not rise to the number of layers, a wave without stages or with more stages
+///                         than devices.
+/// @throws length_error    when a stage is larger than a device's memory (the text names a layer that is too
+///                         large alone), or bytes or times pass 2^63 - 1.
 [[nodiscard]] inline swap_plan price_partition(std::span<const swap_layer> layers,
                                                const swap_devices& devices, std::uint32_t micro_batches,
                                                std::span<const std::vector<std::size_t>> waves) {
@@ -184,7 +185,8 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
                              .forward_ns = stage.forward_ns,
                              .backward_ns = stage.backward_ns});
       peaks = peaks.with(stage);
-      // Loaded for both passes; the last wave once. The inputs of the first stage come from outside.
+      // Every wave is loaded for both passes, except the last, which is loaded once. The inputs of the first
+      // stage come from outside.
       plan.bytes_loaded += k + 1 < waves.size() ? 2 * stage.bytes : stage.bytes;
       if (first > 0) plan.bytes_stored += problem.input_bytes[first];
       first = end;
@@ -210,20 +212,20 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
   return plan;
 }
 
-/// Returns the partition with the shortest step in the model of `price_partition`, of all that meet the
+/// Returns the partition with the shortest step in the model of `price_partition`, among all that meet the
 /// budget: any number of waves, each of at most one stage per device. After Mobius (Feng et al., ASPLOS
 /// 2023), which finds its partition by a mixed-integer program; this model is simple enough for an exact
 /// solution.
 ///
-/// *How.* A wave is priced by its slowest forward, slowest backward and largest stage. For each range of
-/// layers, the search keeps the ways to cut it into stages that no other way beats in all three. A dynamic
-/// program over these decides where a wave ends; of plans that end there, it keeps those that none beats in
-/// time so far, forward time of the last wave and its largest stage, because the rest depends on nothing
-/// else. A good plan, found first, bounds it.
+/// *How.* The cost of a wave depends on its slowest forward, its slowest backward and its largest stage. For
+/// each range of layers, the search keeps the ways to cut it into stages that no other way beats in all
+/// three. A dynamic program over these decides where each wave ends. Of the plans up to a wave's end, it
+/// keeps those that no other plan beats in time so far, in forward time of the last wave and in its largest
+/// stage, because later waves depend on nothing else. A good plan, found first, bounds the search.
 ///
-/// @par Complexity   of L layers, at most w of which fit in a wave on G devices: O(L w^2 G P), P the ways
-///                   kept, mostly few: 1 for G = 1 or equal layers. docs/pipelines.md has times.
-/// @throws argument_error, length_error as `price_partition`; a layer that does not fit is named.
+/// @par Complexity   for L layers, at most w of which fit in a wave on G devices: O(L w^2 G P), with P the
+///                   ways kept, mostly few: 1 for G = 1 or equal layers. docs/pipelines.md has times.
+/// @throws argument_error, length_error as `price_partition`; the text names a layer that does not fit.
 [[nodiscard]] inline swap_plan min_comm_partition(std::span<const swap_layer> layers,
                                                   const swap_devices& devices, std::uint32_t micro_batches) {
   const auto problem = detail::checked_swap(layers, devices, micro_batches, "min_comm_partition");

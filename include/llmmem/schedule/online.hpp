@@ -17,14 +17,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Runs a trace over two tiers on demand: a missing chunk is fetched when the program asks for it, and
-/// `policy` names the chunks that leave, one after another until it fits; dirty ones are written back first.
-/// A chunk is the slot of its own number. With each access the policy receives the chunk's next use, as a
-/// count of events: `min_eviction` uses it, `lru_eviction` does not.
+/// Runs a trace over two tiers on demand. A missing chunk is fetched when the program asks for it, and
+/// `policy` names the chunks that leave, one after another, until it fits; dirty ones are written back first.
+/// The slot of a chunk has the chunk's number. With each access the policy receives the chunk's next use, as
+/// a count of events: `min_eviction` uses it, `lru_eviction` does not.
 ///
 /// @param policy  fresh, with a capacity of at least as many slots as there are chunks.
 /// @par Complexity   O(events) policy calls an iteration.
-/// @throws argument_error  when the machine has more than two tiers, tier 0 cannot hold what is leased at
+/// @throws argument_error  when the machine has more than two tiers, tier 0 cannot hold the chunks leased at
 ///                         once, or the policy has too few slots.
 template <eviction_policy Policy>
 [[nodiscard]] schedule::simulation simulate_online(const schedule_trace& trace,

@@ -1,5 +1,5 @@
 /// @file
-/// Pipeline orders as data: what each device of a pipeline computes, one task after the other.
+/// Pipeline orders as data: the tasks of each device of a pipeline, one after the other.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,8 +18,8 @@ inline namespace v0 {
 enum class pipeline_pass : std::uint8_t { forward, backward };
 
 /// The size of a pipeline. The model is cut into `devices * chunks` stages; stage `s` is chunk `s / devices`
-/// of device `s % devices`, so each device holds `chunks` pieces of the model that are not adjacent (virtual
-/// stages). With one chunk, stage and device are the same.
+/// of device `s % devices`, so each device holds `chunks` separate pieces of the model (virtual stages). With
+/// one chunk, stage and device are the same.
 struct pipeline_shape {
   std::uint32_t devices = 0;
   std::uint32_t micro_batches = 0;
@@ -39,8 +39,8 @@ struct pipeline_task {
   friend constexpr bool operator==(const pipeline_task&, const pipeline_task&) noexcept = default;
 };
 
-/// The tasks that each device computes, in its order: `tasks[d]` is device d's list. It contains no times:
-/// see `simulate_pipeline`, which also refuses an order that cannot run.
+/// The tasks of each device, in order: `tasks[d]` is device d's list. An order has no times: see
+/// `simulate_pipeline`, which also refuses an order that cannot run.
 struct pipeline_order {
   pipeline_shape shape{};
   std::vector<std::vector<pipeline_task>> tasks{};
@@ -53,7 +53,7 @@ inline constexpr std::uint64_t max_pipeline_tasks = std::uint64_t{1} << 28;
 
 namespace detail {
 
-/// Returns the number of `shape`'s tasks, forward and backward, or refuses it.
+/// Returns the number of `shape`'s tasks, forward and backward, or refuses the shape.
 inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who) {
   const auto refuse = [&](const char* what) {
     throw argument_error(std::string(who) + ": " + what + " is 0; a pipeline needs at least one");
@@ -71,7 +71,7 @@ inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who)
   return shape.stages() * shape.micro_batches * 2;
 }
 
-/// @throws argument_error  when `shape` has several chunks a device, which the order named `who` cannot
+/// @throws argument_error  when `shape` has several chunks per device, which the order named `who` cannot
 ///                         use.
 inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
   checked_tasks(shape, who);
@@ -94,8 +94,8 @@ inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
           .pass = pass};
 }
 
-/// `warm_up` forward passes, then one forward and one backward alternately, then the remaining backward
-/// passes.
+/// Returns `warm_up` forward passes, then forward and backward passes alternately, then the remaining
+/// backward passes.
 template <class TaskAt>
 [[nodiscard]] std::vector<pipeline_task> warmed_up(std::uint64_t passes, std::uint64_t warm_up,
                                                    const TaskAt& task) {
@@ -116,8 +116,9 @@ template <class TaskAt>
 /// All forward passes, then all backward passes, both by rising micro-batch (GPipe, Huang et al. 2019, as
 /// Narayanan et al. 2021 draw it).
 ///
-/// Every device keeps the activations of all micro-batches at once. With equal stages and free sends its
-/// bubble is (p - 1) / m of the ideal time, like that of `one_f_one_b`, which keeps fewer.
+/// Every device keeps the activations of all m micro-batches at once. With equal stages and free sends the
+/// bubble of p devices is (p - 1) / m of the ideal time, as with `one_f_one_b`, which keeps fewer
+/// activations.
 ///
 /// @par Complexity   O(tasks).
 /// @throws argument_error  for a 0 in the shape, or more than one chunk.
@@ -138,7 +139,7 @@ template <class TaskAt>
 /// Narayanan et al. 2021, arXiv 2006.09503; the order is PipeDream's 1F1B, Narayanan et al. 2019).
 ///
 /// Device i keeps the activations of at most p - i micro-batches. With equal stages and free sends no order
-/// is faster (`pipeline_bound_ns`); otherwise some may be, and `gpipe` hides a long send better.
+/// is faster (`pipeline_bound_ns`); otherwise some order may be, and `gpipe` hides a long send better.
 ///
 /// @par Complexity   O(tasks).
 /// @throws argument_error  for a 0 in the shape, or more than one chunk.
@@ -155,16 +156,15 @@ template <class TaskAt>
   return order;
 }
 
-/// 1F1B over several chunks a device: the bubble shrinks by their number v, the sends grow by it (Narayanan
-/// et al., SC21, arXiv 2104.04473, section 2.2; the warm-up of 2 (p - 1 - i) + (v - 1) p passes is
-/// Megatron-LM's).
+/// 1F1B over v chunks per device: the bubble shrinks by the factor v, the sends grow by it (Narayanan et al.,
+/// SC21, arXiv 2104.04473, section 2.2; the warm-up of 2 (p - 1 - i) + (v - 1) p passes is Megatron-LM's).
 ///
-/// With equal chunks and free sends the bubble is (p - 1) / (v m) of the ideal time. Device i keeps at most
-/// 2 (p - 1 - i) + (v - 1) p + 1 activations, each of one chunk. With one chunk it is `one_f_one_b`.
+/// With equal chunks and free sends the bubble is (p - 1) / (v m) of the ideal time. Device i keeps at most 2
+/// (p - 1 - i) + (v - 1) p + 1 activations, each of one chunk. With one chunk the order is `one_f_one_b`.
 ///
 /// @par Complexity   O(tasks).
-/// @throws argument_error  for a 0 in the shape, or when the micro-batches are not a multiple of the
-///                         devices: chunks change every p micro-batches.
+/// @throws argument_error  for a 0 in the shape, or when the number of micro-batches is not a multiple of the
+///                         devices, because chunks change every p micro-batches.
 /// @throws length_error    past `max_pipeline_tasks`.
 [[nodiscard]] inline pipeline_order interleaved_1f1b(const pipeline_shape& shape) {
   detail::checked_tasks(shape, "interleaved_1f1b");

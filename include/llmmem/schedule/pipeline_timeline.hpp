@@ -1,5 +1,5 @@
 /// @file
-/// When each task of a pipeline order runs, where the bubbles are, and how many weight versions are alive.
+/// The times of a pipeline order's tasks, its bubbles, and the number of weight versions alive.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,10 +21,10 @@ inline namespace v0 {
 struct pipeline_costs {
   std::vector<std::uint64_t> forward_ns{};
   std::vector<std::uint64_t> backward_ns{};
-  std::uint64_t send_ns = 0;  ///< from a stage to the next or back, when they are on different devices
+  std::uint64_t send_ns = 0;  ///< from a stage to the next or back, if they are on different devices
 };
 
-/// When a task runs.
+/// The time of a task.
 struct task_span {
   pipeline_task task{};
   std::uint64_t start_ns = 0;
@@ -33,10 +33,10 @@ struct task_span {
 
 /// An order in virtual time. All lists have one entry per device.
 struct pipeline_timeline {
-  std::vector<std::vector<task_span>> tasks{};  ///< in the order's order
+  std::vector<std::vector<task_span>> tasks{};  ///< in the same order as `pipeline_order::tasks`
   std::uint64_t makespan_ns = 0;                ///< when the last task ends
   std::vector<std::uint64_t> busy_ns{};
-  std::vector<std::uint64_t> bubble_ns{};  ///< makespan less busy
+  std::vector<std::uint64_t> bubble_ns{};  ///< makespan minus busy
   /// The maximum number of activations at once: forward passes begun whose backward pass has not ended, each
   /// of one micro-batch in one chunk.
   std::vector<std::uint64_t> peak_activations{};
@@ -44,7 +44,7 @@ struct pipeline_timeline {
 
 /// The weights that a task uses when each backward pass updates its stage at once (PipeDream without flush).
 struct weight_use {
-  std::uint64_t version = 0;  ///< updates the stage had seen when the micro-batch's forward pass began
+  std::uint64_t version = 0;  ///< updates of the stage before the micro-batch's forward pass began
   std::uint64_t live = 0;     ///< versions of the stage's weights kept while the task runs
 };
 
@@ -60,7 +60,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   };
   check(costs.forward_ns, "forward_ns");
   check(costs.backward_ns, "backward_ns");
-  // No chain of tasks is longer than all tasks and a send after each: what follows cannot overflow.
+  // No chain of tasks is longer than all tasks with a send after each, so later sums cannot overflow.
   std::uint64_t chain = multiply_ns(costs.send_ns, 2 * shape.stages() * shape.micro_batches, who);
   for (std::size_t stage = 0; stage < shape.stages(); ++stage) {
     const std::uint64_t both = add_ns(costs.forward_ns[stage], costs.backward_ns[stage], who);
@@ -70,15 +70,14 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
 
 }  // namespace detail
 
-/// Runs an order in virtual time: each device takes its tasks one after the other, each as soon as its inputs
-/// are there. The forward pass of a stage waits for that of the previous stage, the backward pass for that of
-/// the next stage and for its own forward pass. A send takes `send_ns` of no device's time, and any number of
-/// sends run at once.
+/// Runs an order in virtual time: each device runs its tasks one after the other, each as soon as its inputs
+/// have arrived. The forward pass of a stage waits for the forward pass of the previous stage, the backward
+/// pass for the backward pass of the next stage and for its own forward pass. A send takes `send_ns` but no
+/// device's time, and any number of sends run at once.
 ///
 /// @par Complexity   O(tasks) time and memory.
-/// @throws argument_error  when the order lacks a task, has one twice, or cannot continue because devices
-///                         wait for each other (the text names the tasks); when the costs have the wrong
-///                         length.
+/// @throws argument_error  when the order lacks a task, has one twice, or deadlocks because devices wait for
+///                         each other (the text names the tasks); when the costs have the wrong length.
 /// @throws length_error    when times pass 2^63 - 1 ns.
 [[nodiscard]] inline pipeline_timeline simulate_pipeline(const pipeline_order& order,
                                                          const pipeline_costs& costs) {
@@ -96,7 +95,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
     return places.of(task) < timeline.tasks[task.device].size();
   };
 
-  const auto run_next = [&](std::uint32_t device) {  // whether the device could
+  const auto run_next = [&](std::uint32_t device) {  // returns whether it could
     auto& spans = timeline.tasks[device];
     if (spans.size() == order.tasks[device].size()) return false;
     const pipeline_task& task = order.tasks[device][spans.size()];
@@ -118,7 +117,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
     return true;
   };
 
-  // A blocked device is asked again after a neighbour has advanced, because it can wait only for a neighbour.
+  // Tries a blocked device again after a neighbour has advanced, because it can wait only for a neighbour.
   std::vector<std::uint32_t> ask;
   for (std::uint32_t device = devices; device-- > 0;)
     ask.push_back(device);
@@ -149,12 +148,12 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   return timeline;
 }
 
-/// Returns a time that no order of `shape` can beat: each stage has its 2m passes to run one after the other
-/// (with the other chunks of its device), the first not before a micro-batch came down the previous stages,
-/// and after its last, a backward pass, the gradient returns up through them.
+/// Returns a time that no order of `shape` can beat. A device runs the 2m passes of each of its stages one
+/// after the other. Its first pass waits until a micro-batch has come down the previous stages; after its
+/// last pass, a backward pass, the gradient returns up through these.
 ///
-/// `one_f_one_b` and `gpipe` meet it when stages are equal and sends are free: the last device is then never
-/// idle between its first task and its last.
+/// `one_f_one_b` and `gpipe` meet it when stages are equal and sends are free, because the last device is
+/// then never idle between its first task and its last.
 ///
 /// @par Complexity   O(stages).
 /// @throws argument_error, length_error as `simulate_pipeline`.
@@ -165,24 +164,24 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   for (std::size_t stage = 0; stage < shape.stages(); ++stage)
     work[stage % shape.devices] += shape.micro_batches * (costs.forward_ns[stage] + costs.backward_ns[stage]);
   std::uint64_t bound = 0;
-  std::uint64_t above = 0;  // down to the device's first stage and back
+  std::uint64_t above = 0;  // time down to the device's first stage and back
   for (std::size_t device = 0; device < shape.devices; ++device) {
     bound = std::max(bound, above + work[device]);
     above += costs.forward_ns[device] + costs.backward_ns[device] + 2 * costs.send_ns;
   }
-  std::uint64_t chain = 0;  // one micro-batch through everything
+  std::uint64_t chain = 0;  // one micro-batch through all stages
   for (std::size_t stage = 0; stage < shape.stages(); ++stage)
     chain += costs.forward_ns[stage] + costs.backward_ns[stage];
   if (shape.devices > 1) chain += 2 * (shape.stages() - 1) * costs.send_ns;
   return std::max(bound, chain);
 }
 
-/// Returns which weights each task uses, and how many versions its stage keeps meanwhile, when every backward
-/// pass ends with an update of its stage and a micro-batch's two passes must use the same weights:
-/// PipeDream's weight stashing (Narayanan et al., SOSP 2019). Parallel to `order.tasks`.
+/// Returns the version of the weights that each task uses, and how many versions its stage keeps meanwhile.
+/// Every backward pass ends with an update of its stage, and a micro-batch's two passes use the same weights:
+/// PipeDream's weight stashing (Narayanan et al., SOSP 2019). The lists are parallel to `order.tasks`.
 ///
-/// A stage keeps the latest version and each that a begun micro-batch still needs; a backward pass releases
-/// its own version when it makes the new one. Under `one_f_one_b`, stage i of n keeps at most n - i.
+/// A stage keeps the latest version, and each version that a begun micro-batch still needs; a backward pass
+/// releases its own version when it makes the new one. Under `one_f_one_b`, stage i of n keeps at most n - i.
 ///
 /// @par Complexity   O(tasks).
 /// @throws argument_error  as `simulate_pipeline`, and for a backward pass before its forward pass.
@@ -193,7 +192,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   for (std::uint32_t device = 0; device < order.shape.devices; ++device) {
     struct stage_versions {
       std::uint64_t latest = 0;
-      std::vector<std::uint64_t> readers{0};  // of each version: micro-batches begun and not ended
+      std::vector<std::uint64_t> readers{0};  // of each version: micro-batches in flight
       std::uint64_t kept = 1;                 // versions with readers, and the latest
     };
     std::vector<stage_versions> chunks(order.shape.chunks);
@@ -212,7 +211,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
       }
       const std::uint64_t version = uses[device][forward].version;
       uses[device].push_back({.version = version, .live = stage.kept});
-      // The latest version so far is kept only for its readers.
+      // The version that was the latest stays only for its readers.
       if (--stage.readers[version] == 0 && version != stage.latest) --stage.kept;
       if (stage.readers[stage.latest] == 0) --stage.kept;
       ++stage.latest;

@@ -1,6 +1,6 @@
 /// @file
-/// How much of weights, KV cache and activations to place on the device, in host memory and on NVMe, so that
-/// a generation step is fastest.
+/// Chooses the shares of weights, KV cache and activations on the device, in host memory and on NVMe that
+/// make a generation step fastest.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,33 +12,33 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Where attention over KV away from the device is computed.
+/// Where attention is computed over KV that is not on the device.
 enum class offloaded_attention : std::uint8_t {
   on_device,  ///< the KV is sent there, every step
-  on_host,    ///< on the host, which takes `host_attention_ns` for all KV; only results travel, not counted
+  on_host,    ///< on the host, in `host_attention_ns` for all KV; the results that travel are not counted
 };
 
 using away_attention [[deprecated("its name is offloaded_attention")]] = offloaded_attention;
 
-/// The input of placement. A *step* makes one token for each sequence of the block, the batches that pass
-/// through a layer while its weights are there (FlexGen's zig-zag block schedule).
+/// The input of placement. A *step* makes one token for each sequence of the block: the batches that pass
+/// through a layer while its weights are on the device (FlexGen's zig-zag block schedule).
 struct placement_facts {
-  // To be placed, in bytes
+  // The bytes to place
   std::uint64_t weight_bytes = 0;
   std::uint64_t kv_bytes = 0;  ///< of all sequences of the block, at their longest
   std::uint64_t activation_bytes = 0;
 
-  // Moved in a step, in bytes, if it is not on the device
+  // The bytes that a step moves if they are not on the device
   std::uint64_t kv_read_bytes = 0;
   std::uint64_t kv_written_bytes = 0;
   std::uint64_t activation_moved_bytes = 0;  ///< each way
 
-  // Room, in bytes, without buffers
+  // The memory of each tier, in bytes, without buffers
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
 
-  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are unused if it has no space
+  // Bandwidths in bytes per second, 1 to 2^53; those of NVMe are unused if NVMe has no space
   std::uint64_t host_to_device = 0;
   std::uint64_t device_to_host = 0;
   std::uint64_t nvme_to_host = 0;
@@ -46,17 +46,17 @@ struct placement_facts {
 
   std::uint64_t compute_ns = 0;  ///< of a step, on the device
   offloaded_attention attention = offloaded_attention::on_device;
-  std::uint64_t host_attention_ns = 0;  ///< of a step, if all KV were away
+  std::uint64_t host_attention_ns = 0;  ///< of a step, if no KV were on the device
 };
 
-/// Shares of one kind in each tier. They add up to 1.
+/// The shares of one kind in each tier. They add up to 1.
 struct tier_fractions {
   double device = 0;
   double host = 0;
   double nvme = 0;
 };
 
-/// The parts of a step; it takes the longest of them, because all run at once.
+/// The parts of a step. A step takes as long as the longest part, because all run at once.
 struct placement_times {
   std::uint64_t compute_ns = 0;  ///< device, and attention on the host
   std::uint64_t host_to_device_ns = 0;
@@ -107,8 +107,8 @@ struct chunk_counts {
 
 using chunk_counts [[deprecated("its name is schedule::chunk_counts")]] = schedule::chunk_counts;
 
-/// The maximum number of ways to distribute chunks over the tiers among which `round_placement` is certain to
-/// find the best: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
+/// The maximum number of ways to distribute chunks over the tiers up to which `round_placement` tries all: (n
+/// + 1) (n + 2) / 2 for the n chunks of a kind, multiplied over the three kinds.
 inline constexpr std::uint64_t max_exact_placements = std::uint64_t{1} << 18;
 
 /// Whole chunks in each tier, and the resulting time of a step.
@@ -120,9 +120,9 @@ struct chunked_placement {
 };
 
 /// Returns the fractions with the shortest step, after FlexGen (Sheng et al., ICML 2023, arXiv 2303.06865,
-/// section 4.3): compute and the four directions of traffic run at the same time, so the step takes the
-/// longest. With W, K, A the bytes and w, k, a the fractions on host (h) and NVMe (n), R, N, M the bytes of
-/// KV read and written and of activations moved:
+/// section 4.3): compute and the four directions of traffic run at the same time, so the step takes as long
+/// as the longest. With W, K, A the bytes and w, k, a the fractions on host (h) and NVMe (n), R, N, M the
+/// bytes of KV read and written and of activations moved:
 ///
 ///     host to device   (w_h + w_n) W + (k_h + k_n) R + (a_h + a_n) M
 ///     device to host                   (k_h + k_n) N + (a_h + a_n) M
@@ -130,31 +130,31 @@ struct chunked_placement {
 ///     host to NVMe                     k_n N         + a_n M
 ///     compute          compute_ns    + (k_h + k_n) host_attention_ns
 ///
-/// bytes over bandwidth each. With `offloaded_attention::on_host` the last term applies, and R from host to
-/// device does not. FlexGen prices a layer; because layers are alike, a step is a multiple of that. Its
-/// prefill, and its choice of block size by trying several, are left to the caller.
+/// each as bytes over bandwidth. With `offloaded_attention::on_host` the last term applies, and R from host
+/// to device does not. FlexGen computes the time of a layer; because layers are equal, a step is a multiple
+/// of that. FlexGen's prefill, and its choice of the block size by trials, are left to the caller.
 ///
-/// That is a linear program of nine fractions, solved by the simplex method in double precision: times are
-/// within a millionth of the slowest that a placement could have, and budgets within a millionth of a
-/// millionth of all bytes. `round_placement` meets them exactly. Of equally fast placements it returns one
-/// with most bytes on the device, where a byte in host memory counts half.
+/// This is a linear program of nine fractions, solved by the simplex method in double precision: times are
+/// accurate to a millionth of the slowest placement's time, and budgets to a millionth of a millionth of all
+/// bytes. `round_placement` meets budgets exactly. Of equally fast placements, the function returns one with
+/// the most bytes on the device, where a byte in host memory counts half.
 ///
 /// @par Complexity   constant; some microseconds.
 /// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
 /// @throws argument_error  for a bandwidth of 0 or above 2^53.
 [[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts);
 
-/// Returns whole chunks near the fractions of `solve_placement`, or any others: within `device_bytes`,
-/// `host_bytes` and `nvme_bytes`, exactly; a chunk counts as its kind's bytes over the number of chunks,
-/// rounded up.
+/// Returns whole chunks near the fractions of `solve_placement`, or near any others, strictly within
+/// `device_bytes`, `host_bytes` and `nvme_bytes`. A chunk counts as its kind's bytes over the number of
+/// chunks, rounded up.
 ///
-/// With up to `max_exact_placements` ways to distribute the chunks it tries each and takes the fastest, of
-/// equal ones that with fewest bytes away from the device, then on NVMe. With more it tries every combination
-/// of numbers of chunks less than 1 away from the fractions, then than 2 and 3, until one meets the budgets,
-/// and from the fastest of these moves one or two chunks at a time while that helps: the result is near the
-/// best, not always the best.
+/// With up to `max_exact_placements` ways to distribute the chunks, it tries each and takes the fastest; of
+/// equally fast ways, the one with the fewest bytes away from the device, then with the fewest on NVMe. With
+/// more ways, it tries every combination of numbers of chunks less than 1 away from the fractions, then less
+/// than 2, then less than 3, until one meets the budgets. From the fastest of these it moves one or two
+/// chunks at a time while that helps. The result is then near the best, but not always the best.
 ///
-/// @par Complexity   O(ways) when exact; else 46,656 ways, and 342 for each chunk that is moved then.
+/// @par Complexity   O(ways) when exact; otherwise 46,656 ways, and 342 more for each move.
 /// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, not a
 ///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
 /// @throws length_error    when none of the tried ways meets the budgets; as `solve_placement`.

@@ -26,7 +26,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A layer between a program and its buffer. The program brackets its iterations and takes its leases here:
+/// A layer between a program and its buffer. The program marks its iterations and takes its leases here:
 ///
 ///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
 ///     for (const chunk_handle each : chunks) schedule.add(each);
@@ -36,45 +36,45 @@ inline namespace v0 {
 ///       ...
 ///       schedule.end_iteration();
 ///     }
-///     schedule.plan().steady.regret();  // stall_ns and bytes above what no plan could beat
+///     schedule.plan().steady.regret();  // stall_ns and bytes above the lower bounds
 ///
 /// or calls `record`, `freeze`, `make_plan` and `replay` itself. A program that knows its calls beforehand
-/// need not record; its first iteration is then planned, too:
+/// skips the recording, and its first iteration follows a plan, too:
 ///
 ///     trace_recorder known = schedule.recorder();
 ///     known.acquire(schedule.add(layer_weights), access_mode::read);      // and so on, with guessed times
 ///     schedule.plan_known_trace(known.freeze());
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
-/// time (`simulate`), replace it by your own (`replay(plan)`). The schedule executes a step when the program
-/// reaches its event, regardless of the clock: a program that is slower or faster than recorded keeps the
-/// plan's order. A step that cannot begin yet waits for its turn; if its event comes first, the lease that
-/// needs the chunk brings it up.
+/// time (`simulate`), replace it with your own (`replay(plan)`). The schedule executes a step when the
+/// program reaches its event, regardless of the clock: a program that is slower or faster than recorded keeps
+/// the plan's order. A step that cannot begin yet waits for its turn. If its event comes first, the lease
+/// that needs the chunk brings it up.
 ///
 /// **A wrong plan costs time, never data.** Every lease is the buffer's own. When the program leaves the
-/// recorded calls, `on_divergence` determines what happens to the plan.
+/// recorded calls, `on_divergence` determines the response.
 ///
-/// Give tier 0 `min_eviction`: the schedule informs the buffer of every chunk's next use, so that an eviction
-/// without a plan takes the chunk that is used last.
+/// Give tier 0 `min_eviction`: the schedule informs the buffer of every chunk's next use, so an eviction
+/// outside the plan takes the chunk whose next use is last.
 ///
-/// A chunk has at most one lease at a time here, also for reading: a recording with two leases of one chunk
-/// is refused.
+/// A chunk has at most one lease at a time here, even for reading: the schedule refuses a recording with two
+/// leases of one chunk.
 ///
 /// **Tensors** work over a schedule as over a buffer: the schedule knows their chunks from the beginning, and
-/// every lease of a tensor is that of its chunk, or a share in it.
+/// every lease of a tensor is the lease of its chunk, or a share of that lease.
 ///
 ///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
 ///     tiered_tensors weights(schedule, map_to_chunks(sizes));
 ///
 /// @tparam Buffer   a `tiered_buffer`.
 /// @tparam Planner  a `schedule_planner`.
-/// @par Complexity      a call O(1) and the steps of its event, in addition to the buffer's own. Recording
-///                      and planning allocate; replaying does not.
+/// @par Complexity      a call O(1) plus the steps of its event, in addition to the buffer's own cost.
+///                      Recording and planning allocate; replaying does not.
 /// @par Thread safety   as the buffer: one thread at a time.
 /// @par Errors          the constructor, `add`, `freeze`, `make_plan` and `replay` throw `argument_error`,
 ///                      `add` and `record` also `handle_error` for a chunk that no longer exists; leases are
-///                      refused as by the buffer. The next call throws what a space's copies throw when a
-///                      lease ends.
+///                      refused as by the buffer. If a space's copies throw when a lease ends, the next call
+///                      throws that.
 template <class Buffer, schedule_planner Planner = schedule::next_use>
 class prefetch_schedule {
   using desk_type = detail::schedule_desk<Buffer>;
@@ -92,7 +92,7 @@ class prefetch_schedule {
   using write_lease = lease<access_mode::write>;
   using update_lease = lease<access_mode::read_write>;
 
-  /// @param buffer  outlives the schedule, and gives leases to no other caller while the schedule records or
+  /// @param buffer  outlives the schedule, and gives no leases to other callers while the schedule records or
   ///                replays.
   prefetch_schedule(Buffer& buffer, prefetch_options options, Planner planner = {})
       : desk_(buffer, std::move(options)), planner_(std::move(planner)) {}
@@ -104,7 +104,7 @@ class prefetch_schedule {
   /// Adds a chunk of the buffer. Numbers count up from 0; a known chunk keeps its number. Call it before the
   /// first recording, or after a `remove`.
   chunk_id add(chunk_handle chunk) { return desk_.add(chunk); }
-  /// The buffer's calls; the schedule knows the chunk from then on. @throws as `add`.
+  /// The buffer's calls, which also add the chunk to the schedule. @throws as `add`.
   result<chunk_handle> create(std::uint64_t bytes) {
     desk_.check_can_add();
     return desk_.added(buffer().create(bytes));
@@ -120,8 +120,8 @@ class prefetch_schedule {
   {
     return desk_.added(buffer().find(key));
   }
-  /// Ends a chunk of the buffer. If the schedule knows it, trace and plan are dropped with it: the next
-  /// iteration is recorded, and the numbers of the chunks after it decrease by one.
+  /// Ends a chunk of the buffer. If the schedule knows it, the schedule drops its trace and plan: it records
+  /// the next iteration, and the numbers of later chunks decrease by one.
   result<void> remove(chunk_handle chunk) { return desk_.remove(chunk); }
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept {
     return buffer().bytes(chunk);
@@ -134,20 +134,21 @@ class prefetch_schedule {
   /// @name Iterations
   /// @{
   /// Records if there is no plan; otherwise replays from the beginning, regardless of where the program left
-  /// the previous iteration. After `on_divergence::fall_back` dropped the plan, it changes nothing; after
-  /// `by_frequency` did, it counts what the previous iteration has used: O(chunks).
+  /// the previous iteration. After `on_divergence::fall_back` has dropped the plan, it does nothing; after
+  /// `by_frequency`, it counts the chunks that the previous iteration used: O(chunks).
   void begin_iteration() { desk_.begin_iteration(); }
-  /// Freezes and plans the recording, unless it is empty. With `prefetch_options::replans`, plans what was
-  /// timed. From here to the next `begin_iteration` the program may use any chunks, for an evaluation for
-  /// example: the plan does not cover these calls and does not end by them.
+  /// Freezes and plans the recording, unless it is empty. With `prefetch_options::replans`, plans again with
+  /// the measured times. From here to the next `begin_iteration` the program may use any chunks, for example
+  /// for an evaluation: the plan does not cover these calls, and they do not end it.
   void end_iteration() {
     desk_.end_iteration([this] { make_plan(); });
   }
 
-  /// Returns a recorder with the added chunks, by their numbers: to write down what an iteration will do.
+  /// Returns a recorder that has the added chunks, by their numbers, so that the caller can write down the
+  /// calls of an iteration.
   [[nodiscard]] trace_recorder recorder() { return desk_.recorder(); }
-  /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses, if
-  /// `prefetch_options::replans` has them measured.
+  /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses if
+  /// `prefetch_options::replans` measures them.
   /// @throws argument_error  when its chunks are not those of `recorder()`, or while recording.
   const schedule_plan& plan_known_trace(schedule_trace trace) {
     desk_.plan_known_trace(std::move(trace));
@@ -158,8 +159,8 @@ class prefetch_schedule {
   }
 
   void record() { desk_.record(); }
-  /// Ends the recording. @throws argument_error naming the impossible event, such as a lease that is still
-  /// held.
+  /// Ends the recording. @throws argument_error that names the impossible event, for example a lease that is
+  /// still held.
   const schedule_trace& freeze() { return desk_.freeze(); }
   /// Plans the frozen trace for the buffer's tiers.
   const schedule_plan& make_plan() {
@@ -167,13 +168,13 @@ class prefetch_schedule {
   }
   /// Follows the plan from the beginning of an iteration.
   void replay() { desk_.replay(); }
-  /// The same with another plan. @throws argument_error when it was made for another trace.
+  /// The same with another plan. @throws argument_error when the plan was made for another trace.
   void replay(schedule_plan plan) { desk_.replay(std::move(plan)); }
   /// Stops following and recording.
   void stop() noexcept { desk_.stop(); }
   /// @}
 
-  /// @name Calls   as those of the buffer, for chunks that were added
+  /// @name Calls   as the buffer's, for chunks that were added
   /// @{
   result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::read>(chunk, [&] { return buffer().read(chunk, wait); });
@@ -184,7 +185,7 @@ class prefetch_schedule {
   result<update_lease> update(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::read_write>(chunk, [&] { return buffer().update(chunk, wait); });
   }
-  /// With `count` = 0, it is a lease to read until `also_changes`.
+  /// With `count` = 0, the lease only reads until `also_changes`.
   result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
                               tiering::patience wait = tiering::wait_complete) {
     return desk_.update(chunk, offset, count, wait);
@@ -194,8 +195,8 @@ class prefetch_schedule {
 
   /// @name Movement   the buffer's, in addition to every plan
   /// @{
-  /// Does nothing while a plan is followed, because the plan knows more. Otherwise informs the buffer of what
-  /// a plan cannot know: experts that were just chosen, for example.
+  /// Does nothing while the schedule follows a plan, because the plan knows more. Otherwise passes the call
+  /// to the buffer, for facts that no plan can know: experts that were just chosen, for example.
   result<void> prefetch(chunk_handle chunk) {
     return state() == schedule_state::replaying ? result<void>{} : buffer().prefetch(chunk);
   }
@@ -208,8 +209,8 @@ class prefetch_schedule {
   }
   /// @}
 
-  /// Begins the steps that can begin now. It uses space that is freed while the program computes, which
-  /// otherwise the next call uses. Never waits.
+  /// Begins the steps that can begin now. It uses memory freed while the program computes, which otherwise
+  /// the next call would use. Never waits.
   void progress() { desk_.progress(); }
 
   [[nodiscard]] schedule_state state() const noexcept { return desk_.state(); }
@@ -224,12 +225,11 @@ class prefetch_schedule {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return desk_.stats(); }
-  /// Returns which steps of `plan()` were late, by how much and why, and which did their work for nothing:
-  /// one record for each step. Each `replay` begins new records, and so does each new plan when it is
-  /// followed.
+  /// Returns which steps of `plan()` were late, by how much and why, and which had no effect: one record for
+  /// each step. Each `replay` begins new records, and so does each new plan.
   [[nodiscard]] const step_records& records() const noexcept { return desk_.records(); }
-  /// Returns the buffer below: for views of a checkpoint, and to `audit`. Lease its chunks through the
-  /// schedule only.
+  /// Returns the buffer below: for a checkpoint's views, and to call `audit`. Lease its chunks only through
+  /// the schedule.
   [[nodiscard]] Buffer& buffer() const noexcept { return desk_.buffer(); }
 
  private:

@@ -39,7 +39,7 @@ class scheduled_lease {
   }
   ~scheduled_lease() { end(); }
 
-  /// Ends it now.
+  /// Ends the lease now.
   void end() noexcept {
     held_.end();
     if (desk_ != nullptr) std::exchange(desk_, nullptr)->released(chunk_);
@@ -51,7 +51,7 @@ class scheduled_lease {
   }
   [[nodiscard]] auto range() const noexcept { return held_.range(); }
   [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(held_); }
-  /// As the buffer's. @pre it has not ended.
+  /// As the buffer's. @pre the lease has not ended.
   result<void> also_changes(std::uint64_t offset, std::uint64_t count) noexcept
     requires(Mode == access_mode::read_write)
   {

@@ -1,5 +1,5 @@
 /// @file
-/// Traces of well-known programs: for trials of planners, in tests, benchmarks and documentation.
+/// Traces of well-known programs, to try planners in tests, benchmarks and documentation.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,7 +18,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace shapes {
 
-/// One pass over `layers` that only reads: weights streamed for inference.
+/// Makes one pass over `layers` that only reads: weights streamed for inference.
 /// @param bytes  of each layer; `compute_ns` of each.
 [[nodiscard]] inline schedule_trace forward(std::size_t layers, std::uint64_t bytes,
                                             std::uint64_t compute_ns) {
@@ -33,7 +33,7 @@ namespace shapes {
   return record.freeze();
 }
 
-/// A forward and a backward pass, reading only; the backward pass computes twice as long, as is usual.
+/// Makes a forward and a backward pass that only read; the backward pass computes twice as long, as is usual.
 [[nodiscard]] inline schedule_trace forward_backward(std::size_t layers, std::uint64_t bytes,
                                                      std::uint64_t compute_ns) {
   trace_recorder record;
@@ -52,7 +52,7 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of two sizes, `little` and `large` alternately, forward only.
+/// Makes a forward pass over layers of two sizes, `little` and `large` alternately.
 [[nodiscard]] inline schedule_trace unequal(std::size_t layers, std::uint64_t little, std::uint64_t large,
                                             std::uint64_t compute_ns) {
   trace_recorder record;
@@ -66,9 +66,10 @@ namespace shapes {
   return record.freeze();
 }
 
-/// Layers of `experts` chunks. Each iteration reads `active` of them per layer, drawn with probabilities that
-/// fall as 1 / rank (Zipf's law), different for every seed; every layer's ranks are the experts' own order
-/// rotated by the layer's number. All in integers: the same everywhere.
+/// Makes layers of `experts` chunks. Each iteration reads `active` of them per layer, drawn with
+/// probabilities that fall as 1 / rank (Zipf's law), different for every seed. A layer ranks its experts by
+/// their numbers, rotated by the layer's number. All arithmetic is in integers, so the trace is the same on
+/// every machine.
 [[nodiscard]] inline schedule_trace skewed_experts(std::size_t layers, std::size_t experts,
                                                    std::size_t active, std::uint64_t bytes,
                                                    std::uint64_t compute_ns, std::uint64_t seed) {
@@ -112,9 +113,9 @@ namespace shapes {
   return record.freeze();
 }
 
-/// A training step that stores weights, gradients and optimizer state of every layer separately: forward and
-/// backward read weights, backward writes gradients, and the optimizer, layer by layer, holds all three at
-/// once, changes weights and state and discards the gradients.
+/// Makes a training step that stores weights, gradients and optimizer state of every layer separately:
+/// forward and backward read weights, backward writes gradients, and the optimizer, layer by layer, holds all
+/// three at once, changes weights and state, and discards the gradients.
 /// @param weights, gradients, optimizer bytes of a layer.
 [[nodiscard]] inline schedule_trace training_step(std::size_t layers, std::uint64_t weights,
                                                   std::uint64_t gradients, std::uint64_t optimizer,
@@ -153,8 +154,8 @@ namespace shapes {
   return record.freeze();
 }
 
-/// One decoding step of a model: embedding, layers and output head are read in turn, each computing for as
-/// long as memory of `memory_bytes_per_second` takes to read it.
+/// Makes one decoding step of a model: it reads the embedding, the layers and the output head in turn. Each
+/// computes for as long as memory of `memory_bytes_per_second` takes to read it.
 /// @param bytes_per_parameter  2 for bf16.
 [[nodiscard]] inline schedule_trace decode(const model_shape& model, std::uint64_t bytes_per_parameter,
                                            std::uint64_t memory_bytes_per_second) {

@@ -1,5 +1,5 @@
 /// @file
-/// Runs a trace on a machine in virtual time, strictly: by a plan, or by an online policy.
+/// Runs a trace on a machine in virtual time, strictly by a plan.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,20 +18,20 @@ inline namespace v0 {
 
 namespace schedule {
 
-/// Times of all iterations count from the first one's beginning.
+/// The result of a run in virtual time. Times of all iterations count from the beginning of the first one.
 struct simulation {
   std::vector<plan_forecast> iterations{};
-  std::vector<timeline_span> spans{};       ///< empty unless asked for
-  std::vector<std::uint64_t> most_bytes{};  ///< of each tier with a budget: the most it ever held
+  std::vector<timeline_span> spans{};       ///< empty unless requested
+  std::vector<std::uint64_t> most_bytes{};  ///< of each tier with a budget: the most bytes it held
 };
 
 }  // namespace schedule
 
 using simulation [[deprecated("its name is schedule::simulation")]] = schedule::simulation;
 
-/// Runs `plan` for `iterations` iterations: its first one, then the steady one repeatedly. Budgets hold at
-/// every instant; bytes in flight count in their destination tier from a transfer's start. An acquire always
-/// gets the newest contents.
+/// Runs `plan` for `iterations` iterations: its first iteration, then the steady one repeatedly. Budgets hold
+/// at every instant; bytes in flight count in their destination tier from the start of their transfer. An
+/// acquire always gets the newest contents.
 ///
 /// @par Complexity   O((events + steps) log steps) an iteration.
 /// @throws argument_error  when the plan was made for another trace, or contains an impossible step; the text

@@ -1,5 +1,5 @@
 /// @file
-/// A simulation as a picture: Chrome-trace JSON for Perfetto, and SVG.
+/// Draws a simulation: Chrome-trace JSON for Perfetto, and SVG.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,10 +23,10 @@ inline namespace v0 {
 /// @par Complexity   O(spans), about 100 bytes of text each.
 [[nodiscard]] std::string write_chrome_trace(const schedule::simulation& run);
 
-/// How a time line is drawn.
+/// The options of `write_timeline_svg`.
 struct timeline_svg_options {
   std::uint32_t width = 1200;  ///< pixels of the longest row
-  std::uint64_t from_ns = 0;   ///< earlier spans are left out
+  std::uint64_t from_ns = 0;   ///< earlier spans are not drawn
   std::uint64_t until_ns = ~std::uint64_t{0};
 };
 
@@ -39,7 +39,7 @@ struct timeline_svg_options {
 
 namespace detail {
 
-/// The row or track of a span: 0 the program, 1 its stalls, then two an edge.
+/// Returns the row or track of a span: 0 for the program, 1 for its stalls, then two per edge.
 [[nodiscard]] inline std::size_t row_of(const timeline_span& each) noexcept {
   if (each.kind != schedule::span_kind::transfer) return each.kind == schedule::span_kind::stall ? 1 : 0;
   return 2 + std::size_t{each.tier} * 2 + (each.way == link_direction::offload ? 1 : 0);
@@ -54,7 +54,7 @@ namespace detail {
   return 2 + run.most_bytes.size() * 2;
 }
 
-/// `value` / 10^digits as a decimal fraction, exactly.
+/// Returns `value` / 10^digits as an exact decimal fraction.
 [[nodiscard]] inline std::string decimal(std::uint64_t value, int digits) {
   std::string text = std::to_string(value);
   const auto places = static_cast<std::size_t>(digits);
@@ -111,7 +111,7 @@ inline std::string write_timeline_svg(const schedule::simulation& run, const tim
   const std::uint64_t shown = end - options.from_ns;
   const std::size_t rows = detail::rows_of(run);
   const std::uint64_t height = rows * row_height + 40;
-  // Tenths of a pixel: integers, so that the picture is the same everywhere.
+  // Works in integers, tenths of a pixel, so that the picture is the same on every machine.
   const std::uint64_t tenths = std::uint64_t{options.width} * 10;
   const auto at = [&](std::uint64_t ns) {
     const std::uint64_t since = std::min(std::max(ns, options.from_ns), end) - options.from_ns;
@@ -149,7 +149,7 @@ inline std::string write_timeline_svg(const schedule::simulation& run, const tim
     if (each.finish_ns <= options.from_ns || each.start_ns >= end) continue;
     const std::size_t row = detail::row_of(each);
     bar& last = bars[row];
-    // A seam of half a pixel separates one bar from the next, if they are wide enough to have one.
+    // A gap of half a pixel separates neighbouring bars that are wide enough for it.
     const std::uint64_t from = at(each.start_ns);
     const std::uint64_t to = at(each.finish_ns);
     if (last.open && from <= last.to + 1 && (to - from < 30 || last.to - last.from < 30)) {

@@ -20,7 +20,7 @@ enum class span_kind : std::uint8_t { compute, stall, transfer };
 
 using span_kind [[deprecated("its name is schedule::span_kind")]] = schedule::span_kind;
 
-/// A span of time. Those of one kind and lane do not overlap and are in order.
+/// A span of time. Spans of one kind and lane are in order and do not overlap.
 struct timeline_span {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
@@ -29,7 +29,7 @@ struct timeline_span {
   link_direction way = link_direction::onboard;   ///< of a transfer
   std::uint8_t tier = 0;                          ///< of a transfer: the upper end of its edge
   chunk_id chunk{};                               ///< of a stall or transfer
-  std::uint32_t event = 0;                        ///< after the computing, or that waits
+  std::uint32_t event = 0;                        ///< the event after the computing, or the event that waits
 
   friend constexpr bool operator==(const timeline_span&, const timeline_span&) noexcept = default;
 };

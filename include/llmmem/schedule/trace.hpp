@@ -1,5 +1,5 @@
 /// @file
-/// One iteration of a program as its memory sees it: which chunks it holds when, and how long it computes.
+/// One iteration of a program as its memory sees it: when it holds which chunks, and how long it computes.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,9 +19,9 @@ inline namespace v0 {
 
 /// The kind of an event of a chunk.
 enum class trace_call : std::uint8_t {
-  acquire,  ///< from here to its release it must be in tier 0
-  release,  ///< the lease ends; what was written remains
-  discard,  ///< its contents are dropped; the next acquire is a `write`
+  acquire,  ///< from here to its release the chunk must be in tier 0
+  release,  ///< the lease ends; the chunk keeps what was written
+  discard,  ///< the chunk's contents are dropped; its next acquire is a `write`
 };
 
 /// One event. `compute_ns` passes between the previous event, or the iteration's beginning, and this one.
@@ -34,29 +34,29 @@ struct trace_event {
   friend constexpr bool operator==(const trace_event&, const trace_event&) noexcept = default;
 };
 
-/// One iteration, checked, of a program that repeats it: after the last event the first follows again. Made
-/// by `trace_recorder::freeze`; never changes.
+/// One checked iteration of a program that repeats it: the first event follows the last. Made by
+/// `trace_recorder::freeze`; it never changes.
 ///
-/// Leases of different chunks may overlap; one chunk is not leased twice at once. Before the first iteration
-/// every chunk's contents are in the last tier.
+/// Leases of different chunks may overlap; a chunk has at most one lease at a time. Before the first
+/// iteration every chunk's contents are in the last tier.
 ///
 /// @par Thread safety   const throughout.
 class schedule_trace {
  public:
   static constexpr std::size_t most_events = std::size_t{1} << 30;
   static constexpr std::size_t most_chunks = std::size_t{1} << 30;
-  /// The longest iteration without stalls, some 36 years: times computed from it cannot overflow by it.
+  /// The longest iteration without stalls, some 36 years, so that times computed from it cannot overflow.
   static constexpr std::uint64_t most_compute_ns = std::uint64_t{1} << 60;
 
   /// Returns the bytes of each chunk; none is 0.
   [[nodiscard]] std::span<const std::uint64_t> sizes() const noexcept LLMMEM_LIFETIMEBOUND { return sizes_; }
   [[nodiscard]] std::uint64_t size(chunk_id chunk) const noexcept { return sizes_[to_index(chunk)]; }
   [[nodiscard]] std::span<const trace_event> events() const noexcept LLMMEM_LIFETIMEBOUND { return events_; }
-  /// Returns the computing after the last event.
+  /// Returns the computing time after the last event.
   [[nodiscard]] std::uint64_t tail_ns() const noexcept { return tail_ns_; }
-  /// Returns the computing in all: the time of the iteration if nothing ever stalls.
+  /// Returns the total computing time: the length of the iteration if nothing stalls.
   [[nodiscard]] std::uint64_t compute_ns() const noexcept { return compute_ns_; }
-  /// Returns the most bytes leased at once: the least budget of tier 0 that can work.
+  /// Returns the most bytes leased at once: the smallest budget of tier 0 that can work.
   [[nodiscard]] std::uint64_t max_leased_bytes() const noexcept { return most_leased_; }
   [[nodiscard, deprecated("call max_leased_bytes()")]] std::uint64_t most_leased_bytes() const noexcept {
     return max_leased_bytes();
@@ -64,8 +64,8 @@ class schedule_trace {
   /// Identifies the program: a hash of sizes and events, without times, so that a plan outlives a recording.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
-  /// Returns `times` iterations as one: to plan over several, or to count over a run of them.
-  /// @throws length_error  when the events or the computing pass what a trace may have.
+  /// Returns `times` iterations as one, to plan or to count over several.
+  /// @throws length_error    when the events or the computing exceed the limits of a trace.
   [[nodiscard]] schedule_trace repeated(std::size_t times) const;
 
  private:
@@ -89,15 +89,15 @@ class schedule_trace {
 ///     record.release(weights);
 ///     const schedule_trace trace = record.freeze();
 ///
-/// Calls are checked when it freezes, so that recording during a running engine costs a `push_back`.
+/// `freeze` checks the calls, so that recording in a running engine costs only a `push_back` per call.
 ///
 /// @par Complexity      each call O(1) amortised; `freeze` O(events + chunks).
 /// @par Thread safety   one writer.
-/// @par Errors          `freeze` throws `argument_error` naming the event's index, what it does and why that
-///                      is wrong; `length_error` past the limits of `schedule_trace`.
+/// @par Errors          `freeze` throws `argument_error` that names the event's index, its call and the
+///                      reason; `length_error` past the limits of `schedule_trace`.
 class trace_recorder {
  public:
-  /// Adds a chunk. Its id counts up from 0.
+  /// Adds a chunk. Ids count up from 0.
   chunk_id add_chunk(std::uint64_t bytes) {
     sizes_.push_back(bytes);
     acquired_.push_back(0);
@@ -109,7 +109,7 @@ class trace_recorder {
     if (to_index(chunk) < acquired_.size()) acquired_[to_index(chunk)] = events_.size();
   }
   void release(chunk_id chunk) { add(chunk, trace_call::release, access_mode::read); }
-  /// Notes that a chunk that was acquired to read also changes.
+  /// Records that a chunk that was acquired to read also changes.
   void also_changes(chunk_id chunk) noexcept {
     const std::uint32_t index = to_index(chunk);
     if (index >= acquired_.size() || acquired_[index] == 0) return;
@@ -125,7 +125,7 @@ class trace_recorder {
   /// Returns the number of events so far.
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
 
-  /// Returns the trace of the recording; the recorder is unchanged.
+  /// Returns the trace of the recording. The recorder does not change.
   [[nodiscard]] schedule_trace freeze() const;
 
  private:

@@ -1,6 +1,6 @@
 /// @file
-/// When a chunk's next use is expected, by how often iterations have used it: for programs that draw what
-/// they use.
+/// Forecasts a chunk's next use from how often iterations have used it, for programs whose iterations use
+/// different chunks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,16 +14,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Counts uses by iteration, and forecasts each chunk's next one. A plan cannot know this for routed experts:
-/// their draw differs in every batch, although the same ones are popular.
+/// Counts uses by iteration, and forecasts each chunk's next use. A plan cannot foresee the uses of routed
+/// experts: every batch chooses other experts, although the same ones stay popular.
 ///
-/// A chunk's *rate* is its uses per iteration, averaged over the last `memory` iterations with weights that
-/// fall off exponentially, over all of them while they are fewer. In an iteration of L uses, a chunk of rate
-/// r is expected L / r uses after its last one. At the beginning of an iteration that did not use it, it is
-/// expected as much after its place in that iteration as it is likely to be passed over (draws are
-/// independent of the past: the time waited counts for nothing). For equal sizes, dropping the chunk expected
-/// last thus keeps those used most often, and forgets those that were once popular after about `memory`
-/// iterations. Positions count uses, from 0: hints for `min_eviction`.
+/// A chunk's *rate* is its uses per iteration, averaged over about the last `memory` iterations with
+/// exponentially falling weights, or over all iterations while there are fewer. In an iteration of L uses,
+/// the forecast for a chunk of rate r is L / r uses after its last use. If the present iteration has not used
+/// the chunk yet, the forecast is the chunk's place in this iteration plus the part of L / r above L: draws
+/// are independent of the past, so the time already waited has no effect. So with equal sizes, dropping the
+/// chunk with the latest forecast keeps the chunks used most often, and forgets formerly popular ones after
+/// about `memory` iterations. Positions count uses, from 0: hints for `min_eviction`.
 ///
 /// @par Complexity      `used` and `next_use` O(1), `begin_iteration` O(chunks); 24 bytes a chunk, allocated
 ///                      in the constructor.
@@ -32,14 +32,14 @@ class use_forecast {
  public:
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
-  /// @param memory  iterations that count, 1 to 2^16: a smaller value follows a change sooner, a larger one
-  ///                estimates better while there is none.
+  /// @param memory  iterations that count, 1 to 2^16: a smaller value follows a change sooner, a larger value
+  ///                estimates better without changes.
   explicit use_forecast(std::size_t chunks, std::uint32_t memory = 16)
       : memory_(std::clamp<std::uint32_t>(memory, 1, 1U << 16)), chunks_(chunks) {}
 
-  /// Begins another iteration, to which the next uses belong.
+  /// Begins the next iteration, to which later uses belong.
   void begin_iteration() noexcept {
-    if (position_ == began_) return;  // nothing happened in the one before
+    if (position_ == began_) return;  // the iteration before had no uses
     length_ = position_ - began_;
     began_ = position_;
     ++iterations_;
@@ -52,19 +52,19 @@ class use_forecast {
     }
   }
 
-  /// Notes that the program uses `chunk` now.
+  /// Records that the program uses `chunk` now.
   void used(chunk_id chunk) noexcept {
     chunk_uses& own = chunks_[to_index(chunk)];
     if (own.uses != ~std::uint32_t{0}) ++own.uses;
     own.last = position_++;
   }
 
-  /// Returns the position at which `chunk` is expected next; `never` if it was not used yet.
+  /// Returns the forecast position of the next use of `chunk`; `never` if it was not used yet.
   [[nodiscard]] std::uint64_t next_use(chunk_id chunk) const noexcept {
     const chunk_uses& own = chunks_[to_index(chunk)];
     if (own.last == never) return never;
     const std::uint64_t length = std::max<std::uint64_t>(length_ != 0 ? length_ : position_, 1);
-    // What this iteration has used will be in the rate when it ends.
+    // Counts the uses of this iteration as they will count in the rate when it ends.
     const std::uint64_t share = std::min<std::uint64_t>(iterations_ + 1, memory_);
     const std::uint64_t rate = std::max<std::uint64_t>(own.rate + std::uint64_t{own.uses} * one / share, 1);
     const std::uint64_t gap = std::min(length, most_length) * one / rate;
@@ -77,7 +77,7 @@ class use_forecast {
   [[nodiscard]] std::uint64_t position() const noexcept { return position_; }
 
  private:
-  static constexpr std::uint64_t one = std::uint64_t{1} << 24;  // a rate of one use an iteration
+  static constexpr std::uint64_t one = std::uint64_t{1} << 24;  // a rate of one use per iteration
   static constexpr std::uint64_t most_length = ~std::uint64_t{0} / one;
 
   struct chunk_uses {

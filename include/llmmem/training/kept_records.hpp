@@ -1,6 +1,6 @@
 /// @file
-/// `kept_records`: activations between a layer's forward and its backward pass, whole or in part, in memory
-/// or in tiers.
+/// `kept_records`: keeps activations between a layer's forward and its backward pass, completely or in part,
+/// in memory or in tiers.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,16 +20,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Bytes of a record.
+/// A run of a record's bytes.
 struct record_run {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// A layer's record, and what is kept of it between its passes; the rest is computed again.
+/// A layer's record, and the part of it that is kept between its passes; the rest is computed again.
 struct record_form {
   std::uint64_t bytes = 0;
-  std::vector<record_run> kept{};  ///< in increasing order, without overlap; none: all of it
+  std::vector<record_run> kept{};  ///< ascending, without overlap; none: keeps all of it
 
   [[nodiscard]] bool is_complete() const noexcept { return kept.empty(); }
   [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
@@ -42,36 +42,37 @@ struct record_form {
   }
 };
 
-/// Bytes of records that live.
+/// The bytes of live records.
 struct kept_records_stats {
-  std::uint64_t live_bytes = 0;  ///< kept, and in use; in any tier
+  std::uint64_t live_bytes = 0;  ///< kept and in use, in any tier
   std::uint64_t peak_bytes = 0;
   std::uint64_t rebuilds = 0;
 };
 
-/// Records of a chain of layers over a store of chunks: a `memory_chunks`, a `tiered_buffer`, or a
-/// `prefetch_schedule` over one.
+/// The records of a chain of layers, in a store of chunks: a `memory_chunks`, a `tiered_buffer`, or a
+/// `prefetch_schedule` over a buffer.
 ///
 ///     kept_records records(buffer, forms);
-///     auto space = records.save(i).value();         // filled by the forward pass
-///     records.keep(i).value();                     // from now on the store's: kept in its form
+///     auto space = records.save(i).value();            // filled by the forward pass
+///     records.keep(i).value();                         // the store keeps it in its form
 ///     ...
-///     auto found = records.fetch(i, rebuild).value();   // as it was, its other part from rebuild(i, bytes)
+///     auto found = records.fetch(i, rebuild).value();  // complete, with the rest made by rebuild
 ///     records.drop(i);
 ///
-/// A record that is kept in part is made and used in a chunk of its own, and its kept part is copied into
-/// another: the two live together for as long as the layer is in use, which `plan_recompute` counts. The kept
-/// part may leave tier 0 between the passes, like any chunk.
+/// A record kept in part is made and used in one chunk, and its kept part is copied into another chunk. Both
+/// chunks live while the layer is in use, as `plan_recompute` counts. The kept part may leave tier 0 between
+/// the passes, like any chunk.
 ///
 /// @tparam Store  has `create`, `read`, `write`, `discard` and `remove`. The host can touch its tier 0.
-/// @par Complexity      a record kept whole is not copied, of another its kept bytes are copied twice.
+/// @par Complexity      a record kept completely is never copied; of any other, the kept bytes are copied
+///                      twice.
 /// @par Thread safety   the store's thread.
-/// @par Errors          the constructor throws `argument_error` for runs that are not the record's, and what
-///                      `create` refuses. Calls return what leases refuse; the record is then dropped.
+/// @par Errors          the constructor throws `argument_error` for runs outside the record, and the refusals
+///                      of `create`. Calls return the refusals of leases; the record is then dropped.
 template <class Store>
 class kept_records {
  public:
-  /// The store outlives it.
+  /// The store outlives this object.
   kept_records(Store& store, std::vector<record_form> forms) : store_(&store) {
     entries_.reserve(forms.size());
     for (record_form& each : forms) {
@@ -93,7 +94,7 @@ class kept_records {
   kept_records& operator=(const kept_records&) = delete;
   ~kept_records() { remove_all(); }
 
-  /// Room for record `i`, of any contents.
+  /// Returns memory for record `i`, with unspecified contents.
   [[nodiscard]] result<std::span<std::byte>> save(std::uint32_t i) {
     entry& it = entries_[i];
     auto had = store_->write(it.record);
@@ -101,7 +102,7 @@ class kept_records {
     count(it.form.bytes);
     return begin(it, std::move(*had));
   }
-  /// Record `i` is filled. @pre it was saved
+  /// Declares record `i` filled, and keeps it. @pre it was saved
   result<void> keep(std::uint32_t i) {
     entry& it = entries_[i];
     if (it.form.is_complete()) {
@@ -124,8 +125,8 @@ class kept_records {
     end_use(it);
     return {};
   }
-  /// Record `i` as it was. @param rebuild  `void(std::uint32_t, std::span<std::byte>)`: makes the other bytes
-  /// of a record whose kept bytes are there. @pre it was kept
+  /// Returns record `i` complete. @param rebuild `void(std::uint32_t, std::span<std::byte>)`: makes the other
+  /// bytes of a record that has its kept bytes. @pre it was kept
   template <class Rebuild>
   [[nodiscard]] result<std::span<const std::byte>> fetch(std::uint32_t i, Rebuild&& rebuild) {
     entry& it = entries_[i];
@@ -158,7 +159,7 @@ class kept_records {
     }
     return std::span<const std::byte>(all);
   }
-  /// Record `i` is no longer needed, in any state.
+  /// Drops record `i`, in any state.
   void drop(std::uint32_t i) noexcept {
     entry& it = entries_[i];
     if (it.form.is_complete() || !std::holds_alternative<std::monostate>(it.lease)) end_use(it);
@@ -176,7 +177,7 @@ class kept_records {
     handle_type record{};
     handle_type kept{};
     bool is_kept = false;     // `kept` has contents
-    bool is_counted = false;  // `record` has
+    bool is_counted = false;  // `record` is counted in the statistics
     std::span<std::byte> bytes{};
     std::variant<std::monostate, typename Store::read_lease, typename Store::write_lease> lease{};
   };

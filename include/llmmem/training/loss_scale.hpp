@@ -1,6 +1,6 @@
 /// @file
-/// `gradient_norm`, `loss_scale` and `decide_step`: whether a step is taken, and by which factor of its
-/// gradients, the same on all ranks, before any state is changed.
+/// `gradient_norm`, `loss_scale` and `decide_step`: decide whether to take a step, and the factor of its
+/// gradients, equally on all ranks, before any state changes.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -20,17 +20,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The sum of all gradients' squares, exactly: an integer in units of 2^-298, the square of the least float.
-/// So it does not depend on the order of the gradients, on pieces, or on the number of ranks, and pieces may
+/// The exact sum of all gradients' squares: an integer in units of 2^-298, the square of the least float. So
+/// the sum is independent of the order of the gradients, of pieces and of the number of ranks, and pieces may
 /// be added as they arrive.
 ///
 /// @par Complexity   O(1) for each gradient; 152 bytes.
-/// @par Thread safety   one thread at a time; each thread may have its own, and `merge` joins them.
-/// @pre at most 2^31 gradients in all
+/// @par Thread safety   one thread at a time; each thread may have its own object, and `merge` joins them.
+/// @pre at most 2^31 gradients in total
 /// @par Source   Kulisch, "Computer Arithmetic and Validity", 2013: the long accumulator.
 class gradient_norm {
  public:
-  /// Adds gradients. Those that are not finite are counted.
+  /// Adds gradients. Counts gradients that are not finite.
   void add(std::span<const float> gradients) noexcept {
     for (const float each : gradients)
       add(each);
@@ -53,13 +53,13 @@ class gradient_norm {
     at[1] += (low >> 32U) + (high & 0xFFFF'FFFFU);
     at[2] += high >> 32U;
   }
-  /// Adds what another one has.
+  /// Adds another sum.
   void merge(const gradient_norm& other) noexcept {
     for (std::size_t i = 0; i < digits_.size(); ++i)
       digits_[i] += other.digits_[i];
   }
   /// Adds the sums of all ranks. Each gradient must be added on one rank only, its owner. All ranks must call
-  /// it, and then hold the same sum. Errors as `all_reduce`.
+  /// it, and then hold the same sum. Errors: as `all_reduce`.
   template <transport Ranks>
   result<void> merge_all(Ranks& ranks, collective_call& call) {
     constexpr reduce_op sum{.combine =
@@ -74,17 +74,17 @@ class gradient_norm {
 
   /// Whether all gradients are finite.
   [[nodiscard]] bool is_finite() const noexcept { return digits_.back() == 0; }
-  /// The root of the sum, within 2^-50 of it; infinity if a gradient is not finite.
+  /// Returns the root of the sum, within 2^-50 of it; infinity if a gradient is not finite.
   [[nodiscard]] double value() const noexcept {
     if (!is_finite()) return std::numeric_limits<double>::infinity();
-    std::array<std::uint64_t, digits> whole{};  // below 2^32 each, so that equal sums have equal digits
+    std::array<std::uint64_t, digits> whole{};  // each below 2^32, so that equal sums have equal digits
     std::uint64_t carry = 0;
     for (std::size_t i = 0; i < digits; ++i) {
       const std::uint64_t sum = digits_[i] + carry;
       whole[i] = sum & 0xFFFF'FFFFU;
       carry = sum >> 32U;
     }
-    whole[digits - 1] += carry << 32U;  // above 2^278 the last digit has more than 32 bits
+    whole[digits - 1] += carry << 32U;  // for sums above 2^278 the last digit has more than 32 bits
     double sum = 0;
     for (std::size_t i = digits; i-- > 0;)
       sum += __builtin_ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
@@ -92,24 +92,24 @@ class gradient_norm {
   }
 
  private:
-  static constexpr std::size_t digits = 18;  // of 32 bits, the last of up to 64: 2^31 numbers below 2^256
+  static constexpr std::size_t digits = 18;  // of 32 bits, the last of up to 64: for 2^31 squares below 2^256
 
-  std::array<std::uint64_t, digits + 1> digits_{};  // and how many are not finite
+  std::array<std::uint64_t, digits + 1> digits_{};  // the last counts gradients that are not finite
 };
 
-/// How a loss scale changes. The defaults are those of PyTorch's `GradScaler`.
+/// The rules by which a loss scale changes. The defaults are those of PyTorch's `GradScaler`.
 struct loss_scale_options {
   double start = 65536;
   double growth = 2;                     ///< factor of the scale
-  std::uint32_t growth_interval = 2000;  ///< consecutive finite steps until it grows
+  std::uint32_t growth_interval = 2000;  ///< consecutive finite steps before it grows
   double back_off = 0.5;                 ///< factor at an overflow
-  std::uint32_t hysteresis = 1;          ///< the first overflow that backs off, counted since it last grew
-  double least = 0x1p-24;                ///< not below 2^-126, so that 1 / scale is a float
-  double most = 0x1p+126;                ///< not above 2^126, for the same reason
+  std::uint32_t hysteresis = 1;          ///< number of the first overflow, since it last grew, that backs off
+  double least = 0x1p-24;                ///< at least 2^-126, so that 1 / scale is a float
+  double most = 0x1p+126;                ///< at most 2^126, for the same reason
 };
 
-/// The factor of a loss that keeps fp16 gradients from vanishing: grows while gradients are finite, backs off
-/// when they are not.
+/// The factor of a loss that keeps fp16 gradients from vanishing. It grows while gradients are finite, and
+/// backs off when they are not.
 ///
 /// @par Complexity   O(1).
 /// @par Thread safety   one thread at a time.
@@ -125,13 +125,12 @@ class loss_scale {
     friend bool operator==(const state&, const state&) = default;
   };
 
-  /// @throws argument_error  for a start outside of `least` to `most`, bounds that leave 2^-126 to 2^126, a
-  ///                         growth below 1, a back-off that is not between 0 and 1, an interval or
-  ///                         hysteresis of 0.
+  /// @throws argument_error  for a start outside `least` to `most`, bounds outside 2^-126 to 2^126, a growth
+  ///                         below 1, a back-off that is not between 0 and 1, an interval or hysteresis of 0.
   explicit loss_scale(const loss_scale_options& options = {}) : options_(options) {
     if (!(options.least >= 0x1p-126) || !(options.most <= 0x1p+126))
       throw argument_error(
-          "loss_scale: least is below 2^-126 or most above 2^126; 1 / scale is no float there");
+          "loss_scale: least is below 2^-126 or most above 2^126, so 1 / scale may not be a float");
     if (!(options.least <= options.start) || !(options.start <= options.most))
       throw argument_error("loss_scale: start is not between least and most");
     if (!(options.growth >= 1))
@@ -139,14 +138,14 @@ class loss_scale {
     if (!(options.back_off > 0) || !(options.back_off < 1))
       throw argument_error("loss_scale: back_off is not between 0 and 1");
     if (options.growth_interval == 0 || options.hysteresis == 0)
-      throw argument_error("loss_scale: growth_interval and hysteresis are 1 at least");
+      throw argument_error("loss_scale: growth_interval and hysteresis must be at least 1");
     now_ = {options.start, 0, options.hysteresis};
   }
 
   [[nodiscard]] double scale() const noexcept { return now_.scale; }
   [[nodiscard]] const state& saved() const noexcept { return now_; }
-  /// Continues from what `saved` returned.
-  /// @throws argument_error  for a scale outside of `least` to `most`; nothing has changed.
+  /// Continues from the state that `saved` returned.
+  /// @throws argument_error  for a scale outside `least` to `most`; nothing has changed.
   void restore(const state& saved) {
     if (!(options_.least <= saved.scale) || !(saved.scale <= options_.most))
       throw argument_error(
@@ -155,7 +154,7 @@ class loss_scale {
     now_ = saved;
   }
 
-  /// After each step, taken or skipped.
+  /// The caller calls it after each step, taken or skipped.
   void update(bool is_finite) noexcept {
     if (!is_finite) {
       now_.clean_steps = 0;
@@ -177,19 +176,19 @@ class loss_scale {
   state now_{};
 };
 
-/// Whether a step is taken, and how.
+/// Whether to take a step, and with which factor.
 struct step_decision {
   bool is_taken = true;
   double norm = 0;              ///< of the gradients without the loss scale
   float gradient_scale = 1.0F;  ///< `optimizer_hyper::gradient_scale`
 };
 
-/// Decides from the norm of all ranks' gradients (`merge_all`), which have the loss scale in them: a step
-/// with a gradient that is not finite is skipped. Others have the factor 1 / scale, times max_norm / norm if
-/// the norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
+/// Decides from the norm of all ranks' gradients (`merge_all`), which include the loss scale. It skips a step
+/// with a gradient that is not finite. Other steps get the factor 1 / scale, times max_norm / norm if the
+/// norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
 ///
-/// @param max_norm  infinity: nothing is clipped.
-/// @throws argument_error  for a max_norm that is not above 0: it would clear or turn around all gradients.
+/// @param max_norm  infinity disables clipping.
+/// @throws argument_error  for a max_norm that is not above 0, which would clear or invert all gradients.
 ///                         Nothing has changed then.
 [[nodiscard]] inline step_decision decide_step(const gradient_norm& gradients, loss_scale& scale,
                                                double max_norm = std::numeric_limits<double>::infinity()) {

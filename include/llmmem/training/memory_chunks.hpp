@@ -1,5 +1,5 @@
 /// @file
-/// `memory_chunks`: the calls of a `tiered_buffer` over one space, where everything stays in memory.
+/// `memory_chunks`: the calls of a `tiered_buffer` over one space, in which everything stays in memory.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,18 +20,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Chunks that take memory of a space from their first write until their contents are discarded. Code
-/// written for tiers runs on it where memory suffices; the space's peak is the most that is alive at once.
+/// Chunks that take memory from a space from their first write until their contents are discarded. If memory
+/// suffices, code written for tiers runs on it; the space's peak is then the most bytes alive at once.
 ///
-/// @par Complexity      a first write and a `discard` as the space's allocation, every other call O(1).
+/// @par Complexity      a first write and a `discard` as the space's allocation and deallocation, every other
+///                      call O(1).
 /// @par Thread safety   one thread at a time.
-/// @par Errors          all as values: `errc::no_contents`, `errc::chunk_leased`, `errc::stale_handle`,
-///                      and the space's shortage.
+/// @par Errors          all are values: `errc::no_contents`, `errc::chunk_leased`, `errc::stale_handle`, and
+///                      the space's shortage.
 template <memory_space Space>
   requires(Space::is_host_accessible)
 class memory_chunks {
  public:
-  /// A chunk's bytes, for as long as it lives. Movable; the chunks outlive it.
+  /// Access to a chunk's bytes while the lease lives. Movable; the `memory_chunks` outlives it.
   template <access_mode Mode>
   class lease {
    public:
@@ -69,7 +70,7 @@ class memory_chunks {
   using write_lease = lease<access_mode::write>;
   using update_lease = lease<access_mode::read_write>;
 
-  /// The space outlives it.
+  /// The space outlives this object.
   explicit memory_chunks(Space& space) noexcept : space_(&space) {}
   memory_chunks(const memory_chunks&) = delete;
   memory_chunks& operator=(const memory_chunks&) = delete;
@@ -89,7 +90,7 @@ class memory_chunks {
   [[nodiscard]] result<update_lease> update(chunk_handle chunk) {
     return take<access_mode::read_write>(chunk);
   }
-  /// Its memory goes back to the space.
+  /// Drops the contents; their memory returns to the space.
   result<void> discard(chunk_handle chunk) {
     if (chunk.slot >= entries_.size()) return failure{.code = errc::no_contents, .index = chunk.slot};
     entry& it = entries_[chunk.slot];
@@ -97,7 +98,7 @@ class memory_chunks {
     free(it);
     return {};
   }
-  /// As `discard`; the chunk is not used again.
+  /// As `discard`; the caller must not use the chunk again.
   result<void> remove(chunk_handle chunk) { return discard(chunk); }
 
  private:

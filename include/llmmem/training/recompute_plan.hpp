@@ -1,5 +1,6 @@
 /// @file
-/// Which part of each layer's activations is kept, and which is computed again, under a bound on the peak.
+/// Chooses the part of each layer's activations to keep, and the part to compute again, under a bound on the
+/// peak.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,10 +23,10 @@ inline namespace v0 {
 struct record_way {
   std::uint64_t kept_bytes = 0;
   std::uint64_t rebuild_ns =
-      0;  ///< to compute the rest again; 0 for all of it kept. Any unit of cost will do
+      0;  ///< to compute the rest again; 0 if all is kept. Any unit of cost may be used
 };
 
-/// A layer's record, as its passes use it, and the ways to keep it.
+/// The record of a layer, as its passes use it, and the ways to keep it.
 struct record_choices {
   std::uint64_t bytes = 0;  ///< of the record
   std::vector<record_way> ways{};
@@ -34,14 +35,14 @@ struct record_choices {
 /// A way for each record.
 struct recompute_plan {
   std::vector<std::uint32_t> ways{};  ///< an index into the choices, by record
-  std::uint64_t peak_bytes = 0;       ///< the most alive at once, in both passes
-  std::uint64_t rebuild_ns = 0;       ///< of all together
+  std::uint64_t peak_bytes = 0;       ///< the most alive at once, over both passes
+  std::uint64_t rebuild_ns = 0;       ///< of all records together
 };
 
 namespace detail {
 
-/// The bytes alive while a record is made or used, without earlier records. A record that is kept whole is
-/// used where it is kept. Otherwise the kept part and the record are alive together, while one is copied from
+/// Returns the bytes alive while a record is made or used, without earlier records. A record kept completely
+/// is used in place. Otherwise the kept part and the record are alive together, because one is copied from
 /// the other.
 [[nodiscard]] constexpr std::uint64_t in_use_bytes(const record_choices& record, const record_way& way) {
   return way.kept_bytes == record.bytes
@@ -52,7 +53,7 @@ namespace detail {
 inline void check_choices(std::span<const record_choices> records) {
   for (std::size_t i = 0; i < records.size(); ++i) {
     const std::string who = "plan_recompute: record " + std::to_string(i);
-    if (records[i].ways.empty()) throw argument_error(who + " has no way to be kept; give one");
+    if (records[i].ways.empty()) throw argument_error(who + " has no way to keep it; give one");
     for (const record_way& way : records[i].ways) {
       if (way.kept_bytes <= records[i].bytes) continue;
       throw argument_error(who + " of " + std::to_string(records[i].bytes) + " bytes cannot keep " +
@@ -61,8 +62,8 @@ inline void check_choices(std::span<const record_choices> records) {
   }
 }
 
-/// Whether any choice stays within `budget`. Of the ways of a record that fit, it takes the one that keeps
-/// least, because that leaves the most space for the records after it.
+/// Whether any choice stays within `budget`. Of the ways of a record that fit, it takes the way that keeps
+/// least, because that leaves the most space for later records.
 [[nodiscard]] inline bool fits_budget(std::span<const record_choices> records, std::uint64_t budget) {
   std::uint64_t kept = 0;
   for (const record_choices& record : records) {
@@ -79,9 +80,9 @@ inline void check_choices(std::span<const record_choices> records) {
 
 }  // namespace detail
 
-/// The most bytes alive at once when each record is kept in its way: while layer i is in use, in either pass,
-/// the kept parts of the layers before it live, and its own (`detail::in_use_bytes`).
-/// @pre one way for each record, of those that it has
+/// Returns the most bytes alive at once when each record is kept in its way. While layer i is in use, in
+/// either pass, the kept parts of earlier layers are alive, and its own bytes (`detail::in_use_bytes`).
+/// @pre `ways` has a valid index for each record
 [[nodiscard]] inline std::uint64_t peak_of(std::span<const record_choices> records,
                                            std::span<const std::uint32_t> ways) {
   std::uint64_t kept = 0;
@@ -96,7 +97,7 @@ inline void check_choices(std::span<const record_choices> records) {
   return peak;
 }
 
-/// The least budget that `plan_recompute` can keep. O(ways x log bytes).
+/// Returns the least budget with which `plan_recompute` finds a plan. O(ways x log bytes).
 /// @throws as `plan_recompute`.
 [[nodiscard]] inline std::uint64_t min_recompute_budget(std::span<const record_choices> records) {
   detail::check_choices(records);
@@ -119,21 +120,21 @@ inline void check_choices(std::span<const record_choices> records) {
   return min_recompute_budget(records);
 }
 
-/// The way for each record that costs least together, with at most `budget` bytes alive at any moment of
-/// the forward and the backward pass. Layers are a chain: forward from the first to the last, backward the
-/// other way, and each record is dropped after its backward pass.
+/// Returns the ways with the least total cost, with at most `budget` bytes alive at any moment of the forward
+/// and the backward pass. The layers form a chain: the forward pass goes from the first to the last, the
+/// backward pass the other way, and each record is dropped after its backward pass.
 ///
-/// The bound is on the peak and not on what is saved: while a record is computed again, it lives with its
-/// kept part and those of all layers before it. A larger budget never costs more.
+/// The bound is on the peak, not on the saved bytes: while a record is computed again, it is alive together
+/// with its kept part and those of all earlier layers. A larger budget never costs more.
 ///
-/// @par Complexity      O(records x front x ways), where the front are the sums of kept bytes that no
-///                      other sum beats in bytes and cost: with n equal layers of k ways O(n^(k-1)). Exact.
-/// @par Thread safety   pure.
-/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a
-///                         budget that no choice fits, with the least that one does.
+/// @par Complexity      O(records x front x ways), where the front consists of the sums of kept bytes that no
+///                      other sum beats in bytes and cost: for n equal layers of k ways O(n^(k-1)). Exact.
+/// @par Thread safety   a pure function.
+/// @throws argument_error  for a record without ways, a way that keeps more than the record, and a budget
+///                         that no choice fits; the text has the least budget that works.
 /// @throws length_error    when bytes or costs pass 2^63 - 1.
-/// @par Source          the recurrence is the chain case of Jain et al., "Checkmate", MLSys 2020, where each
-///                      layer is computed again by itself.
+/// @par Source          the recurrence is the chain case of Jain et al., "Checkmate", MLSys 2020, in which
+///                      each layer is computed again by itself.
 [[nodiscard]] inline recompute_plan plan_recompute(std::span<const record_choices> records,
                                                    std::uint64_t budget) {
   detail::check_choices(records);
@@ -158,7 +159,7 @@ inline void check_choices(std::span<const record_choices> records) {
     }
     if (next.empty()) {
       throw argument_error("plan_recompute: a budget of " + std::to_string(budget) +
-                           " bytes of activations at once; the least that will do is " +
+                           " bytes of activations at once; the smallest that works is " +
                            std::to_string(min_recompute_budget(records)));
     }
     std::ranges::sort(next, [](const partial& a, const partial& b) {
@@ -172,7 +173,7 @@ inline void check_choices(std::span<const record_choices> records) {
   }
   recompute_plan plan;
   plan.ways.resize(records.size());
-  std::size_t at = fronts.back().size() - 1;  // the most kept costs least
+  std::size_t at = fronts.back().size() - 1;  // the partial plan that keeps most costs least
   plan.rebuild_ns = fronts.back()[at].cost;
   for (std::size_t i = records.size(); i-- > 0;) {
     plan.ways[i] = fronts[i + 1][at].way;

@@ -1,5 +1,5 @@
 /// @file
-/// `step_pieces`: an optimizer's step on pieces where they are stored, in tiers or in memory.
+/// `step_pieces`: an optimizer's step on pieces in their store, in tiers or in memory.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The chunks of one piece. Chunks of arrays that the form lacks are ignored.
+/// The chunks of one piece. The step ignores chunks of arrays that the form lacks.
 ///
 /// @tparam Chunk  a store's handle.
 template <class Chunk>
@@ -29,20 +29,20 @@ struct optimizer_chunks {
   Chunk variance{};
   Chunk mean_scales{};
   Chunk variance_scales{};
-  std::uint64_t first = 0;  ///< index of its first element in the whole tensor
+  std::uint64_t first = 0;  ///< index of the piece's first element in the tensor
   std::uint64_t count = 0;
 };
 
-/// Changes pieces one after the other, each leased from the store for the length of its own step: a
-/// `tiered_buffer` brings it to its fastest tier and takes what has changed back, so that the state of a
-/// model may be larger than that tier. The bits are those of one step on the whole tensor.
+/// Changes pieces one after the other, and leases each from the store only during its own step. A
+/// `tiered_buffer` brings the piece to its fastest tier and writes changes back, so that the state of a model
+/// may be larger than that tier. The resulting bits are those of one step on the whole tensor.
 ///
 /// @param store  `tiered_buffer` or `memory_chunks`, whose leases `run` can access.
-/// @return the first failure, whose `index` is the piece's: what the store returns, `errc::too_short` for a
-///      chunk of fewer bytes than the piece needs, and the errors of `optimizer_step`. Earlier pieces have
-///      been changed.
-/// @par Complexity   each byte leased once.
-/// @par Thread safety   as the store's.
+/// @return the first failure, whose `index` is the piece's: the store's errors, `errc::too_short` for a chunk
+///      with fewer bytes than the piece needs, and the errors of `optimizer_step`. Earlier pieces have been
+///      changed.
+/// @par Complexity   leases each byte once.
+/// @par Thread safety   that of the store.
 template <class Run, class Store, class Chunk>
 result<void> step_pieces(const Run& run, Store& store, optimizer_form form,
                          std::span<const optimizer_chunks<Chunk>> pieces, dtype gradient,
@@ -55,7 +55,7 @@ result<void> step_pieces(const Run& run, Store& store, optimizer_form form,
       why.index = static_cast<std::uint32_t>(i);
       return why;
     };
-    // Before numbers of bytes are computed from it.
+    // Checked before numbers of bytes are computed from it.
     if (of.count >= detail::most_tensor_elements)
       return failure{errc::out_of_range, static_cast<std::uint32_t>(i), of.count,
                      detail::most_tensor_elements - 1, "step_pieces: count"};

@@ -1,6 +1,6 @@
 /// @file
-/// `training_plan`: what each rank keeps, in which tiers, what it computes again and when it saves, as one
-/// value; and what that takes, before the run.
+/// `training_plan`: the state that each rank keeps, its tiers, its recomputation and its checkpoints, as one
+/// value; and a prediction of their cost before the run.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,15 +20,15 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// One layer of a model, as training sees it on one rank. Times of 0 leave stalls and steps out of a
-/// prediction, and change no bytes.
+/// One layer of a model, as one rank trains it. Times of 0 omit stalls and steps from a prediction, and
+/// change no bytes.
 struct training_layer {
   std::uint64_t parameters = 0;
-  record_form record{};  ///< of one rank's share of the batch, and what is kept of it; of 0 bytes: none
+  record_form record{};  ///< for one rank's share of the batch, with the part that is kept; of 0 bytes: none
   std::uint64_t forward_ns = 0;
   std::uint64_t backward_ns = 0;
   std::uint64_t update_ns = 0;
-  std::uint64_t rebuild_ns = 0;  ///< of what the record does not keep
+  std::uint64_t rebuild_ns = 0;  ///< of the part that the record does not keep
 };
 
 /// A model as a chain of layers, the first of which is an embedding: it has no record, and its backward pass
@@ -36,16 +36,16 @@ struct training_layer {
 struct training_shape {
   std::vector<training_layer> layers{};
   std::uint32_t value_bytes = 4;      ///< of a weight, of a gradient and of each moment
-  std::uint64_t workspace_bytes = 0;  ///< of a rank's other computing
+  std::uint64_t workspace_bytes = 0;  ///< for a rank's other computing
 };
 
 /// When the optimizer changes a layer's weights.
 enum class optimizer_time : std::uint8_t {
   in_backward,    ///< after the layer's backward pass
-  after_backward  ///< after all of them
+  after_backward  ///< after all layers' backward passes
 };
 
-/// The bytes that a `host_space` takes for a range: whole pages from a certain size on (`page_options`).
+/// The bytes that a `host_space` takes for a range: whole pages from `from_bytes` on (`page_options`).
 struct memory_rounding {
   std::uint64_t from_bytes = std::uint64_t{1} << 20;
   std::uint64_t page_bytes = 4096;
@@ -57,19 +57,19 @@ struct memory_rounding {
   }
 };
 
-/// The parts of the state that have a separate range of memory, if they are not in tiers.
+/// The parts of the state that have separate ranges of memory, if the state is not in tiers.
 enum class state_ranges : std::uint8_t {
-  per_kind,  ///< all layers' weights, and so on: `sharded_state`
-  per_layer  ///< each piece
+  per_kind,  ///< one range for all layers' weights, and so on: `sharded_state`
+  per_layer  ///< one range for each piece
 };
 
-/// How a model is trained: the settings of one run, in one place.
+/// The settings of one training run, in one place.
 ///
-/// Every combination is allowed, but those that `check_plan` names.
+/// Every combination is allowed, except those that `check_plan` names.
 struct training_plan {
   std::uint32_t ranks = 1;             ///< ranks that share each batch
   zero_stage zero = zero_stage::none;  ///< the parts of the state that each rank keeps in shards
-  std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered before their use, with stage 3
+  std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered ahead of their use, with stage 3
   std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
   /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own
@@ -77,12 +77,12 @@ struct training_plan {
   optimizer_form optimizer = optimizer_form::adamw;
   optimizer_time update = optimizer_time::in_backward;
   std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
-  std::uint32_t segment_bytes = 256 * 1024;  ///< as `sharded_options` has it
+  std::uint32_t segment_bytes = 256 * 1024;  ///< as in `sharded_options`
   memory_rounding memory{};
   state_ranges ranges = state_ranges::per_kind;
 };
 
-/// Bytes that a plan takes: exactly, or at most.
+/// The bytes that a plan takes: exactly, or at most.
 struct predicted_bytes {
   std::uint64_t bytes = 0;
   bool is_bound = false;
@@ -96,7 +96,7 @@ struct predicted_bytes {
 struct training_prediction {
   training_bytes kept{};                   ///< weights, gradients and moments between operations, in any tier
   std::uint64_t resident_state_bytes = 0;  ///< what these take in plain memory; 0 in tiers
-  predicted_bytes gathered{};              ///< the most at once of gathered layers and of what a sum takes
+  predicted_bytes gathered{};              ///< the most at once of gathered layers and of a sum's messages
   std::uint64_t records_bytes = 0;         ///< the most at once of activations, in any tier
   std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
   std::uint64_t workspace_bytes = 0;
@@ -104,22 +104,25 @@ struct training_prediction {
   predicted_bytes fast{};                 ///< everything in the fastest memory
   std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
   std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
-  std::uint64_t sent_once = 0;    ///< by setting weights up, and by each use of all weights in turn (zero 3)
+  std::uint64_t sent_once = 0;    ///< by the setup of weights, and by each use of all weights in turn (zero
+                                  ///< 3)
   std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank
-  std::vector<std::uint64_t> min_moved_bytes{};  ///< over each edge between tiers a step, both ways; a bound
-  std::uint64_t stall_ns = 0;                    ///< no schedule waits less, for tiers and for ranks; a bound
-  std::uint64_t step_ns = 0;                     ///< computing and that
+  std::vector<std::uint64_t> min_moved_bytes{};  ///< per step over each edge between tiers, both ways; a
+                                                 ///< bound
+  std::uint64_t stall_ns = 0;                    ///< a lower bound for every schedule, for tiers and for
+                                                 ///< ranks
+  std::uint64_t step_ns = 0;                     ///< computing and stalls
 };
 
-/// Refuses what cannot be trained.
+/// Refuses plans and shapes that cannot be trained.
 /// @throws argument_error  for no ranks, a shape without layers, and gathers ahead of weights that every rank
-///                         holds whole: there is nothing to gather.
+///                         holds completely, because there is nothing to gather.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,
 /// `kept_records`). The chunks are the layers' weights, gradients and optimizer arrays (means, variances, low
-/// halves), then each record and, if only a part of it is kept, that part. Chunks without bytes are left out.
-/// A run that gathers weights ahead leases them earlier than this trace does.
+/// halves), then each record and, if only a part of it is kept, that part. Chunks without bytes are omitted.
+/// A run that gathers weights ahead leases them earlier than this trace.
 /// @throws as `check_plan`.
 [[nodiscard]] schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank);
 
@@ -127,15 +130,15 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// allocate it. Two terms depend on timing, so they are upper bounds and have `is_bound` set: the tiers above
 /// the last one, within their budgets, and the weights gathered ahead.
 ///
-/// @param links   between tiers, as many as there are budgets; none: nothing is said of stalls.
-/// @param network between ranks; without bandwidth nothing is said of its stalls.
-/// @par Complexity      O(layers x ranks), and with links as `lower_bound`.
+/// @param links   between tiers, as many as budgets; none: predicts no stalls.
+/// @param network between ranks; without bandwidth, predicts no stalls of the network.
+/// @par Complexity      O(layers x ranks); with links, in addition that of `lower_bound`.
 /// @par Thread safety   pure.
-/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for other than as
-///                         many links as budgets, and a first tier below `largest_lease_bytes`, with both
-///                         numbers.
+/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for a number of links
+///                         other than that of budgets; for a first tier below `largest_lease_bytes`, with
+///                         both numbers.
 /// @throws length_error    past 2^63 - 1 bytes.
-/// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for what is kept.
+/// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for the kept bytes.
 [[nodiscard]] training_prediction predict(const training_plan& plan, const training_shape& shape,
                                           rank_id rank, std::span<const link_model> links = {},
                                           const link_model& network = {});

@@ -1,6 +1,6 @@
 /// @file
-/// How each piece of a state comes back: kept, fetched whole or compressed, projected from hidden states, or
-/// computed again; planned for a link and what computes after it.
+/// Plans how each piece of a state comes back over a link and a processor after it: kept, fetched plain or
+/// compressed, projected from hidden states, or computed again.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,35 +22,35 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Ways in which a piece comes back.
+/// The ways in which a piece comes back.
 enum class way_kind : std::uint8_t {
   keep,              ///< it stays in fast memory
-  fetch,             ///< over the link, as it is
+  fetch,             ///< over the link, unchanged
   fetch_compressed,  ///< over the link, and decoded
-  project,           ///< the layer's hidden states over the link, and keys and values computed from them
-  recompute          ///< from its input, which the piece before leaves when it is computed again, too
+  project,           ///< the layer's hidden states over the link; keys and values are computed from them
+  recompute          ///< from its input, which remains if the piece before it is computed again, too
 };
 
 /// One way of one piece.
 struct way_back {
   way_kind kind = way_kind::fetch;
   std::uint64_t link_bytes = 0;
-  std::uint64_t compute_ns = 0;  ///< once its bytes are there
-  std::uint64_t kept_bytes = 0;  ///< of fast memory, between
+  std::uint64_t compute_ns = 0;  ///< after its bytes have arrived
+  std::uint64_t kept_bytes = 0;  ///< of fast memory, in the meantime
 };
 
 /// The path by which pieces come back: a link, then a processor; each handles one piece at a time.
 struct way_back_machine {
   link_model link{};
-  std::uint64_t kept_budget = 0;  ///< fast memory for what stays
+  std::uint64_t kept_budget = 0;  ///< fast memory for pieces that stay
 };
 
 /// A way for each piece.
 struct way_back_plan {
   std::vector<std::uint32_t> ways{};  ///< an index, by piece
-  std::uint64_t time_ns = 0;          ///< until all are back
-  std::uint64_t link_ns = 0;          ///< for which the link works
-  std::uint64_t compute_ns = 0;       ///< for which the processor works
+  std::uint64_t time_ns = 0;          ///< until all pieces are back
+  std::uint64_t link_ns = 0;          ///< total work of the link
+  std::uint64_t compute_ns = 0;       ///< total work of the processor
   std::uint64_t kept_bytes = 0;
 };
 
@@ -64,9 +64,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// When all pieces are back if each comes in its way, in their order: a piece's computing begins when its
-/// bytes are there and the piece before is computed.
-/// @pre one way for each piece, of those that it has
+/// Returns the times of a choice of ways. Pieces come in order: the processor begins a piece when its bytes
+/// have arrived and the piece before is done.
+/// @pre `ways` has a valid index for each piece
 [[nodiscard]] inline way_back_plan time_way_back(std::span<const std::vector<way_back>> pieces,
                                                  std::vector<std::uint32_t> ways,
                                                  const way_back_machine& machine) {
@@ -86,26 +86,27 @@ namespace detail {
   return plan;
 }
 
-/// The ways with which all pieces are back first. Pieces come in their order over the link, and are computed
-/// in their order after it; a piece is computed again only where all before it are, from the first on.
-/// Exact: of all choices none is faster. So it is never slower than to fetch everything or to compute
-/// everything again, where these are among the ways.
+/// Returns the ways by which all pieces are back soonest. Pieces cross the link in order, and are then
+/// computed in order. A piece is computed again only if all pieces before it are. Exact: no choice is faster.
+/// So, if these are among the ways, it is never slower than fetching everything or computing everything
+/// again.
 ///
-/// @param pieces  the ways of each.
-/// @par Complexity      O(pieces x front log front), where the front are pairs of times that no other beats;
-///                      with equal pieces it is small: 32 layers of 4 ways take milliseconds.
-/// @par Thread safety   pure.
-/// @throws argument_error  for a piece without a way that can be taken, and a link without bandwidth that is
-///                         needed. @throws length_error  past 2^63 - 1.
-/// @par Source          HCache (Gao et al. 2024, arXiv 2410.05004) mixes hidden states with one other
-///                      way; the two machines in sequence are Johnson's (1954).
+/// @param pieces  the ways of each piece.
+/// @par Complexity      O(pieces x front log front), where the front consists of the pairs of times that no
+///                      other pair beats; with equal pieces it is small: 32 layers of 4 ways take
+///                      milliseconds.
+/// @par Thread safety   a pure function.
+/// @throws argument_error  for a piece without a usable way, and for a needed link without bandwidth.
+/// @throws length_error    past 2^63 - 1.
+/// @par Source          HCache (Gao et al. 2024, arXiv 2410.05004) mixes hidden states with one other way;
+///                      two machines in sequence: Johnson (1954).
 [[nodiscard]] inline way_back_plan plan_way_back(std::span<const std::vector<way_back>> pieces,
                                                  const way_back_machine& machine) {
   struct partial {
     std::uint64_t link = 0;
     std::uint64_t time = 0;
     std::uint64_t kept = 0;
-    bool is_chain = true;  // all were computed again
+    bool is_chain = true;  // all pieces so far were computed again
     std::size_t before = 0;
     std::uint32_t way = 0;
   };
@@ -131,15 +132,16 @@ namespace detail {
     }
     if (next.empty()) {
       throw argument_error("plan_way_back: piece " + std::to_string(i) +
-                           " has no way that can be taken; give it one that fetches it");
+                           " has no usable way; give it one that fetches it");
     }
     std::ranges::sort(next, [](const partial& a, const partial& b) {
       return std::tie(a.link, a.time, a.kept, b.is_chain, a.before, a.way) <
              std::tie(b.link, b.time, b.kept, a.is_chain, b.before, b.way);
     });
-    // A chain can do all that one that is none can, and more.
+    // A chain can continue like any other partial plan, and can also recompute.
     std::vector<partial> front;
-    std::map<std::uint64_t, std::uint64_t> seen[2];  // least kept bytes up to each time; of chains; of all
+    std::map<std::uint64_t, std::uint64_t> seen[2];  // least kept bytes up to each time: of chains, and of
+                                                     // all
     const auto is_beaten = [](const std::map<std::uint64_t, std::uint64_t>& by, const partial& it) {
       const auto behind = by.upper_bound(it.time);
       return behind != by.begin() && std::prev(behind)->second <= it.kept;
@@ -169,12 +171,13 @@ namespace detail {
   return time_way_back(pieces, std::move(ways), machine);
 }
 
-/// The ways of a model's cached keys and values, of 16-bit elements, layer by layer: fetch, project,
-/// recompute. Products alone are counted: two operations a weight and token, and for a layer that is computed
-/// again its attention over the tokens before each.
+/// Returns the ways of a model's cached keys and values, with 16-bit elements, layer by layer: fetch,
+/// project, recompute. Counts products only: two operations per weight and token, and for a recomputed layer
+/// the attention of each token over the earlier ones.
 ///
-/// @param flops_per_second  of what computes.
-/// @throws argument_error  for 0 of them or 0 tokens. @throws length_error  past 2^63 - 1.
+/// @param flops_per_second  of the processor.
+/// @throws argument_error  for 0 operations per second or 0 tokens.
+/// @throws length_error    past 2^63 - 1.
 [[nodiscard]] inline std::vector<std::vector<way_back>> kv_ways(const model_shape& model,
                                                                 std::uint64_t tokens,
                                                                 std::uint64_t flops_per_second) {
@@ -184,7 +187,7 @@ namespace detail {
   const auto nanoseconds = [&](double operations) {
     const double exact = operations * 1e9 / static_cast<double>(flops_per_second);
     const auto whole = static_cast<std::uint64_t>(exact);
-    return exact - static_cast<double>(whole) < 0.5 ? whole : whole + 1;  // without <cmath>: 8,000 lines
+    return exact - static_cast<double>(whole) < 0.5 ? whole : whole + 1;  // <cmath> has 8,000 lines
   };
   const std::uint64_t width = model.kv_elements_per_layer();
   const auto t = static_cast<double>(tokens);

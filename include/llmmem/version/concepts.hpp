@@ -14,35 +14,35 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Number of a version: 1 for the first one published, then one higher each time, never reused.
+/// The number of a version: 1 for the first published, then one higher each time, never reused.
 enum class version_id : std::uint64_t {};
 
-/// No version: the answer of `newest` and `oldest` when there is none.
+/// No version: the result of `newest` and `oldest` when there is none.
 inline constexpr version_id no_version{0};
 
-/// Returns the number in it, to print or compute with.
+/// Returns a version's number, to print or to compute with.
 [[nodiscard]] constexpr std::uint64_t to_number(version_id version) noexcept {
   return static_cast<std::uint64_t>(version);
 }
 
-/// Statistics of a store of whole versions.
+/// Statistics of a store of complete versions.
 struct version_stats {
   std::uint64_t published = 0;
   std::uint64_t refused_publishes = 0;
-  std::uint64_t pins = 0;          ///< given, snapshots among them
-  std::uint64_t refused_pins = 0;  ///< of versions no longer kept, or never published
-  std::uint64_t pinned = 0;        ///< held now
+  std::uint64_t pins = 0;          ///< granted, including snapshots
+  std::uint64_t refused_pins = 0;  ///< for versions no longer kept, or never published
+  std::uint64_t pinned = 0;        ///< pins held now
   std::uint64_t dropped = 0;       ///< versions no longer kept
   std::uint64_t live = 0;          ///< versions that can be pinned now
-  std::uint64_t max_live = 0;      ///< the most there were at once
+  std::uint64_t max_live = 0;      ///< the most that were live at once
 
   friend constexpr bool operator==(const version_stats&, const version_stats&) noexcept = default;
 };
 
 /// A version that stays unchanged while this object lives. Empty when default constructed or moved from.
 ///
-/// @par Thread safety   one thread at a time each; several threads may hold the same version, each in its own
-///      object. Another thread than the one that pinned may release it.
+/// @par Thread safety   one thread at a time per object; several threads may hold the same version, each in
+///      its own object. Any thread may release it.
 template <class Store>
 class pinned_version {
  public:
@@ -64,7 +64,7 @@ class pinned_version {
 
   [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
 
-  /// @pre it is not empty.
+  /// @pre the object is not empty.
   [[nodiscard]] const value_type& operator*() const noexcept { return store_->value_of(slot_); }
   [[nodiscard]] const value_type* operator->() const noexcept { return &store_->value_of(slot_); }
 
@@ -85,8 +85,8 @@ class pinned_version {
   version_id version_ = no_version;
 };
 
-/// Decides which versions of a `T` stay, and how: `R::state<T>` keeps them, and `versioned<T, R>` is its
-/// name. All of them have the same reading calls:
+/// Decides which versions of a `T` stay, and how: `R::state<T>`, also named `versioned<T, R>`, keeps them.
+/// All states have the same reading calls:
 ///
 /// - `pin(version)`   a view of that version, which stays while the view lives; `errc::version_expired`, or
 ///                    `errc::no_such_version` if it was never published.
@@ -95,7 +95,7 @@ class pinned_version {
 /// - `live()`         how many versions can be pinned.
 /// - `stats()`, and `audit()`: one line for each broken invariant.
 ///
-/// They are written in one of two ways. A state of whole versions has `publish(T)` and
+/// States are written in one of two ways. A state of complete versions has `publish(T)` and
 /// `publish_in_place(writer)`. A state that is written in place (`copy_on_write`) has `write(offset, bytes)`,
 /// and its `snapshot()` makes a version.
 template <class R, class T>

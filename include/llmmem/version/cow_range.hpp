@@ -1,5 +1,5 @@
 /// @file
-/// `cow_range`: snapshots of bytes that are written in place meanwhile, page by page.
+/// `cow_range`: snapshots of bytes while they are written in place, page by page.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,19 +28,19 @@ inline namespace v0 {
 
 class cow_range;
 
-/// Keeps snapshots of bytes: the first write to a page after a snapshot copies what the snapshot saw of it.
+/// Keeps snapshots of bytes: the first write to a page after a snapshot copies the page's old bytes.
 /// `versioned<std::byte, copy_on_write>` is `cow_range`.
 struct copy_on_write {
   static constexpr const char* default_name = "copy_on_write";
   [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
-  /// Bytes a page, a power of two of at least 64. From 16 KiB on, the bookkeeping of a first write, about 0.3
-  /// us with its release, is small compared with the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB
-  /// leaves a margin, and a reader in the page delays its writer by some microseconds only. Smaller pages pay
-  /// where writes are sparse.
+  /// Bytes per page, a power of two of at least 64. From 16 KiB on, the bookkeeping of a first write, about
+  /// 0.3 us with its release, is small compared with the copy; at 4 KiB it adds half (docs/versions.md). 64
+  /// KiB leaves a margin, and a reader in the page delays its writer by only some microseconds. Smaller pages
+  /// pay off if writes are sparse.
   std::uint64_t page_bytes = 65'536;
   std::uint32_t max_snapshots = 8;  ///< live at once; pins of one version count once
-  metadata_source metadata{};       ///< 16 bytes a page of the range, 24 a page of the pool
+  metadata_source metadata{};       ///< 16 bytes per page of the range, 24 per page of the pool
 
   template <std::same_as<std::byte> T>
   using state = cow_range;
@@ -61,9 +61,9 @@ struct cow_stats {
 };
 
 /// The bytes of a range at one moment, while writes to the range continue. Empty when default constructed or
-/// moved from; ends before its range.
+/// moved from; must end before its range.
 ///
-/// @par Thread safety   one thread at a time each; any thread, also while the range is written.
+/// @par Thread safety   one thread at a time per object; any thread, also while the range is written.
 class cow_snapshot {
  public:
   cow_snapshot() noexcept = default;
@@ -88,11 +88,12 @@ class cow_snapshot {
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   [[nodiscard]] std::uint64_t page_bytes() const noexcept;
 
-  /// Calls `see(std::span<const std::byte>)` once with page `page` as it was; the last page may be short. The
-  /// span ends with the call. During the call a first write to this page waits, so copy and return. Passes on
-  /// what `see` throws. `errc::out_of_range` for a page outside the range, `errc::null_handle` when empty.
+  /// Calls `see(std::span<const std::byte>)` once with the bytes of page `page` in this snapshot; the last
+  /// page may be short. The span ends with the call. During the call a first write to this page waits, so
+  /// copy and return. Passes on exceptions of `see`. `errc::out_of_range` for a page outside the range,
+  /// `errc::null_handle` when empty.
   ///
-  /// @par Complexity   O(1) while no write to the page followed; else O(snapshots).
+  /// @par Complexity   O(1) if no write to the page followed, otherwise O(snapshots).
   template <class See>
   result<void> visit(std::uint64_t page, See&& see) const;
 
@@ -100,9 +101,8 @@ class cow_snapshot {
   result<void> read(std::uint64_t offset, std::span<std::byte> into) const noexcept;
 
   /// Calls `visit(first_page, count)` for the runs of pages whose bytes in this snapshot may differ from
-  /// those in version `before`, in order: the pages that an incremental save after one of `before` writes.
-  /// Excludes all that was written after this snapshot. All pages for `no_version`. `before` need not be
-  /// live.
+  /// those in version `before`, in order: the pages that an incremental save after a save of `before` writes.
+  /// Excludes all writes after this snapshot. All pages for `no_version`. `before` may have ended.
   ///
   /// @par Complexity   O(pages), and O(snapshots) for each page written since.
   template <class Visit>
@@ -122,29 +122,29 @@ class cow_snapshot {
 /// Takes snapshots of a range of host bytes without copying it: the first write to a page after a snapshot
 /// moves the page's old bytes to a pool, whose page becomes free when no snapshot needs it.
 ///
-/// For saving state while the next step already changes it, with less than a second copy of it. It uses
-/// neither `fork` nor memory protection, so it works on pinned and shared memory: instead every writer first
-/// asks for its bytes by `write(offset, bytes)`. Where every byte changes every step (dense Adam), all of it
-/// is copied once a snapshot, at the speed of memory; `double_buffer` costs the same there.
+/// For saving state while the next step already changes it, with less memory than a second copy. It uses
+/// neither `fork` nor memory protection, so it works on pinned and shared memory; instead, a writer first
+/// requests its bytes by `write(offset, bytes)`. If every byte changes every step (dense Adam), each snapshot
+/// copies all bytes once, at the speed of memory; `double_buffer` then costs the same.
 ///
 ///     cow_range state(weights_bytes, spare_bytes);
 ///     cow_snapshot saved = state.snapshot().value();
 ///     auto changed = state.write(offset, 4096).value();  // copies the page's old bytes, once
 ///     saved.read(0, buffer).value();                     // the old bytes; in any thread
 ///
-/// Range and pool belong to the caller and outlive this object. The pool's whole pages are the hard budget: a
+/// Range and pool belong to the caller and outlive this object. The pool's whole pages are a hard budget: a
 /// write that needs more is refused and changes nothing, or asks `reclaim` for some.
 ///
-/// @par Complexity   `snapshot` O(1). A first write to a page after a snapshot O(page bytes), one uncontended
-///      mutex taken twice; with no snapshot live O(1); the next write to it one load. `release` O(pages
-///      copied for that snapshot). Nothing allocates after construction.
+/// @par Complexity   `snapshot` O(1). A first write to a page after a snapshot O(page bytes), with one
+///      uncontended mutex taken twice; without a live snapshot O(1); the next write to the page one load.
+///      `release` O(pages copied for that snapshot). Nothing allocates after construction.
 /// @par Thread safety   `write`, `snapshot` and `changed_since` belong to one writer (or several that
 ///      alternate under their own lock). The writer writes only the bytes that `write` returned. All other
-///      calls are safe from any thread meanwhile. Each page has an atomic number of the version that wrote it
-///      last and an atomic count of its readers: a reader enters the count, then reads the number; a first
-///      write copies the page, changes the number, then waits for the count to fall to 0. Both are
+///      calls are safe from any thread meanwhile. Each page has two atomics: the number of the version that
+///      wrote it last, and the count of its readers. A reader enters the count, then reads the number; a
+///      first write copies the page, changes the number, then waits until the count is 0. Both atomics are
 ///      sequentially consistent. One mutex for the range guards the lists of copied pages and snapshots; no
-///      page is copied or seen under it.
+///      page is copied or read under it.
 /// @par Errors   the constructor throws; writes and pins return failures.
 class cow_range {
  public:
@@ -152,8 +152,8 @@ class cow_range {
   using pinned = cow_snapshot;
 
   /// @param range  the bytes; their last page may be short.
-  /// @param pool   holds copied pages: as many whole pages as fit.
-  /// @throws length_error    for an empty range, a bad page size, or 2^32 - 1 pages and more.
+  /// @param pool   holds copied pages, as many whole pages as fit.
+  /// @throws length_error    for an empty range, a bad page size, or at least 2^32 - 1 pages.
   /// @throws argument_error  for a range and a pool that overlap, or 0 snapshots.
   /// @throws out_of_memory   if the source has no memory for the metadata.
   cow_range(std::span<std::byte> range, std::span<std::byte> pool, const copy_on_write& options = {},
@@ -176,14 +176,14 @@ class cow_range {
   cow_range& operator=(const cow_range&) = delete;
 
   /// Returns the bytes `[offset, offset + bytes)` for writing until the next snapshot, after it has saved
-  /// what snapshots see of their pages. Refuses and changes nothing with `errc::past_the_bytes`, or with
-  /// `errc::out_of_bytes` if the pool has too few free pages (both numbers in bytes).
+  /// their pages for the snapshots that see them. Refuses and changes nothing with `errc::past_the_bytes`, or
+  /// with `errc::out_of_bytes` if the pool has too few free pages (both numbers in bytes).
   result<std::span<std::byte>> write(std::uint64_t offset, std::uint64_t bytes) noexcept {
     return write(offset, bytes, [](std::uint64_t) noexcept { return false; });
   }
 
-  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is space or it returns false.
-  /// `reclaim` may release snapshots, and must make no other call on this range.
+  /// The same; if the pool is short, calls `reclaim(missing_bytes)` until there is space or `reclaim` returns
+  /// false. `reclaim` may release snapshots, and must make no other call on this range.
   template <class Reclaim>
     requires std::is_invocable_r_v<bool, Reclaim&, std::uint64_t>
   result<std::span<std::byte>> write(std::uint64_t offset, std::uint64_t bytes, Reclaim&& reclaim) noexcept(
@@ -254,7 +254,7 @@ class cow_range {
   }
 
   /// Calls `visit(first_page, count)` for the runs of pages that `write` returned after version `before` was
-  /// taken, in order; all of them for `no_version`. For the writer only: other threads ask a snapshot.
+  /// taken, in order; all pages for `no_version`. For the writer only: other threads call it on a snapshot.
   /// O(pages).
   template <class Visit>
   void changed_since(version_id before, Visit&& visit) const {
@@ -270,8 +270,8 @@ class cow_range {
   [[nodiscard]] std::uint64_t pages() const noexcept { return pages_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return range_.size(); }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
-  /// Returns a number that no other range of the process has, except by a chance of 2^-64: it distinguishes
-  /// this range's versions from those of another range in the same place.
+  /// Returns a number that no other range of the process has, except with probability 2^-64. It distinguishes
+  /// this range's versions from those of another range that takes its place.
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return copies_.metadata_bytes() + snapshots_.bytes() + written_.bytes() + readers_.bytes();
@@ -294,7 +294,8 @@ class cow_range {
 
  private:
   friend cow_snapshot;
-  static constexpr std::uint32_t waiting = 0x8000'0000;  // of a page's readers: the writer waits for them
+  static constexpr std::uint32_t waiting = 0x8000'0000;  // a bit of a page's count of readers: the writer
+                                                         // waits for them
 
   [[nodiscard]] failure check_range(std::uint64_t offset, std::uint64_t bytes) const noexcept {
     if (offset <= range_.size() && bytes <= range_.size() - offset) return {};
@@ -312,13 +313,13 @@ class cow_range {
     return pool_.data() + (std::uint64_t{copy} << shift_);
   }
 
-  // Whether a live snapshot sees the contents of a page written in `written`. Meanwhile snapshots may end but
-  // not begin.
+  // Whether a live snapshot sees a page written in epoch `written`. Meanwhile snapshots may end, but not
+  // begin.
   [[nodiscard]] static bool seen(std::uint64_t written, std::uint64_t newest_live) noexcept {
     return newest_live != 0 && written <= newest_live;
   }
 
-  // Only the writer takes pool pages, so pages that are free here are free when they are taken.
+  // Only the writer takes pool pages, so pages that are free here are still free when they are taken.
   template <class Reclaim>
   [[nodiscard]] LLMMEM_OUTLINED failure make_room(std::uint64_t first, std::uint64_t last, Reclaim& reclaim) {
     for (;;) {
@@ -348,7 +349,8 @@ class cow_range {
     const std::uint64_t before = written_[page].load(std::memory_order_relaxed);
     if (before == epoch) return;
     if (!seen(before, newest_live_.load(std::memory_order_acquire))) {
-      // Readers of a snapshot that saw this page have left it, because they did so before its release.
+      // Readers in snapshots that saw this page have left it, because they left before the snapshots'
+      // release.
       written_[page].store(epoch, std::memory_order_seq_cst);
       return;
     }
@@ -391,7 +393,7 @@ class cow_range {
 
   void leave(std::uint64_t page) noexcept {
     const auto readers = readers_[page];
-    // This cannot lose a wake-up, because the writer waits for a count that has changed.
+    // No wake-up is lost, because the writer waits for a change of the count.
     if ((readers.fetch_sub(1, std::memory_order_acq_rel) & waiting) != 0) readers.notify_all();
   }
 
@@ -418,7 +420,7 @@ class cow_range {
     return copies_.find(version, page);
   }
 
-  /// Returns the version that last wrote what snapshot `version` sees of `page`.
+  /// Returns the version that last wrote `page` as snapshot `version` sees it.
   [[nodiscard]] std::uint64_t written_before(std::uint64_t version, std::uint64_t page) const noexcept {
     const std::uint64_t written = written_[page].load(std::memory_order_seq_cst);
     return written <= version ? written : find(version, page).written;
@@ -453,7 +455,7 @@ class cow_range {
 
   std::atomic<std::uint64_t> epoch_{1};          // the version that the next snapshot makes
   std::atomic<std::uint64_t> newest_live_{0};    // 0: no snapshot is live
-  detail::atomic_array<std::uint64_t> written_;  // of each page: the epoch it was last given out in
+  detail::atomic_array<std::uint64_t> written_;  // of each page: the epoch of its last `write`
   detail::atomic_array<std::uint32_t> readers_;  // of each page: readers in the range itself
 };
 

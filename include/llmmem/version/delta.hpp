@@ -1,5 +1,5 @@
 /// @file
-/// `delta`: the newest version as a whole, older ones as their differences.
+/// `delta`: the complete newest version, and the differences of older ones.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,8 +25,8 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Returns the bytes of a value: those of its elements if it is a contiguous range of trivially copyable
-/// ones, else its own.
+/// Returns the bytes of a value: the bytes of its elements if it is a contiguous range of trivially copyable
+/// elements, otherwise its own.
 template <class T>
 [[nodiscard]] auto version_bytes(T& value) noexcept {
   if constexpr (requires { std::span{value.data(), value.size()}; }) {
@@ -51,23 +51,23 @@ class delta_state;
 
 }  // namespace detail
 
-/// Keeps the newest version as a whole and older ones as xor differences in the byte ranges that changed,
-/// each to the version after it. So a read of the newest, the most frequent one, costs nothing.
+/// Keeps the complete newest version, and older versions as xor differences in the byte ranges that changed,
+/// each to the version after it. So a read of the newest version, the most frequent one, costs nothing.
 ///
-/// For state of which little changes at a time: embeddings, experts, tables. Dense Adam changes every byte of
-/// its state every step: take `stash` or `copy_on_write` there. `versions` and `bytes` both bound the chain:
-/// each publish makes the newest version the new base, and drops the oldest differences until the new one has
-/// space. A difference of more than `bytes` drops all older versions.
+/// For state that changes little at a time: embeddings, experts, tables. Dense Adam changes every byte of its
+/// state every step: use `stash` or `copy_on_write` for it. `versions` and `bytes` both bound the chain: each
+/// publish makes the newest version the base, and drops the oldest differences until the new difference fits.
+/// A difference of more than `bytes` drops all older versions.
 ///
-/// A pin of an older version rebuilds it in one of `views` values, which all its pins share; it then stays
-/// even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
+/// A pin of an older version rebuilds the version in one of `views` values, which all its pins share; it then
+/// stays even after its difference is dropped. `delta{.versions = 16, .bytes = 1 << 20}`.
 struct delta {
   static constexpr const char* default_name = "delta";
   [[deprecated("its name is default_name")]] static constexpr const char* usual_name = default_name;
 
-  std::uint32_t versions = 8;     ///< kept unpinned, the newest among them; at least 1
-  std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes a run of changed bytes, and the bytes
-  std::uint32_t views = 2;        ///< older versions that may be pinned at once, superseded ones included
+  std::uint32_t versions = 8;     ///< kept without pins, including the newest; at least 1
+  std::uint64_t bytes = 1 << 20;  ///< for differences: 16 bytes per run of changed bytes, and the bytes
+  std::uint32_t views = 2;        ///< older versions that may be pinned at once, including dropped ones
 
   [[nodiscard]] constexpr std::uint32_t slots() const noexcept { return views + 2; }
   [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return 1; }
@@ -78,14 +78,14 @@ struct delta {
 
 namespace detail {
 
-/// The state of `delta`. `T` is trivially copyable, or a contiguous range of such, whose length never
-/// changes.
+/// The state of `delta`. `T` is trivially copyable, or a contiguous range of trivially copyable elements
+/// whose length never changes.
 ///
 /// @par Complexity   publish O(bytes of the value); pin of the newest O(views), of an older version O(bytes
 ///      of the value and of the differences back to it). Nothing is allocated after construction unless
-///      copying or moving a `T` does.
-/// @par Thread safety   as `version_slots`, but differences are applied and recorded under its mutex: a pin
-///      of an older version delays the others.
+///      copying or moving a `T` allocates.
+/// @par Thread safety   as `version_slots`, but differences are applied and recorded under its mutex, so a
+///      pin of an older version delays other calls.
 /// @par Errors   `errc::size_mismatch` for a value of another length, which `publish_in_place` detects after
 ///      the write; `errc::table_full` if all views are taken.
 template <class T>
@@ -95,7 +95,7 @@ class delta_state : public version_slots<T, delta> {
  public:
   using pinned = typename base::pinned;
 
-  /// @param prototype  has the length of every version.
+  /// @param prototype  a value with the length of every version.
   /// @throws argument_error  for 0 versions.
   /// @throws out_of_memory   when the source has no space for the differences.
   explicit delta_state(delta retain = {}, const T& prototype = T{}, const char* name = delta::default_name,
@@ -151,7 +151,7 @@ class delta_state : public version_slots<T, delta> {
       }
       return given;
     }
-    // The writer keeps a slot of its own, so that views alone never block it.
+    // Leaves a slot for the writer, so that views alone never block it.
     const std::uint32_t at = view_slot();
     if (at == base::none || this->empty_slots() < (this->into_ == base::none ? 2U : 1U)) {
       ++this->counts_.refused_pins;
@@ -170,7 +170,7 @@ class delta_state : public version_slots<T, delta> {
     return version_id{oldest_locked()};
   }
 
-  /// Returns the number of versions that can be rebuilt, and of pinned ones that no longer can.
+  /// Returns the number of versions that can be rebuilt, plus pinned versions that no longer can.
   [[nodiscard]] std::uint64_t live() const noexcept {
     const std::lock_guard lock(this->mutex_);
     return live_locked();
@@ -182,7 +182,7 @@ class delta_state : public version_slots<T, delta> {
     return deltas_.used();
   }
 
-  /// Covers the values held as a whole, except `live`, which is that of `live()`.
+  /// Counts the complete values, except `live`, which is the result of `live()`.
   [[nodiscard]] version_stats stats() const noexcept {
     const std::lock_guard lock(this->mutex_);
     version_stats now = this->counts_;
@@ -220,7 +220,7 @@ class delta_state : public version_slots<T, delta> {
     return {.code = errc::size_mismatch, .wanted = bytes, .found = length_, .where = this->name_.c_str()};
   }
 
-  // A writer that was refused or threw may have left a slot with another length.
+  // Skips slots of another length, which a writer that was refused or threw may have left.
   [[nodiscard]] std::uint32_t view_slot() const noexcept {
     for (std::uint32_t i = 0; i < this->slots_.size(); ++i) {
       const auto& each = this->slots_[i];

@@ -1,5 +1,5 @@
 /// @file
-/// `dirty_ranges`: which bytes of a copy are newer than those of the copy below it.
+/// `dirty_ranges`: the bytes of a copy that are newer than those of the copy below it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,8 +20,8 @@ struct byte_interval {
   friend constexpr bool operator==(const byte_interval&, const byte_interval&) noexcept = default;
 };
 
-/// A set of bytes in at most `capacity` intervals, in order, with gaps between. Exact while that suffices;
-/// then it closes the smallest gap, so it may contain bytes that were not added, and never misses one.
+/// A set of bytes in at most `capacity` intervals, in order, with gaps between. It is exact while these
+/// suffice; then it closes the smallest gap, so it may contain bytes that were not added, but misses none.
 ///
 /// @par Complexity      `add` O(capacity), everything else O(1).
 /// @par Thread safety   as a plain value.
@@ -29,7 +29,7 @@ class dirty_ranges {
  public:
   static constexpr std::size_t capacity = 8;
 
-  /// Adds `[begin, end)`; does nothing if that is empty.
+  /// Adds `[begin, end)`; does nothing if the interval is empty.
   constexpr void add(byte_interval more) noexcept {
     if (more.begin >= more.end) return;
     for (const byte_interval& each : intervals()) {
@@ -77,7 +77,7 @@ class dirty_ranges {
     return sum;
   }
 
-  /// Returns the same set, each interval grown to whole multiples of `unit` and cut at `most`.
+  /// Returns the same set with each interval extended to multiples of `unit` and cut at `most`.
   [[nodiscard]] constexpr dirty_ranges aligned(std::uint64_t unit, std::uint64_t most) const noexcept {
     dirty_ranges grown;
     for (const byte_interval& each : intervals()) {

@@ -1,5 +1,5 @@
 /// @file
-/// `double_buffer`: readers hold one slot, the writer fills the other.
+/// `double_buffer`: readers hold one slot, the writer fills the other slot.
 #pragma once
 
 #include <llmmem/version/concepts.hpp>
@@ -10,13 +10,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Two slots: the published version, and the next one to write, which readers of the version before may still
-/// hold.
+/// Two slots: one with the published version, and one to write next, which readers of the version before may
+/// still hold.
 ///
-/// For state of which a second copy is affordable and a third is not: staging of a snapshot that is written
-/// out while the next step computes. Publishing never waits: while the other slot is pinned it is refused
-/// with `errc::version_pinned`, which names the pinned version. A version ends when the next is published and
-/// no reader has it pinned. Take `latest` if readers may be more than one version late.
+/// For state of which a second copy is affordable and a third is not, such as a staged snapshot that is
+/// written out while the next step computes. Publishing never waits: while readers pin the other slot, it is
+/// refused with `errc::version_pinned`, which names the pinned version. A version ends when the next one is
+/// published and no reader pins it. Use `latest` if readers may be more than one version late.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 struct double_buffer {

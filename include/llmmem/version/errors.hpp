@@ -19,24 +19,20 @@ inline constexpr std::array version_errors{
         .wanted = "version asked for",
         .found = "the newest, 0 when there is none",
         .sentence = "version {wanted} was never published, the newest is {found} (0: none); publish first"},
-    error_info{
-        .number = 74,
-        .name = "version_expired",
-        .wanted = "version asked for",
-        .found = "the oldest there is",
-        .sentence =
-            "version {wanted} was dropped, the oldest that is kept is {found} (0: none); pin it earlier, or "
-            "keep more versions"},
-    error_info{
-        .number = 75,
-        .name = "version_pinned",
-        .raises = error_kind::out_of_memory,
-        .index = "its pins",
-        .wanted = "the version whose slot is needed",
-        .found = "slots there are",
-        .sentence =
-            "version {wanted} is pinned {index} times, and none of the {found} slots is free; release it "
-            "first, or give it more slots"},
+    error_info{.number = 74,
+               .name = "version_expired",
+               .wanted = "version asked for",
+               .found = "the oldest kept",
+               .sentence = "version {wanted} was dropped, the oldest that is kept is {found} (0: none); pin "
+                           "it earlier, or keep more versions"},
+    error_info{.number = 75,
+               .name = "version_pinned",
+               .raises = error_kind::out_of_memory,
+               .index = "its pins",
+               .wanted = "the version whose slot is needed",
+               .found = "number of slots",
+               .sentence = "version {wanted} is pinned {index} times, and none of the {found} slots is free; "
+                           "release it first, or give it more slots"},
 };
 
 }  // namespace detail

@@ -17,8 +17,8 @@ inline namespace v0 {
 
 class snapshot_gate;
 
-/// The right to change what a gate protects, while it lives. Only `snapshot_gate::mutate` makes one, so a
-/// caller cannot call a function that takes one without having waited for snapshots:
+/// The right to change the state that a gate protects, while the permit lives. Only `snapshot_gate::mutate`
+/// makes one, so a caller must wait for snapshots before it can call a function that takes one:
 ///
 ///     void optimizer::step(const mutation_permit& permit);
 class [[nodiscard]] mutation_permit {
@@ -27,7 +27,7 @@ class [[nodiscard]] mutation_permit {
   mutation_permit& operator=(mutation_permit&&) = delete;
   ~mutation_permit();
 
-  /// Whether the permit is of that gate. A moved-from permit is of none.
+  /// Whether `gate` made the permit. False for a moved-from permit.
   [[nodiscard]] bool is_of(const snapshot_gate& gate) const noexcept { return gate_ == &gate; }
 
  private:
@@ -37,31 +37,31 @@ class [[nodiscard]] mutation_permit {
   snapshot_gate* gate_;
 };
 
-/// Keeps changes of a state apart from copies of it. Any number of copies may be in progress, or any number
-/// of permits may live, but not both.
+/// Separates changes of a state from copies of it. Any number of copies may be in progress, or any number of
+/// permits may live, but not both.
 ///
 /// A permit waits for copies; a copy does not wait for permits. The thread that takes the permits begins the
-/// copy between two steps; a copy that meets a permit is a defect of the program and is reported as one.
+/// copy between two steps; a copy that meets a permit is a defect of the program, reported by an exception.
 ///
 /// @par Complexity      O(1), without system calls if no thread waits.
-/// @par Thread safety   `thaw`, `is_frozen` and `waited_ns` from any thread; the rest from one.
+/// @par Thread safety   `thaw`, `is_frozen` and `waited_ns` from any thread; all other calls from one thread.
 class snapshot_gate {
  public:
-  /// A waiting thread calls it to do part of the work that it waits for. Without one it sleeps.
+  /// A waiting thread calls this function to do part of the work for which it waits. Without one, it sleeps.
   using pump_function = void (*)(void* context);
 
   snapshot_gate() noexcept = default;
   snapshot_gate(const snapshot_gate&) = delete;
   snapshot_gate& operator=(const snapshot_gate&) = delete;
 
-  /// Waits until no copy is in progress. Afterwards the caller may change the state while the permit lives.
+  /// Waits until no copy is in progress. The caller may then change the state while the permit lives.
   mutation_permit mutate() noexcept {
     wait();
     permits_ += 1;
     return mutation_permit(*this);
   }
 
-  /// Begins a copy: `mutate` gives no permit until as many copies have ended.
+  /// Begins a copy: `mutate` waits until as many copies have ended.
   /// @param pump  see `pump_function`; used for this copy until it ends.
   /// @throws argument_error  while a permit is alive.
   void freeze(pump_function pump = nullptr, void* context = nullptr) {
@@ -74,7 +74,7 @@ class snapshot_gate {
     context_ = context;
     copies_.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Ends a copy: all of its reads are done.
+  /// Ends a copy, whose reads are all done.
   void thaw() noexcept {
     if (copies_.fetch_sub(1, std::memory_order_release) == 1) copies_.notify_all();
   }
@@ -96,7 +96,7 @@ class snapshot_gate {
     waited_ns_.fetch_add(now_ns() - began, std::memory_order_relaxed);
   }
 
-  /// Returns the time that `mutate` and `wait` have waited in all.
+  /// Returns the total time that `mutate` and `wait` have waited.
   [[nodiscard]] std::uint64_t waited_ns() const noexcept {
     return waited_ns_.load(std::memory_order_relaxed);
   }
@@ -121,14 +121,14 @@ inline mutation_permit::~mutation_permit() {
   if (gate_ != nullptr) gate_->permits_ -= 1;
 }
 
-/// A value that any code can read, and code with a permit of its gate can change.
+/// A value that any code can read, but only code with a permit of its gate can change.
 ///
 ///     guarded<weights> state(gate, ...);
 ///     state.read();                      // const
 ///     const mutation_permit permit = gate.mutate();    // waits for snapshots; nothing else makes one
 ///     state.write(permit).scale(0.5F);
 ///
-/// @par Thread safety   as the value's.
+/// @par Thread safety   that of the value.
 template <class T>
 class guarded {
  public:

@@ -14,9 +14,9 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Returns how many versions stage `stage` of `stages` keeps, counted from 0: `stages - stage`, because under
-/// 1F1B at most that many micro-batches are between their forward and backward pass there (weight stashing:
-/// Narayanan et al., PipeDream, SOSP 2019, section 3.3). A flat list of stages: see `stashed_versions` for
-/// other orders.
+/// 1F1B at most that many micro-batches are between their forward and backward pass in this stage (weight
+/// stashing: Narayanan et al., PipeDream, SOSP 2019, section 3.3). For one stage per device;
+/// `stashed_versions` handles other orders.
 /// @throws argument_error  for a stage outside the pipeline.
 [[nodiscard]] constexpr std::uint32_t stash_depth(std::uint32_t stages, std::uint32_t stage) {
   if (stage >= stages) {
@@ -26,13 +26,13 @@ inline namespace v0 {
   return stages - stage;
 }
 
-/// Keeps exactly the newest `Depth` versions, pinned or not: a remembered number finds its version until
-/// there are `Depth` newer ones.
+/// Keeps exactly the newest `Depth` versions, pinned or not: a number finds its version until there are
+/// `Depth` newer ones.
 ///
 /// A forward pass takes the newest version and remembers its number. The backward pass of the same
 /// micro-batch pins that number, releases it, and publishes the update. The oldest version makes space for
-/// the next write; if it is still pinned, publishing is refused with `errc::version_pinned`, because a
-/// backward pass is late. With one version, as in the last stage, the update happens in place.
+/// the next write; if a late backward pass still pins it, publishing is refused with `errc::version_pinned`.
+/// With one version, as in the last stage, the update happens in place.
 ///
 /// Complexity, thread safety and errors: `detail::version_slots`.
 ///
@@ -49,7 +49,7 @@ struct stash {
   using state = detail::version_slots<T, stash>;
 };
 
-/// The same with its depth as a value of at least 1: the state's constructor refuses 0.
+/// The same with the depth as a value of at least 1; the state's constructor refuses 0.
 template <>
 struct stash<0> {
   static constexpr const char* default_name = "stash";
@@ -64,7 +64,7 @@ struct stash<0> {
   using state = detail::version_slots<T, stash>;
 };
 
-/// `stash{3}` has its depth as a value.
+/// `stash{3}` has the depth as a value.
 stash(std::uint32_t) -> stash<0>;
 
 static_assert(retain_policy<stash<3>, int>);

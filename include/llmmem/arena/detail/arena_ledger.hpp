@@ -81,7 +81,7 @@ class arena_ledger {
   arena_stats stats_;
 };
 
-/// Addresses backed by one piece of physical memory, as from `cudaMalloc`.
+/// Addresses backed by one piece of physical memory, like those from `cudaMalloc`.
 struct arena_segment {
   virtual_range range{};
   std::uint64_t bytes = 0;
@@ -93,7 +93,7 @@ template <virtual_memory Memory>
   const result<virtual_range> range = memory.try_reserve(bytes);
   if (!range) return range.error();
   if (const result<physical_handle> made = commit(memory, *range, 0, bytes); !made) {
-    static_cast<void>(memory.release(*range));  // nothing is mapped there: cannot be refused
+    static_cast<void>(memory.release(*range));  // cannot be refused: nothing is mapped there
     return made.error();
   }
   return arena_segment{*range, bytes};

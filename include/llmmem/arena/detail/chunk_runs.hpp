@@ -1,5 +1,5 @@
 /// @file
-/// Consecutive chunks, each absent, free or used, and the runs of free ones.
+/// Consecutive chunks, each absent, free or used, and the runs of free chunks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,10 +29,9 @@ struct run_of_chunks {
   friend constexpr bool operator==(const run_of_chunks&, const run_of_chunks&) noexcept = default;
 };
 
-/// Keeps the free runs of consecutive chunks, each as long as possible, by length and by place. Independent
-/// of memory.
+/// Keeps the maximal runs of free chunks, by length and by place. Independent of memory.
 ///
-/// @par Complexity   O(log runs) to find one; O(its length) to change one.
+/// @par Complexity   O(log runs) to find a run; O(its length) to change one.
 class chunk_runs {
  public:
   chunk_runs(std::uint64_t chunks, const metadata_source& source, const char* what)
@@ -49,7 +48,7 @@ class chunk_runs {
   [[nodiscard]] run_of_chunks shorter(const run_of_chunks& than) const noexcept {
     return run(by_length_.previous(than.first));
   }
-  /// The free runs by place: the first one, and the one after `it`.
+  /// The free runs by place: the first run, and the run after `it`.
   [[nodiscard]] run_of_chunks front() const noexcept { return run(by_place_.first()); }
   [[nodiscard]] run_of_chunks behind(const run_of_chunks& it) const noexcept {
     return run(by_place_.next(it.first));
@@ -62,7 +61,7 @@ class chunk_runs {
     return true;
   }
 
-  /// Returns the first absent run from `from` on, at most `most` chunks of it.
+  /// Returns the first absent run from `from` on, or its first `most` chunks.
   [[nodiscard]] run_of_chunks absent(std::uint32_t from, std::uint32_t most) const noexcept {
     const auto end = static_cast<std::uint32_t>(states_.size());
     while (from != end && states_[from] != chunk_state::absent)
@@ -75,19 +74,19 @@ class chunk_runs {
     return found;
   }
 
-  /// free -> used. @pre all are free.
+  /// free -> used. @pre all chunks are free.
   void use(const run_of_chunks& these) noexcept { leave(these, chunk_state::used); }
-  /// free -> absent. @pre all are free.
+  /// free -> absent. @pre all chunks are free.
   void remove(const run_of_chunks& these) noexcept {
     leave(these, chunk_state::absent);
     present_ -= these.count;
   }
-  /// absent -> free. @pre all are absent.
+  /// absent -> free. @pre all chunks are absent.
   void add(const run_of_chunks& these) noexcept {
     present_ += these.count;
     join(these);
   }
-  /// used -> free. @pre all are used.
+  /// used -> free. @pre all chunks are used.
   void give_back(const run_of_chunks& these) noexcept { join(these); }
 
   [[nodiscard]] chunk_state state(std::uint32_t chunk) const noexcept { return states_[chunk]; }
@@ -180,7 +179,7 @@ class chunk_runs {
   }
 
   fixed_array<chunk_state> states_;
-  ordered_slots<length> by_length_;        // of free runs, each at the slot of its first chunk
+  ordered_slots<length> by_length_;        // free runs, each at the slot of its first chunk
   ordered_slots<std::uint32_t> by_place_;  // the same
   std::uint32_t free_ = 0;
   std::uint32_t present_ = 0;

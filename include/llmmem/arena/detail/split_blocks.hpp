@@ -1,5 +1,5 @@
 /// @file
-/// Segments split into blocks: best fit, the rest split off, neighbours joined again.
+/// Segments that are split into blocks: best fit, rests are split off, free neighbours are joined.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Blocks of all segments of an arena, each segment in one of several pools that do not mix. Uses addresses;
-/// independent of memory.
+/// The blocks of all segments of an arena. Each segment is in one of several pools, which do not mix. Works
+/// on addresses; independent of memory.
 ///
 /// @par Complexity   O(log n) in the free blocks, expected.
 class split_blocks {
@@ -29,10 +29,10 @@ class split_blocks {
   struct block {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
-    std::uint64_t requested = 0;  // of a live one
-    std::uint32_t before = none;  // in its segment, by address
+    std::uint64_t requested = 0;  // of a live block
+    std::uint32_t before = none;  // the neighbour in its segment, by address
     std::uint32_t behind = none;
-    std::uint32_t segment = 0;  // the owner's number for it
+    std::uint32_t segment = 0;  // the owner's number for the segment
     std::uint32_t pool = 0;
     bool is_free = false;
   };
@@ -45,13 +45,14 @@ class split_blocks {
         addresses_(has_addresses ? capacity : 0, source, what),
         has_addresses_(has_addresses) {}
 
-  /// Returns the smallest free block of `pool` that holds `bytes`, the lowest among equals, or `none`.
+  /// Returns the smallest free block of `pool` that holds `bytes`, the lowest address among equals, or
+  /// `none`.
   [[nodiscard]] std::uint32_t best(std::uint32_t pool, std::uint64_t bytes) const noexcept {
     const std::uint32_t found = free_.at_least({pool, bytes, 0});
     return found != none && free_.key(found).pool == pool ? found : none;
   }
 
-  /// Returns the largest free block of any pool, in bytes.
+  /// Returns the bytes of the largest free block of any pool.
   [[nodiscard]] std::uint64_t largest_free(std::uint32_t pools) const noexcept {
     std::uint64_t most = 0;
     for (std::uint32_t pool = 0; pool < pools; ++pool) {
@@ -63,7 +64,7 @@ class split_blocks {
     return most;
   }
 
-  /// Adds a segment as one free block. `none` if the table is full.
+  /// Adds a segment as one free block. Returns `none` if the table is full.
   [[nodiscard]] std::uint32_t add_segment(std::byte* data, std::uint64_t bytes, std::uint32_t segment,
                                           std::uint32_t pool) noexcept {
     const std::uint32_t slot =
@@ -79,8 +80,8 @@ class split_blocks {
   }
 
   /// Makes the free block `slot` live with its first `bytes`. The rest becomes a free block if it is more
-  /// than `least_rest`, or stays with it. The handle is new. Returns false, and changes nothing, if the table
-  /// has no space for the rest.
+  /// than `least_rest`, otherwise it stays part of the block. The block gets a new handle. Returns false, and
+  /// changes nothing, if the table has no space for the rest.
   [[nodiscard]] bool use(std::uint32_t slot, std::uint64_t bytes, std::uint64_t requested,
                          std::uint64_t least_rest) noexcept {
     const std::uint64_t rest = blocks_[slot].bytes - bytes;
@@ -151,8 +152,8 @@ class split_blocks {
     return blocks_.bytes() + free_.bytes() + addresses_.bytes();
   }
 
-  /// Returns the last free block that begins at `address` or below, of all pools, and the first one above it;
-  /// `none` without. O(log n) with addresses, O(n) in the free blocks without.
+  /// Returns the last free block of all pools that begins at `address` or below, and the first above; `none`
+  /// if there is none. O(log n) with addresses, O(free blocks) without.
   [[nodiscard]] std::uint32_t free_at(std::uint64_t address) const noexcept {
     if (has_addresses_) return addresses_.below(address + 1);
     std::uint32_t found = none;
@@ -215,7 +216,7 @@ class split_blocks {
     std::uint64_t address = 0;
 
     friend constexpr auto operator<=>(const order&, const order&) noexcept = default;
-    // Written out for nvcc, which otherwise declares it but does not define it.
+    // Written out, because nvcc declares a defaulted one without defining it.
     friend constexpr bool operator==(const order&, const order&) noexcept = default;
   };
 
@@ -223,7 +224,7 @@ class split_blocks {
     return {blocks_[slot].pool, blocks_[slot].bytes, address_of(slot)};
   }
 
-  /// Adds a block to the free ones, and removes it.
+  /// Adds a block to the free blocks, and removes it.
   void file(std::uint32_t slot) noexcept {
     free_.insert(slot, key(slot));
     if (has_addresses_) addresses_.insert(slot, address_of(slot));
@@ -243,7 +244,7 @@ class split_blocks {
 
   handle_table<arena_handle, block> blocks_;
   ordered_slots<order> free_;
-  ordered_slots<std::uint64_t> addresses_;  // of the free ones
+  ordered_slots<std::uint64_t> addresses_;  // of free blocks
   bool has_addresses_;
 };
 

@@ -11,7 +11,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Walks an arena once, counts again, and collects the differences.
+/// Walks an arena once, recounts it, and collects the differences.
 template <virtual_memory Memory>
 class stitched_arena<Memory>::auditor {
  public:

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of stitched.hpp: construction, allocation by the states of the paper, statistics. Only stitched.hpp
+/// Bodies of stitched.hpp: construction, allocation by the paper's states, statistics. Only stitched.hpp
 /// includes it.
 #pragma once
 
@@ -106,7 +106,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
   return {};
 }
 
-/// Allocates whole chunks, by the states of the paper.
+/// Allocates whole chunks, by the paper's states.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::find(std::uint32_t chunks) noexcept -> result<place> {
   const bool grows = runs_.free() < chunks;  // S4, or S5
@@ -119,7 +119,7 @@ auto stitched_arena<Memory>::find(std::uint32_t chunks) noexcept -> result<place
   return found;
 }
 
-/// Allocates whole chunks from the free ones. @pre that many are free.
+/// Allocates whole chunks from the free chunks. @pre that many are free.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::find_free(std::uint32_t chunks) noexcept -> result<place> {
   const run_of_chunks best = runs_.best(chunks);

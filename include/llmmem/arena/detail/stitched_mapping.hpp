@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of stitched.hpp: mappings, of adjacent runs and of new chunks at home. Only stitched_body.hpp
+/// Bodies of stitched.hpp: mappings of stitched ranges, and of new chunks at home. Only stitched_body.hpp
 /// includes it.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Joins several runs into one range; idle ranges make space for it if tables, or the system's, are full.
+/// Joins several runs into one range; evicts idle ranges if the arena's tables, or the system's, are full.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place> {
   const auto full = [](std::uint64_t wanted, std::uint64_t found) {
@@ -43,8 +43,8 @@ auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place
   return place{kind::stitched, slot};
 }
 
-/// Takes free chunks for use at `at`. Those used at another address before are set aside there, as many at a
-/// time as are adjacent there.
+/// Takes free chunks for use at `at`. Sets chunks last used at another address aside there, adjacent ones in
+/// one call.
 template <virtual_memory Memory>
 void stitched_arena<Memory>::use(const run_of_chunks& run, std::byte* at) noexcept {
   runs_.use(run);
@@ -68,7 +68,7 @@ void stitched_arena<Memory>::use(const run_of_chunks& run, std::byte* at) noexce
   }
 }
 
-/// The same for the chunks of a stitched range, at its addresses.
+/// Does the same for the chunks of a stitched range, at its addresses.
 template <virtual_memory Memory>
 void stitched_arena<Memory>::use_stitched(std::uint32_t slot) noexcept {
   std::byte* at = stitched_[slot].range.data;
@@ -78,14 +78,15 @@ void stitched_arena<Memory>::use_stitched(std::uint32_t slot) noexcept {
   });
 }
 
-/// Lists free runs of `chunks` in all: the longest first, and as soon as one suffices for the rest the
-/// shortest such. False if the table of parts is full. @pre that many are free, no run is long enough.
+/// Lists free runs with `chunks` chunks in total: the longest first, and finally the shortest run that
+/// suffices for the rest. Returns false if the table of parts is full. @pre that many chunks are free, and no
+/// run alone is long enough.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) noexcept {
   std::uint32_t rest = chunks;
   for (run_of_chunks run = runs_.longest(); rest != 0; run = runs_.shorter(run)) {
     if (run.count >= rest) {
-      // Those listed are longer, or as long and later: the shortest sufficient run is not among them.
+      // Listed runs are longer, or equally long and later, so the shortest sufficient run is not among them.
       const run_of_chunks last = runs_.best(rest);
       return stitched_.append(slot, {last.first, rest});
     }
@@ -95,8 +96,8 @@ bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) no
   return true;
 }
 
-/// Maps the parts next to each other at new addresses: all, or none. If it can neither finish nor undo, it
-/// marks the range broken.
+/// Maps the parts next to each other at new addresses: all or none. If it can neither finish nor undo this,
+/// it marks the range broken.
 template <virtual_memory Memory>
 result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
   const std::uint64_t bytes = stitched_[slot].chunks * chunk_;
@@ -118,12 +119,12 @@ result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
   if (!undone || !memory_->release(*range)) {
     stitched_.set_range(slot, *range);
     stitched_.set(slot, condition::broken);
-    mapped_chunks_ += stitched_[slot].chunks;  // as many at most
+    mapped_chunks_ += stitched_[slot].chunks;  // an upper bound
   }
   return mapped;
 }
 
-/// Unmaps a range without an allocation, and forgets it. False if the system refused.
+/// Unmaps a range without an allocation, and forgets it. Returns false if the system refused.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   const detail::stitched_ranges::stitched s = stitched_[slot];
@@ -135,7 +136,7 @@ bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   }
   if (mapped != 0 && !memory_->unmap(s.range, 0, mapped)) return false;
   if constexpr (counts_addresses) {
-    // Other memory may come to these addresses: nothing may be set aside there from now on.
+    // Other memory may get these addresses, so nothing may be set aside there from now on.
     std::byte* at = s.range.data;
     stitched_.each_part(slot, [&](const run_of_chunks& run) {
       for (std::uint32_t i = 0; i < run.count; ++i, at += chunk_) {
@@ -150,7 +151,7 @@ bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
   return true;
 }
 
-/// Takes apart the idle range that was used longest ago. False if there is none, or the system refused.
+/// Takes apart the least recently used idle range. Returns false if there is none, or the system refused.
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::evict() noexcept {
   const std::uint32_t oldest = stitched_.oldest();
@@ -171,7 +172,7 @@ void stitched_arena<Memory>::take_apart_broken() noexcept {
   } while (found != none && take_apart(found));
 }
 
-/// Creates chunks at home, in the first absent places: all, or none. `uncreate_fresh` undoes it.
+/// Creates chunks at home, in the first absent places: all or none. `uncreate_fresh` undoes it.
 template <virtual_memory Memory>
 result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
   const std::uint64_t left = memory_->capacity() - memory_->used();
@@ -194,7 +195,7 @@ result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
     }
     if (done) done = memory_->map(home_, made.first * chunk_, handles(made));
     for (std::uint32_t at = made.first; at != made.first + made.count; ++at) {
-      // Refused if the mapping was refused and could not be undone either: then it stays.
+      // `destroy` fails if the failed mapping could not be undone either; then the chunk stays.
       if (!done && memory_->destroy(handles_[at])) continue;
       next_fresh_[at] = first_fresh_;
       first_fresh_ = at;
@@ -220,7 +221,7 @@ void stitched_arena<Memory>::uncreate_fresh() noexcept {
   first_fresh_ = none;
 }
 
-/// Destroys free chunks; those that the system does not unmap stay free.
+/// Destroys free chunks; chunks that the system does not unmap stay free.
 template <virtual_memory Memory>
 void stitched_arena<Memory>::uncreate(const run_of_chunks& these) noexcept {
   if (!memory_->decommit(home_, these.first * chunk_, these.count * chunk_)) return;

@@ -1,5 +1,5 @@
 /// @file
-/// Ranges stitched from runs of chunks, live or kept for the next request of their length.
+/// Ranges stitched from runs of chunks: live, or kept for the next request of their length.
 #pragma once
 
 #include <llmmem/arena/detail/chunk_runs.hpp>
@@ -17,19 +17,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The bookkeeping of stitched ranges: the runs in each, the idle ones, and the idle one used longest ago.
-/// Independent of memory.
+/// The bookkeeping of stitched ranges: the runs in each, the idle ranges, and the least recently used idle
+/// range. Independent of memory.
 ///
-/// @par Complexity   O(log n), and O(runs of the range) to record or forget one.
+/// @par Complexity   O(log n), and O(its runs) to record or forget a range.
 class stitched_ranges {
  public:
   static constexpr std::uint32_t none = no_index;
 
   enum class condition : std::uint8_t {
     building,  ///< runs are being added
-    live,      ///< an allocation's
-    idle,      ///< kept for a request of its length, while others may use its chunks
-    broken,    ///< could neither be finished nor taken apart; tried again later
+    live,      ///< belongs to an allocation
+    idle,      ///< kept for a request of its length; other allocations may use its chunks
+    broken,    ///< could neither be finished nor taken apart; to be taken apart later
   };
 
   struct stitched {
@@ -53,7 +53,7 @@ class stitched_ranges {
   /// Begins a range without runs; returns `none` if the table is full.
   [[nodiscard]] std::uint32_t begin() noexcept { return ranges_.acquire({}); }
 
-  /// Adds a run at its end. False if the table of parts is full.
+  /// Adds a run at the range's end. Returns false if the table of parts is full.
   [[nodiscard]] bool append(std::uint32_t slot, const run_of_chunks& run) noexcept {
     const std::uint32_t at = parts_.acquire({.run = run});
     if (at == none) return false;
@@ -66,7 +66,7 @@ class stitched_ranges {
 
   void set_range(std::uint32_t slot, const virtual_range& range) noexcept { ranges_[slot].range = range; }
 
-  /// Changes its condition.
+  /// Changes the condition of a range.
   void set(std::uint32_t slot, condition now) noexcept {
     stitched& s = ranges_[slot];
     if (s.now == condition::idle) {
@@ -82,7 +82,7 @@ class stitched_ranges {
     s.now = now;
   }
 
-  /// Forgets it. @pre it is building or broken.
+  /// Forgets a range. @pre it is building or broken.
   void end(std::uint32_t slot) noexcept {
     for (std::uint32_t at = ranges_[slot].first_part; at != none;) {
       const std::uint32_t following = parts_[at].next;
@@ -93,8 +93,8 @@ class stitched_ranges {
     ranges_.release(slot);
   }
 
-  /// Returns an idle range of exactly `chunks`, all of which are free; the first made of those. `none`
-  /// without.
+  /// Returns an idle range of exactly `chunks` chunks that are all free: the first one made; `none` if there
+  /// is none.
   [[nodiscard]] std::uint32_t fitting(std::uint32_t chunks, const chunk_runs& of) const noexcept {
     for (std::uint32_t at = by_chunks_.at_least({chunks, 0}); at != none; at = by_chunks_.next(at)) {
       if (ranges_[at].chunks != chunks) return none;
@@ -105,7 +105,7 @@ class stitched_ranges {
     return none;
   }
 
-  /// Returns the idle range used longest ago.
+  /// Returns the least recently used idle range.
   [[nodiscard]] std::uint32_t oldest() const noexcept { return by_use_.first(); }
 
   template <class Visit>
@@ -143,8 +143,8 @@ class stitched_ranges {
 
   handle_table<handle, stitched> ranges_;
   handle_table<handle, part> parts_;
-  ordered_slots<length> by_chunks_;      // of idle ones
-  ordered_slots<std::uint64_t> by_use_;  // of idle ones
+  ordered_slots<length> by_chunks_;      // of idle ranges
+  ordered_slots<std::uint64_t> by_use_;  // of idle ranges
   std::uint64_t clock_ = 0;
   std::uint64_t broken_ = 0;
 };

@@ -1,5 +1,5 @@
 /// @file
-/// Prefix codes of bytes: the best lengths, and the codes and tables that follow from lengths.
+/// Prefix codes of bytes: optimal lengths, and the codes and tables that follow from the lengths.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,12 +21,12 @@ inline constexpr std::uint32_t longest_code = 11;
 /// The length of each byte value's code; 0 for values that do not occur.
 using code_lengths = std::array<std::uint8_t, 256>;
 
-/// How often each byte value occurs.
+/// The number of occurrences of each byte value.
 using byte_counts = std::array<std::uint32_t, 256>;
 
-/// @pre `bytes` has fewer than 2^32.
+/// @pre `bytes` has fewer than 2^32 bytes.
 [[nodiscard]] inline byte_counts count_bytes(std::span<const std::byte> bytes) noexcept {
-  // Four tables, so that equal neighbours do not wait for each other.
+  // Four tables, so that counts of equal neighbours do not wait for each other.
   std::array<byte_counts, 4> parts{};
   std::size_t i = 0;
   for (; bytes.size() - i >= 4; i += 4) {
@@ -62,8 +62,8 @@ using byte_counts = std::array<std::uint32_t, 256>;
     return a.weight != b.weight ? a.weight < b.weight : a.value < b.value;
   });
 
-  // A round's items are the leaves and the pairs of the round before, by weight; an item needs only a mark
-  // whether it is a leaf.
+  // A round's items are the leaves and the pairs of the round before, by weight. Of each item, only
+  // `is_leaf` is kept.
   constexpr std::size_t most = 512;
   std::array<std::array<bool, most>, longest_code> is_leaf{};
   std::array<std::uint64_t, most> weights{};
@@ -83,8 +83,8 @@ using byte_counts = std::array<std::uint32_t, 256>;
     weights = merged;
   }
 
-  // The lightest 2n - 2 of the last round are taken; a taken pair takes two of the round before. The length
-  // of a leaf's code is how often it was taken.
+  // Takes the lightest 2n - 2 items of the last round; a taken pair takes two items of the round before. The
+  // length of a leaf's code is the number of times it was taken.
   code_lengths lengths{};
   std::size_t taken = 2 * n - 2;
   for (std::size_t round = longest_code; round-- > 0;) {
@@ -103,8 +103,8 @@ struct prefix_code {
   std::uint16_t length = 0;
 };
 
-/// Returns the codes: those of a given length count upwards in order of their values, after all shorter ones
-/// (canonical codes). Returns nothing if the lengths are no complete code of two values or more.
+/// Returns the codes: codes of one length count upwards in the order of their values, after all shorter codes
+/// (canonical codes). Returns nothing if the lengths are not a complete code of at least two values.
 [[nodiscard]] inline std::optional<std::array<prefix_code, 256>> canonical_codes(
     const code_lengths& lengths) noexcept {
   std::array<std::uint32_t, longest_code + 1> of_length{};
@@ -136,16 +136,16 @@ struct prefix_code {
 
 /// The meaning of the next `longest_code` bits of a stream: one to four bytes.
 struct decoded_bytes {
-  std::uint32_t bytes = 0;   ///< the first lowest
+  std::uint32_t bytes = 0;   ///< the first in the lowest bits
   std::uint16_t length = 0;  ///< bits of all codes together
   std::uint16_t count = 0;
 };
 
 inline constexpr std::size_t decoding_entries = std::size_t{1} << longest_code;
 
-/// Fills `table`, so that each entry holds as many bytes, up to four, as its index has whole codes.
+/// Fills `table`: each entry holds the bytes of the complete codes in its index, up to four.
 ///
-/// @pre the codes are complete; `singles` has space for as many entries.
+/// @pre the codes are complete; `table` and `singles` have `decoding_entries` entries.
 inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::span<decoded_bytes> table,
                                 std::span<decoded_bytes> singles) noexcept {
   for (std::uint32_t value = 0; value < 256; ++value) {
@@ -160,7 +160,7 @@ inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::
             static_cast<std::uint16_t>(first.length + (fits ? second.length : 0)),
             static_cast<std::uint16_t>(first.count + (fits ? second.count : 0))};
   };
-  // Four by one at a time: what follows a code is in the entry where the bits after it are the lowest.
+  // Joins up to four codes one by one: the entry whose lowest bits are those after a code has the next one.
   for (std::size_t i = 0; i < decoding_entries; ++i) {
     decoded_bytes entry = singles[i];
     for (int more = 0; more < 3; ++more)

@@ -17,7 +17,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The places of the planes of `Bytes` bytes an element, the one of the exponents last.
+/// The places of the planes of elements of `Bytes` bytes, with the exponents' plane last.
 template <std::size_t Bytes>
 using plane_pointers = std::array<std::byte*, Bytes>;
 template <std::size_t Bytes>
@@ -36,7 +36,7 @@ inline void put_rotated_back(std::byte* out, std::size_t i, std::uint32_t rotate
   std::memcpy(out + i * sizeof(element), &element, sizeof(element));
 }
 
-// Loops over elements come in two parts: tiles of a known length over parameters that overlap nothing, which
+// Loops over elements have two parts: tiles of a fixed length over pointers marked `__restrict`, which
 // compilers vectorise even if they must not make code longer (g++ -O2), and the rest.
 inline constexpr std::size_t plane_tile = 32;
 
@@ -123,7 +123,7 @@ inline void merge_rotated(std::byte* __restrict out, std::size_t count, const st
 }
 
 /// Moves byte k of every element, rotated left by one bit, into plane k: the sign leaves the exponent's byte
-/// and becomes the lowest bit of all.
+/// and becomes the lowest bit of the element.
 template <std::size_t Bytes>
 void split_planes(const std::byte* in, std::size_t count, const plane_pointers<Bytes>& planes) noexcept {
   std::apply([&](auto*... plane) { split_rotated(in, count, plane...); }, planes);
@@ -135,8 +135,8 @@ void merge_planes(const const_plane_pointers<Bytes>& planes, std::size_t count, 
   std::apply([&](auto*... plane) { merge_rotated(out, count, plane...); }, planes);
 }
 
-/// Whether a coder of single bytes could make `plane` smaller by a sixth or so, by a sample of it: how often
-/// two bytes of the sample are equal, compared with 1 in 256 if all values are equally likely.
+/// Whether a coder of single bytes could shrink `plane` by about a sixth. Judges by how often two bytes of a
+/// sample are equal, which is 1 in 256 if all values are equally likely.
 [[nodiscard]] inline bool has_uneven_bytes(std::span<const std::byte> plane) noexcept {
   constexpr std::size_t pieces = 16;
   constexpr std::size_t piece = 256;
@@ -157,8 +157,8 @@ void merge_planes(const const_plane_pointers<Bytes>& planes, std::size_t count, 
   for (const std::uint64_t n : counts)
     equal_pairs += n * (n - 1) / 2;
   const std::uint64_t pairs = sampled * (sampled - 1) / 2;
-  // 2.5 in 256: a smaller saving costs more time, to decode codes of nearly eight bits, than it saves bytes.
-  // A sign that is always the same, of an optimizer's variance for example, makes it 2.
+  // The limit is 2.5 in 256, because codes of nearly eight bits take more time to decode than their bytes
+  // save. A constant sign, for example of an optimizer's variance, gives 2 in 256.
   return equal_pairs * 512 > pairs * 5;
 }
 

@@ -1,5 +1,5 @@
 /// @file
-/// How often contents were used recently, in a few bits: the sketch of TinyLFU.
+/// Counts recent uses of contents in a few bits: the sketch of TinyLFU.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -17,12 +17,12 @@ inline namespace v0 {
 namespace detail {
 
 /// A count-min sketch of four 4-bit counters for each content (Cormode and Muthukrishnan 2005), halved as it
-/// ages (Einziger, Friedman and Manes, "TinyLFU", 2017). Apart from the halving it never counts too little;
-/// it counts too much when all four counters are shared.
+/// ages (Einziger, Friedman and Manes, "TinyLFU", 2017). Apart from the halving it never counts too few uses;
+/// it counts too many when other contents share all four counters.
 ///
-/// The four counters share one cache line. Every counter is halved once in ten additions for each entry of
-/// the capacity, word by word as additions come, so no addition pays for the whole table. 8 to 16 bytes for
-/// each entry of the capacity, at least 64.
+/// The four counters share one cache line. Every counter is halved once per 10 x capacity additions, word by
+/// word with the additions, so no addition pays for the whole table. 8 to 16 bytes for each entry of the
+/// capacity, at least 64.
 class frequency_sketch {
  public:
   static constexpr std::uint64_t most = 15;
@@ -31,7 +31,7 @@ class frequency_sketch {
       : words_(std::bit_ceil(std::max(checked_capacity(capacity, who), line)), 0, source, who),
         period_(10 * to_number(capacity)) {}
 
-  /// Counts a use. Does not count unnamed contents, 0.
+  /// Counts a use. Ignores unnamed contents, 0.
   void add(std::uint64_t content) noexcept {
     if (content == 0) return;
     for (const counter each : counters(content)) {
@@ -75,7 +75,7 @@ class frequency_sketch {
   }
 
   fixed_array<std::uint64_t> words_;  // 16 counters each
-  std::uint64_t period_;              // additions in which every word is halved once
+  std::uint64_t period_;              // additions during which every word is halved once
   std::uint64_t due_ = 0;
   std::size_t aged_ = 0;  // the word that is halved next
 };

@@ -1,5 +1,5 @@
 /// @file
-/// The contents evicted recently: the ghost entries of ARC and S3-FIFO.
+/// Recently evicted contents: the ghost entries of ARC and S3-FIFO.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -16,12 +16,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `lists` queues of contents over one hash table of fixed capacity; contents are in at most one queue.
+/// `lists` queues of contents over one hash table of fixed capacity. Contents are in at most one queue.
 ///
 /// The table is open addressing with linear probing and backward-shift deletion, at most half full. So it
 /// holds no tombstones, and its probes stay short over any run (expected O(1) for contents that are hashes).
-/// A bucket keeps half of its contents' hash next to the ghost's number, so that probing reads the contents
-/// themselves only to confirm. 17 bytes a ghost and 16 to 32 for its buckets.
+/// A bucket keeps half of its contents' hash next to the ghost's number, so a probe reads the contents only
+/// to confirm. 17 bytes a ghost and 16 to 32 for its buckets.
 template <std::size_t lists>
 class ghost_table {
  public:
@@ -35,7 +35,7 @@ class ghost_table {
       order_.push_back(unused, slot_id{static_cast<std::uint32_t>(i)});
   }
 
-  /// Returns the queue that `content` is in.
+  /// Returns the queue that holds `content`.
   [[nodiscard]] std::optional<std::size_t> find(std::uint64_t content) const noexcept {
     if (content == 0) return std::nullopt;
     const std::uint32_t entry = buckets_[place_of(content)].entry;
@@ -43,7 +43,7 @@ class ghost_table {
     return queue_of_[entry];
   }
 
-  /// Forgets `content`; returns the queue that it was in.
+  /// Forgets `content`; returns the queue that held it.
   std::optional<std::size_t> take(std::uint64_t content) noexcept {
     if (content == 0) return std::nullopt;
     const std::size_t place = place_of(content);
@@ -54,8 +54,8 @@ class ghost_table {
     return queue;
   }
 
-  /// Moves or appends `content` to the end of `queue`; if all ghosts are used, the oldest of that queue, or
-  /// of another, makes space. Does not remember unnamed contents, 0.
+  /// Moves or appends `content` to the end of `queue`; if all ghosts are in use, first forgets the oldest of
+  /// that queue, or of another. Ignores unnamed contents, 0.
   void push(std::size_t queue, std::uint64_t content) noexcept {
     if (content == 0) return;
     std::size_t place = place_of(content);
@@ -68,7 +68,7 @@ class ghost_table {
     if (order_.size(unused) == 0) {
       for (std::size_t i = 0; i < lists && order_.size(unused) == 0; ++i)
         pop((queue + i) % lists);
-      place = place_of(content);  // what was popped may have let others move
+      place = place_of(content);  // the pop may have moved other buckets
     }
     const slot_id entry = *order_.front(unused);
     order_.remove(unused, entry);
@@ -78,7 +78,7 @@ class ghost_table {
     buckets_[place] = {.entry = to_index(entry), .tag = tag_of(content)};
   }
 
-  /// Forgets the oldest of `queue`, if there is one.
+  /// Forgets the oldest ghost of `queue`, if any.
   void pop(std::size_t queue) noexcept {
     if (const auto oldest = order_.front(queue)) forget(place_of(contents_[to_index(*oldest)]));
   }
@@ -93,11 +93,11 @@ class ghost_table {
 
  private:
   static constexpr std::uint32_t empty = 0xFFFF'FFFF;
-  static constexpr std::size_t unused = lists;  // the list of entries that hold nothing
+  static constexpr std::size_t unused = lists;  // the list of free entries
 
   struct bucket {
     std::uint32_t entry = empty;
-    std::uint32_t tag = 0;  // of its contents; says where they would best be
+    std::uint32_t tag = 0;  // of its contents; gives their home
   };
 
   [[nodiscard]] static std::uint32_t tag_of(std::uint64_t content) noexcept {
@@ -108,7 +108,7 @@ class ghost_table {
     return (place + 1) & (buckets_.size() - 1);
   }
 
-  /// Returns where `content` is, or would be put.
+  /// Returns the place of `content`, or the place where it would be put.
   [[nodiscard]] std::size_t place_of(std::uint64_t content) const noexcept {
     const std::uint32_t tag = tag_of(content);
     std::size_t place = home(tag);
@@ -119,7 +119,7 @@ class ghost_table {
     return place;
   }
 
-  /// Empties a bucket and moves back the entries that it had pushed further.
+  /// Empties a bucket and moves back entries that it had displaced.
   void forget(std::size_t place) noexcept {
     const slot_id entry{buckets_[place].entry};
     order_.remove(queue_of_[to_index(entry)], entry);

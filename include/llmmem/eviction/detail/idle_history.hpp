@@ -1,5 +1,5 @@
 /// @file
-/// The last idle periods of a cache's entries, found by content also after the entry has left.
+/// The last idle periods of a cache's entries, found by content even after the entry has left.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -13,11 +13,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A ring of the last `length` periods, numbered from 1 as they begin: a period's age is how many began
-/// since.
+/// A ring of the last `length` periods, numbered from 1 as they begin. A period's age is the number of
+/// periods that began since.
 ///
 /// Periods are found by content in a table of sets of four. A set that overflows forgets its oldest period's
-/// content, but not the period: its return is then missed, and no answer depends on that.
+/// content, but not the period: it then misses a return, and no answer depends on that.
 ///
 /// @par Complexity   every operation O(1); 14 bytes a period.
 class idle_history {
@@ -36,7 +36,7 @@ class idle_history {
   [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
   [[nodiscard]] std::uint64_t length() const noexcept { return mask_ + 1; }
 
-  /// Begins a period; the oldest one is forgotten. No lookup finds content 0.
+  /// Begins a period and forgets the oldest one. No lookup finds content 0.
   std::uint64_t begin(std::uint64_t content, std::uint8_t in_class, std::uint8_t uses) noexcept {
     const std::uint64_t at = ++now_ & mask_;
     contents_[at] = content;
@@ -46,7 +46,7 @@ class idle_history {
     return now_;
   }
 
-  /// Returns the period of `content` that has not ended.
+  /// Returns the open period of `content`.
   [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t content) const noexcept {
     if (content == 0) return std::nullopt;
     const std::uint64_t set = content & mask_ & ~(ways - 1);
@@ -57,10 +57,10 @@ class idle_history {
     return std::nullopt;
   }
 
-  /// @pre found, or begun and not forgotten.
+  /// @pre the period was found, or was begun and is not forgotten.
   [[nodiscard]] std::uint8_t uses(std::uint64_t period) const noexcept { return uses_[period & mask_]; }
 
-  /// Returns the class of a period not forgotten, or `ended`.
+  /// Returns the class of a remembered period, or `ended`.
   [[nodiscard]] std::uint8_t class_of(std::uint64_t period) const noexcept {
     return classes_[period & mask_];
   }
@@ -82,7 +82,7 @@ class idle_history {
  private:
   static constexpr std::uint64_t ways = 4;
 
-  /// Correct for periods not forgotten, because the table keeps the low 32 bits of their numbers.
+  /// Returns the age of a remembered period from the low 32 bits of its number, which the table keeps.
   [[nodiscard]] std::uint64_t age_of(std::uint32_t low) const noexcept {
     return static_cast<std::uint32_t>(static_cast<std::uint32_t>(now_) - low);
   }

@@ -10,7 +10,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit moves
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit affects
 /// every output bit.
 [[nodiscard]] constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;

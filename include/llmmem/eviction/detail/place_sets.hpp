@@ -1,5 +1,5 @@
 /// @file
-/// Sets of slots, each in order of age: a few word operations for each call, allocated once.
+/// Sets of slots in order of age: a few word operations per call, allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -18,26 +18,28 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `sets` sets of slots in one order, that of their places. A slot takes the newest place by `renew` and
-/// keeps it, in a set or in none, until `forget`; it is in at most one set, and its owner knows in which.
+/// `sets` sets of slots in one order, the order of their places. `renew` gives a slot the newest place, which
+/// it keeps, in a set or in none, until `forget`. A slot is in at most one set, and the owner of this object
+/// knows in which.
 ///
-/// Places are assigned in rising order, two for each slot. Every set is a bitmap over the places, with a bit
-/// above for each 64 bits that are not all zero, and so on up to a single word; the words of all sets for the
-/// same places are adjacent. So finding the first of a set, entering and leaving take at most a step for each
-/// level: 3 levels serve 131,072 slots, 6 serve any capacity.
+/// Places are assigned in rising order, two for each slot. Every set is a bitmap over the places. Each level
+/// above has one bit for 64 bits of the level below, set if any of them is; the top level is one word. The
+/// words of all sets for the same places are adjacent. So finding the first of a set, entering it and leaving
+/// it take at most one step per level: 3 levels serve 131,072 slots, 6 serve any capacity.
 ///
-/// When the last place is taken, the slots that have one are renumbered from 0, in their order: one pass over
-/// the places, and the next one comes after at least as many renewals as there are slots. So `renew` is O(1)
-/// amortised, O(capacity) at worst; all else is O(1) for each level.
+/// When the last place is taken, `renew` renumbers the slots with a place from 0, in their order. That is one
+/// pass over the places, and at least `capacity` renewals come before the next pass. So `renew` is O(1)
+/// amortised, O(capacity) at worst; all else is O(1) per level.
 ///
-/// 12 bytes a slot, and 2 bits, plus a 63rd of that, for each set and once for all.
+/// 12 bytes a slot, and 2 bits plus a 63rd of that for each set and once for all sets together.
 template <std::size_t sets>
 class place_sets {
  public:
-  /// 32 bits number twice as many places.
+  /// Half as many as 32 bits can number, because each slot has two places.
   static constexpr std::uint64_t most_slots = max_slots / 2;
 
-  /// @throws length_error for a capacity of 0 or above `most_slots`; out_of_memory when the source has none.
+  /// @throws length_error for a capacity of 0 or above `most_slots`; out_of_memory when the source has no
+  ///         memory.
   place_sets(slot_count capacity, const metadata_source& source, const char* who)
       : places_(checked(capacity, who), nowhere, source, who),
         slots_(to_number(capacity) * 2, source, who),
@@ -51,7 +53,7 @@ class place_sets {
     return places_[to_index(a)] < places_[to_index(b)];
   }
 
-  /// Gives `slot` the newest place, with or without a place before. @pre it is in no set.
+  /// Gives `slot` the newest place, whether or not it had one. @pre `slot` is in no set.
   void renew(slot_id slot) noexcept {
     forget(slot);
     if (next_ == slots_.size()) renumber();
@@ -60,7 +62,7 @@ class place_sets {
     insert(taken, slot);
   }
 
-  /// Takes the place of `slot` away, if it has one. @pre it is in no set.
+  /// Frees the place of `slot`, if it has one. @pre `slot` is in no set.
   void forget(slot_id slot) noexcept {
     if (!has_place(slot)) return;
     remove(taken, slot);
@@ -95,7 +97,7 @@ class place_sets {
     std::uint64_t at = 0;
     for (std::size_t level = levels_.count; level-- > 0;) {
       const std::uint64_t word = words_[(levels_.begins[level] + at) * columns + set];
-      if (word == 0) return std::nullopt;  // as only the uppermost may be
+      if (word == 0) return std::nullopt;  // possible only in the top word
       at = at * 64 + static_cast<std::uint64_t>(std::countr_zero(word));
     }
     return slot_id{slots_[at]};
@@ -107,12 +109,12 @@ class place_sets {
   }
 
  private:
-  static constexpr std::uint32_t nowhere = 0xFFFF'FFFF;  // two places a slot are fewer
+  static constexpr std::uint32_t nowhere = 0xFFFF'FFFF;  // above every place
   static constexpr std::size_t most_levels = 6;
-  static constexpr std::size_t taken = sets;  // the set of all that have a place
+  static constexpr std::size_t taken = sets;  // the set of all slots with a place
   static constexpr std::size_t columns = sets + 1;
 
-  /// The lowest level is the bitmap; a word of a set in each level covers 64 words of the one below.
+  /// The lowest level is the bitmap; a set's word in each level covers 64 words of the level below.
   struct levels {
     std::array<std::uint64_t, most_levels> begins;  // in words of each set
     std::size_t count;
@@ -143,7 +145,7 @@ class place_sets {
     return words_[(levels_.begins[level] + i) * columns + set];
   }
 
-  /// Closes the gaps between the places taken. Moves nothing into a word that was not read yet.
+  /// Closes the gaps between taken places. Writes only to words that it has already read.
   void renumber() noexcept {
     std::uint32_t next = 0;
     for (std::uint64_t i = 0; i < (slots_.size() + 63) / 64; ++i) {
@@ -177,9 +179,9 @@ class place_sets {
   }
 
   fixed_array<std::uint32_t> places_;  // by slot
-  fixed_array<std::uint32_t> slots_;   // by place, of those taken
+  fixed_array<std::uint32_t> slots_;   // by taken place
   levels levels_;
-  fixed_array<std::uint64_t> words_;  // of each level, of its words, of the sets
+  fixed_array<std::uint64_t> words_;  // by level, then word, then set
   std::uint32_t next_ = 0;
 };
 

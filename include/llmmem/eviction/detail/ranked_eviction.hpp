@@ -13,7 +13,7 @@ inline namespace v0 {
 namespace detail {
 
 /// The candidates of a policy whose victim has the smallest rank. A policy derives from it and adds the calls
-/// that decide the rank: `insert`, `touch` and `unpin`.
+/// that set the rank: `insert`, `touch` and `unpin`.
 template <class Rank>
 class ranked_eviction {
  public:

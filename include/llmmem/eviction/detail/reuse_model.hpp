@@ -1,5 +1,6 @@
 /// @file
-/// The likelihood that idle entries are used next, by class and age: proportional hazards learned online.
+/// Estimates by class and age how likely the next use of an idle entry is: proportional hazards, learned
+/// online.
 #pragma once
 
 #include <llmmem/eviction/detail/idle_history.hpp>
@@ -13,19 +14,19 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The rate of reuse of an idle entry: a curve over its age, the same for all, times a factor of its class.
+/// The rate of reuse of an idle entry: a curve over its age, common to all, times the factor of its class.
 ///
-/// Ages are split at powers of two. For every class and span the model counts how many periods lived to reach
-/// the span, and how many ended with a reuse. Both include open periods up to their present age, so the fit
-/// has no bias from what has not happened yet. A span's chance of reuse leans on the span before it, a factor
-/// on its first guess, each as if by some earlier observations: without data the order is that of recency,
-/// weighed by the uses.
+/// Ages are split at powers of two. For every class and span the model counts the periods that reached the
+/// span, and the periods that ended with a reuse. Both include open periods up to their present age, so
+/// unfinished periods do not bias the fit. The prior of a span's chance of reuse is the chance of the span
+/// before it, and the prior of a factor is its first guess; each counts like a few observations. Without data
+/// the order is that of recency, weighted by uses.
 ///
-/// Factors never fall with the uses and never rise with age (`hazard_eviction` relies on it).
+/// Factors never fall with the uses, and the curve never rises with age (`hazard_eviction` relies on both).
 class reuse_model {
  public:
-  // Classes: ends of chains by uses, then the others used once by the length of their chain, then the others
-  // by uses.
+  // Classes: ends of chains by uses; then other entries used once, by the length of their chain; then all
+  // others, by uses.
   static constexpr std::uint32_t use_classes = 7;  // 1, 2, 3, 4-5, 6-8, 9-16, more
   static constexpr std::uint32_t length_classes = 8;
   static constexpr std::uint32_t classes = use_classes + length_classes + (use_classes - 1);
@@ -35,7 +36,7 @@ class reuse_model {
     fit();
   }
 
-  /// The length of a chain in powers of two: 0 or 1, 2 or 3, 4 to 7...
+  /// Returns the class of a chain's length, in powers of two: 0 or 1, 2 or 3, 4 to 7...
   [[nodiscard]] static std::uint8_t length_class(std::uint32_t chain) noexcept {
     return static_cast<std::uint8_t>(
         std::min<std::uint32_t>(length_classes - 1, static_cast<std::uint32_t>(std::bit_width(chain / 2))));
@@ -50,8 +51,8 @@ class reuse_model {
     return static_cast<std::uint8_t>(use_classes + length_classes + used - 1);
   }
 
-  /// Counts a period that has begun: it enters the first span; of the earlier periods, those still open may
-  /// enter a further one.
+  /// Counts a period that has begun and enters the first span; earlier periods that are still open may enter
+  /// a later span.
   void count_idle(const idle_history& history) noexcept {
     ++reached_[history.class_of(history.now())][0];
     for (std::uint32_t s = 1; s < counted_; ++s) {
@@ -68,7 +69,7 @@ class reuse_model {
     ++reused_at_[std::min(span_of(age), counted_ - 1)];
   }
 
-  /// Halves the weight of what was counted against what comes.
+  /// Halves the weight of past counts.
   void halve() noexcept {
     for (auto& of_class : reached_)
       for (double& n : of_class)
@@ -93,7 +94,7 @@ class reuse_model {
       curve_[s] = std::max(curve_[s], curve_[s + 1]);
 
     for (std::uint32_t c = 0; c < classes; ++c) {
-      double expected = 0;  // reuses, were all classes alike
+      double expected = 0;  // reuses if all classes were alike
       for (std::uint32_t s = 0; s < counted_; ++s)
         expected += reached_[c][s] * chance[s];
       const double lean = guess_root(c);
@@ -118,10 +119,10 @@ class reuse_model {
     return age < 2 ? 0 : std::min(spans - 1, static_cast<std::uint32_t>(std::bit_width(age) - 1));
   }
 
-  /// Returns the square root of a class's first guess, so that data changes it as fast downwards as upwards:
-  /// twice the rate for each class of uses, a tenth of it for ends of chains.
+  /// Returns the square root of a class's first guess: twice the rate for each class of uses, a tenth for
+  /// ends of chains. By the root, data lowers a factor as fast as it raises it.
   [[nodiscard]] static double guess_root(std::uint32_t in) noexcept {
-    constexpr std::uint32_t once = use_classes + length_classes - 1;  // as if the class of one use came last
+    constexpr std::uint32_t once = use_classes + length_classes - 1;  // the class of one use, if it came last
     double root = in < use_classes ? 0.31622776601683794 : 1;
     for (std::uint32_t used = in < use_classes ? in : in > once ? in - once : 0; used > 0; --used)
       root *= std::numbers::sqrt2;
@@ -143,10 +144,10 @@ class reuse_model {
   }
 
   std::uint32_t counted_;             // spans that the history reaches
-  double reached_[classes][spans]{};  // periods that lived to reach the span
+  double reached_[classes][spans]{};  // periods that reached the span
   double reused_[classes]{};          // periods ended by a reuse
-  double reused_at_[spans]{};         // the same by age
-  double curve_[spans]{};             // rate at the start of each span, of factor 1
+  double reused_at_[spans]{};         // the same, by age
+  double curve_[spans]{};             // rate at the start of each span, for factor 1
   double factor_[classes]{};
 };
 

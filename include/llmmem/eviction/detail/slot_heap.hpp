@@ -1,5 +1,5 @@
 /// @file
-/// A priority queue over slots that knows each slot's place: O(log n), allocated once.
+/// A priority queue over slots that tracks each slot's place: O(log n), allocated once.
 #pragma once
 
 #include <llmmem/detail/fixed_array.hpp>
@@ -14,14 +14,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The slots that are candidates, the one with the smallest rank first. It keeps a rank for slots outside
-/// too, so a pinned entry returns with its rank.
+/// The candidate slots, with the smallest rank first. Slots outside keep their rank, so a pinned entry
+/// returns with its rank.
 ///
-/// Four children a node: half the levels of a binary heap for the same cache lines (LaMarca and Ladner, "The
-/// influence of caches on the performance of heaps", 1996).
+/// Nodes have four children: half the levels of a binary heap, with the same cache lines (LaMarca and Ladner,
+/// "The influence of caches on the performance of heaps", 1996).
 ///
-/// @tparam Rank  trivially copyable, totally ordered by `<`. The higher in the heap wins a tie: give distinct
-///         ranks where the order must be reproducible.
+/// @tparam Rank  trivially copyable, totally ordered by `<`. Among equal ranks, the slot higher in the heap
+///         comes first: use distinct ranks if the order must be reproducible.
 template <class Rank>
 class slot_heap {
  public:
@@ -34,7 +34,7 @@ class slot_heap {
 
   [[nodiscard]] const Rank& rank(slot_id slot) const noexcept { return ranks_[to_index(slot)]; }
 
-  /// Sets the rank, moving the slot if it is inside.
+  /// Sets the rank, and moves the slot if it is inside.
   void set_rank(slot_id slot, const Rank& rank) noexcept {
     const std::uint32_t i = to_index(slot);
     ranks_[i] = rank;

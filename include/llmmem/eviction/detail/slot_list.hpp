@@ -15,8 +15,8 @@ namespace detail {
 
 /// Slots in an order of the owner's choice; a slot is in the list at most once.
 ///
-/// Node `capacity` is the list's end, linked in a ring, so no operation has a special case. A node that links
-/// to itself is not in the list.
+/// The nodes form a ring with node `capacity` as the list's end, so no operation has a special case. A node
+/// outside the list links to itself.
 class slot_list {
  public:
   slot_list(slot_count capacity, const metadata_source& source, const char* who)
@@ -44,8 +44,8 @@ class slot_list {
   /// Does nothing for a slot that is not in the list.
   void remove(slot_id slot) noexcept {
     const std::uint32_t i = to_index(slot);
-    // Read separately: the removal of a neighbour has often just written one of the two, and a load of both
-    // would wait until that store has left the processor's buffer.
+    // Reads the two separately: the removal of a neighbour has often just written one of them, and a load of
+    // both would wait until that store has left the processor's buffer.
     const std::uint32_t previous = nodes_[i].previous;
     const std::uint32_t next = nodes_[i].next;
     nodes_[previous].next = next;

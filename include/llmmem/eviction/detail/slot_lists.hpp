@@ -14,9 +14,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `lists` orders of slots, numbered from 0; a slot is in at most one of them, and its owner knows in which.
+/// `lists` lists of slots, numbered from 0. A slot is in at most one of them, and the owner of this object
+/// knows in which.
 ///
-/// A node that links to itself is in no list.
+/// A node in no list links to itself.
 template <std::size_t lists>
 class slot_lists {
  public:

@@ -13,8 +13,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// SHA-256 (FIPS 180-4) over 32-bit words, big-endian as the standard has them. The tables are the
-/// standard's: the first 32 bits of the fractional parts of the cube and square roots of the first primes.
+/// SHA-256 (FIPS 180-4) over 32-bit words, big-endian as in the standard. The standard's tables are the first
+/// 32 bits of the fractional parts of the cube and square roots of the first primes.
 class sha256_state {
  public:
   constexpr void absorb(std::uint32_t word) noexcept {
@@ -28,8 +28,8 @@ class sha256_state {
     absorb(static_cast<std::uint32_t>(word));
   }
 
-  /// Up to three more bytes may follow the words: `count` of them, 0 to 3, the highest of `last`, whose
-  /// others are 0.
+  /// Adds `count` more bytes, 0 to 3, the highest bytes of `last`, whose other bytes are 0. Returns the
+  /// digest.
   [[nodiscard]] constexpr std::array<std::uint32_t, 8> finish(std::uint32_t last = 0,
                                                               std::uint32_t count = 0) noexcept {
     const std::uint64_t bits = words_ * 32 + std::uint64_t{count} * 8;

@@ -38,7 +38,7 @@ batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, sc
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
       work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),
       free_slot_count_(options_.max_requests) {
-  // Checked here, not on the template parameter: so an engine may hold its scheduler as a member.
+  // Checked here, not on the template parameter, so that an engine may hold its scheduler as a member.
   static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
@@ -104,7 +104,7 @@ result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
   return out;
 }
 
-/// Collects what the running requests would compute, in order of arrival.
+/// Collects the tokens that the running requests would compute, in order of arrival.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::plan_growth() noexcept {
   growing_count_ = 0;
@@ -136,8 +136,8 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
       preempt_last();
       continue;
     }
-    // Alone, the first cannot grow; otherwise the failure names the culprit: a sequence that is too long, or
-    // that the engine released itself.
+    // If only the first is left, it cannot grow. Otherwise the failure names the culprit: a sequence that is
+    // too long, or that the engine released itself.
     std::uint32_t culprit = growing_[0];
     for (std::uint32_t i = 0; done.code() != errc::out_of_blocks && i < growing_count_; ++i) {
       if (growths_[i].sequence.slot == done.error().index) culprit = growing_[i];
@@ -145,7 +145,7 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
     const bool may_pass =
         done.code() == errc::out_of_blocks &&
         blocks_for(client_->tokens(requests_[culprit].user).size()) <= cache_->pool().blocks();
-    if (may_pass) {  // other sequences hold what it needs
+    if (may_pass) {  // other sequences hold the blocks it needs
       out.blocked = {.needed = done.error().wanted, .available = done.error().found};
       return false;
     }
@@ -158,7 +158,7 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
   return all_kept;
 }
 
-/// Ends the running requests whose clients have taken back computed tokens, against the contract.
+/// Ends the running requests for which the client has taken back computed tokens, against the contract.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::end_shrunken() noexcept {
   for (std::uint32_t i = 0; i < running_count_;) {
@@ -183,7 +183,8 @@ void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& 
   calls_ = calls::none;
 }
 
-/// Releases the blocks of a request; its tokens stay with the client, and it is admitted next.
+/// Preempts the newest request: releases its blocks and puts it at the head of the queue; its tokens stay
+/// with the client.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::preempt_last() noexcept {
   const std::uint32_t slot = running_[--running_count_];
@@ -222,7 +223,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
     const std::uint64_t leave = blocks_left_to_runners();
     const std::uint64_t available = cache_->pool().available();
     const bool fits = leave <= available && needed <= available - leave;
-    if (!fits && cache_->collect() != 0) continue;  // blocks that waited for fences may be enough
+    if (!fits && cache_->collect() != 0) continue;  // the blocks collected may be enough
     if (!fits || !start(slot)) {
       if (running_count_ == 0) {
         if (blocks_for(client_->tokens(next.user).size()) >
@@ -331,7 +332,7 @@ result<void> batch_scheduler<Cache, Client>::completed() noexcept {
     const scheduled_work& done = work_[i];
     request& worker = requests_[done.ticket.slot];
     worker.written = done.first + done.count;
-    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: it holds those tokens
+    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: it holds them
     if (worker.is_ending) end(done.ticket.slot);
   }
   work_count_ = 0;
@@ -355,7 +356,7 @@ result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexc
   return {};
 }
 
-/// Forgets a request and releases what it holds.
+/// Removes a request and releases its blocks.
 template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
   request& gone = requests_[slot];

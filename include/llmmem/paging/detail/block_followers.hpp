@@ -19,12 +19,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The cached blocks in the order of their prefixes: each is linked to the block whose contents precede its
-/// own, and stores a digest of that block's key.
+/// The cached blocks in the order of their prefixes: each is linked to the block before it, and stores a
+/// digest of that block's key.
 ///
-/// A dropped block leaves its followers behind. Those that cannot be found without it are its orphans, which
-/// the allocator drops as well; the others (found by their keys alone) are kept apart: they follow nothing
-/// known.
+/// After a block is dropped, its followers remain. Those that no lookup can find without it are its orphans,
+/// which the allocator drops as well. The others, which are found by their keys alone, have a list of their
+/// own: they follow nothing known.
 ///
 /// @par Complexity   O(1) per block linked or unlinked, and O(1) per follower; 24 bytes per block.
 class block_followers {
@@ -34,8 +34,8 @@ class block_followers {
         orphans_{static_cast<std::uint32_t>(blocks + 1)},
         apart_{static_cast<std::uint32_t>(blocks + 2)} {}
 
-  /// Links `block`, cached behind the contents of `parent`, whose key is `before`; the null block and the
-  /// zero key mean: behind nothing. It has no followers yet.
+  /// Links `block`, cached after the contents of `parent`, whose key is `before`; the null block and the zero
+  /// key mean: at the start. `block` has no followers yet.
   void link(block_id block, block_id parent, const block_key& before) noexcept {
     node& fresh = nodes_[to_index(block)];
     fresh.first = null_block;
@@ -43,13 +43,13 @@ class block_followers {
     insert(block, parent);
   }
 
-  /// Moves `block`, with its followers, behind `parent`.
+  /// Makes `block`, with its followers, a follower of `parent`.
   void relink(block_id block, block_id parent) noexcept {
     remove(block);
     insert(block, parent);
   }
 
-  /// Unlinks `block`, which is no longer cached. Those of its followers for which `needs_it(block_id)` become
+  /// Unlinks `block`, which is no longer cached. Its followers for which `needs_it(block_id)` is true become
   /// orphans.
   template <class NeedsIt>
   void unlink(block_id block, NeedsIt&& needs_it) noexcept {
@@ -73,10 +73,10 @@ class block_followers {
   /// Returns the next older follower of the same parent.
   [[nodiscard]] block_id next(block_id block) const noexcept { return nodes_[to_index(block)].next; }
 
-  /// Returns `paging::key_digest` of the contents behind which `block` was cached; 0: none.
+  /// Returns `paging::key_digest` of the contents before `block` when it was cached; 0: none.
   [[nodiscard]] std::uint64_t before(block_id block) const noexcept { return nodes_[to_index(block)].before; }
 
-  /// Whether `block` was cached behind the contents that `before` names.
+  /// Whether `block` was cached after the contents that `before` names.
   [[nodiscard]] bool comes_after(block_id block, const block_key& before) const noexcept {
     return nodes_[to_index(block)].before == digest_of(before);
   }
@@ -135,10 +135,10 @@ class block_followers {
     block_id next = null_block;   // older follower of the same parent
     block_id previous = null_block;
     block_id parent = null_block;
-    std::uint64_t before = 0;  // of the parent's key
+    std::uint64_t before = 0;  // digest of the parent's key
   };
 
-  /// Enough bits to tell parents apart: a collision matters only if the 128 bits of the child's own key are
+  /// Enough bits to distinguish parents: a collision matters only if the 128 bits of the child's own key are
   /// equal too.
   [[nodiscard]] static std::uint64_t digest_of(const block_key& key) noexcept {
     return paging::key_digest(key);
@@ -164,9 +164,9 @@ class block_followers {
     if (gone.next != null_block) nodes_[to_index(gone.next)].previous = gone.previous;
   }
 
-  detail::fixed_array<node> nodes_;  // by block; the null block's followers are the blocks behind nothing
+  detail::fixed_array<node> nodes_;  // by block; the null block's followers have no block before them
   block_id orphans_;                 // the node whose followers are the orphans
-  block_id apart_;                   // the node whose followers follow nothing known
+  block_id apart_;                   // the node of the followers that follow nothing known
 };
 
 }  // namespace detail

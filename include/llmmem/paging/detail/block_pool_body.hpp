@@ -56,7 +56,7 @@ block_pool<Eviction, FreeList, History>::block_pool(block_pool_options options, 
                        std::to_string(records_.size()) +
                        " are needed: one per block and one for the null block");
   }
-  // A new pool hands out 1, 2, 3...: neighbours in a sequence are neighbours in memory.
+  // A new pool allocates 1, 2, 3... in order, so that neighbours in a sequence are neighbours in memory.
   for (std::uint64_t i = last_; i > 0; --i)
     push_free(block_id{static_cast<std::uint32_t>(i)});
 }
@@ -114,7 +114,7 @@ result<void> block_pool<Eviction, FreeList, History>::make_free(std::uint64_t co
                                                                 OnEvict& on_evict) noexcept {
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
   evicting_allocations_ += evict_while([&](std::uint64_t) noexcept { return free() < count; }, on_evict);
-  // A policy that withholds a candidate breaks its contract; blocks evicted so far stay free.
+  // Reached only if a policy breaks its contract and withholds a candidate; blocks already evicted stay free.
   if (count > free()) return refusal(errc::out_of_blocks, 0, count, free());
   return {};
 }
@@ -130,7 +130,7 @@ std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t cou
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class More, class OnEvict>
 std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, OnEvict& on_evict) noexcept {
-  // Reported in groups, so that the callback can prefetch several cache lines at once.
+  // Reports blocks in groups, so that the callback can prefetch several cache lines at once.
   std::array<block_id, 16> group{};
   std::uint64_t done = 0;
   for (std::size_t size = 1; size != 0;) {

@@ -45,7 +45,8 @@ bool block_pool<Eviction, FreeList, History>::is_named_by(block_handle handle) c
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
-  // All are checked before any changes, because reviving an idle block would cost it its place in the order.
+  // Checks all blocks before it changes any, because an idle block that is revived loses its place in the
+  // eviction order.
   for (const Name& name : names) {
     const std::uint32_t i = to_index(id_of(name));
     if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
@@ -148,7 +149,7 @@ void block_pool<Eviction, FreeList, History>::touch(block_id block, const access
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 
-/// A block above the last usable one does not return to the pool.
+/// A block above the last usable one does not return to the free list.
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 inline void block_pool<Eviction, FreeList, History>::push_free(block_id block) noexcept {
   if (to_index(block) > last_) [[unlikely]] {

@@ -35,7 +35,7 @@ result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint6
     return refusal(errc::bad_block_count, 0, blocks, block_capacity());
   const std::uint64_t before = std::exchange(last_, blocks);
   free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
-  // All are counted before any is dropped, because `on_evict` may drop others.
+  // Counts all blocks before it drops any, because `on_evict` may drop others.
   for (std::uint64_t i = blocks + 1; i <= before; ++i)
     retiring_ += records_[i].is_active() || records_[i].is_idle() ? 1U : 0U;
   for (std::uint64_t i = blocks + 1; i <= before; ++i) {

@@ -65,9 +65,9 @@ struct pool_plan {
   return common;
 }
 
-/// The number of chunks that the prefix chain has space for: those that the group with the fewest bytes per
-/// chunk could cache with the whole budget; if living sequences may have more tokens than blocks, their
-/// chunks in addition.
+/// The number of chunks that the prefix chain has space for: as many as the group with the fewest bytes per
+/// chunk could cache with the whole budget, and, if living sequences may have more tokens than blocks, the
+/// chunks of those sequences.
 [[nodiscard]] inline std::uint64_t most_chunks(const hybrid_options& options) noexcept {
   const std::uint32_t chunk = common_tokens(options.groups);
   const std::uint64_t longest = options.max_sequence_tokens / chunk;

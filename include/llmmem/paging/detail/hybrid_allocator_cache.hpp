@@ -52,7 +52,7 @@ result<match_result> hybrid_allocator<Traits>::match(sequence_id sequence,
   return match_result{.tokens = found.tokens, .blocks = *blocks};
 }
 
-/// Calls `visit(group, block index, block)` for each block that a hit shares, the last first.
+/// Calls `visit(group, block index, block)` for each block that a hit shares, last to first.
 template <class Traits>
 template <class Visit>
 void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const noexcept {
@@ -74,8 +74,8 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
   }
 }
 
-/// Fills the tables of a sequence without tokens with the blocks of a hit, and shares them; returns how many
-/// blocks.
+/// Fills the tables of a sequence without tokens with the blocks of a hit, and shares them; returns their
+/// number.
 template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
   record& taker = records_[slot];
@@ -110,8 +110,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
   return shared;
 }
 
-/// Reports that block number `block` of `group` is cached at `at`, behind its last token. Names the parent
-/// only if the group has it cached, because a router that follows one group knows no other.
+/// Reports that block number `block` of `group` is cached at `at`, after its last token. Names the parent
+/// only if the same group has cached it, because a router that follows one group knows no other.
 template <class Traits>
 void hybrid_allocator<Traits>::tell_cached(const place& at, std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) noexcept {
@@ -204,9 +204,10 @@ void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t w
   }
 }
 
-/// Whether a sequence holds block number `block` of `group`; for a group whose steps skip blocks, with the
-/// state at the end of the block. A step that began inside a block left that block behind; if it could not be
-/// released before the next step (`errc::deferred_full`), the later ones count as left behind too.
+/// Whether a sequence holds block number `block` of `group`; for a group whose steps skip blocks, also
+/// whether the block has the state at its end. A step that began inside a block left that block with an inner
+/// state. If it could not be released before the next step (`errc::deferred_full`), the blocks after it count
+/// as left, too.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) const noexcept {
@@ -218,8 +219,8 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
   return block + 1 == groups_[group].blocks_for(sequence.tokens);
 }
 
-/// Caches the block of `group` that ends after `end` tokens at `at`, if there is one, the sequence holds it,
-/// and no block is cached there.
+/// Caches the block of `group` that ends after `end` tokens, at `at`, if that block exists, the sequence
+/// holds it, and no block is cached there.
 template <class Traits>
 void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,
                                            std::uint64_t end) noexcept {
@@ -241,7 +242,7 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   ++counters_.registrations;
 }
 
-/// Caches blocks of a sequence in place of equal blocks of other sequences that are no longer cached.
+/// Caches a sequence's blocks in place of equal blocks of other sequences that are no longer cached.
 template <class Traits>
 void hybrid_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];

@@ -71,7 +71,7 @@ result<void> hybrid_allocator<Traits>::truncate_after(sequence_id sequence, std:
   return cut;
 }
 
-/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks after
+/// Forgets all tokens except the first `tokens`; the caller has taken over the references to the blocks after
 /// them.
 template <class Traits>
 void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
@@ -103,7 +103,7 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
       node == null_block ? chain_.root(sequence.context, sequence.epoch) : place{node, chain_.key(node)};
 }
 
-/// Undoes the caching of `block`, which one sequence alone holds: it is about to be overwritten.
+/// Undoes the caching of `block`, which one sequence alone holds and is about to overwrite.
 template <class Traits>
 template <detail::loss Why>
 void hybrid_allocator<Traits>::drop_contents(block_id block) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: releasing blocks, at once or behind a fence. Only hybrid_allocator.hpp
+/// Bodies of hybrid_allocator.hpp: releasing blocks, at once or after a fence. Only hybrid_allocator.hpp
 /// includes it.
 #pragma once
 
@@ -69,7 +69,7 @@ bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {
   return false;
 }
 
-/// Drops references of a sequence, all or none: at once, or behind its fence.
+/// Drops references of a sequence, all or none: at once, or when its fence has passed.
 template <class Traits>
 result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
                                               std::span<const table_part> parts) noexcept {
@@ -112,7 +112,8 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
   return let_go(slot, std::span(parts).first(2 * group_count_));
 }
 
-/// Releases blocks that no token reads from `length` tokens on; keeps those that cannot be queued now.
+/// Releases blocks that no token after the first `length` reads; keeps the blocks for which the queue has no
+/// space now.
 template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];

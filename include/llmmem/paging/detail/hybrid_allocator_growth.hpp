@@ -81,7 +81,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   std::uint64_t sources = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     needs[g] = needed_for(slot, g, tokens.size());
-    // A copy's block follows the new ones; of a step that skips blocks only the last one exists.
+    // A copy's block follows the new ones; a step that skips blocks allocates only the last.
     const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
         g,
@@ -124,8 +124,8 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
       if (left != 0 && row(slot, g)[left - 1] == null_block) left = 0;
       if (needs[g].leaves && left == 0) left = static_cast<std::uint32_t>(entries);
     } else if (grown.tokens % of.block_tokens != 0) {
-      // Cached contents are about to be overwritten (the sequence was cut into them), and no other sequence
-      // shares them.
+      // The sequence was cut into cached contents and is about to overwrite them; no other sequence shares
+      // them.
       const block_id last = row(slot, g)[entries - 1];
       if (pool_.record(last).is_cached()) drop_contents(last);
     }
@@ -157,7 +157,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
     if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
     records_[sequence.slot].batch = batches_;
   }
-  detail::group_counts left{};  // of the batch, and the blocks that must remain
+  detail::group_counts left{};  // still to be taken by the batch, plus the blocks that must remain
   for (;;) {
     for (const hybrid_growth& each : batch)
       release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
@@ -189,9 +189,9 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   return {};
 }
 
-/// Counts the blocks of each group that all of `batch` takes together. Of k sequences that share their last
-/// block, all but the last holder copy it. So counting drops references as growing would, then restores them.
-/// References that wait for a fence stay during the count.
+/// Counts the blocks of each group that the whole `batch` takes. Of k sequences that share their last block,
+/// all except the last holder copy it. So the count drops references as growth would, then restores them. It
+/// keeps references that wait for a fence.
 template <class Traits>
 detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     std::span<const hybrid_growth> batch) noexcept {

@@ -60,7 +60,7 @@ std::uint64_t hybrid_allocator<Traits>::drop_below(block_id node) noexcept {
   return dropped;
 }
 
-/// Returns the node after the first `chunks` chunks of a sequence. @pre it has committed that many.
+/// Returns the node after the first `chunks` chunks of a sequence. @pre the sequence has committed that many.
 template <class Traits>
 block_id hybrid_allocator<Traits>::node_at(const record& sequence, std::uint64_t chunks) const noexcept {
   block_id node = sequence.at.node;
@@ -78,7 +78,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(block_id block) noexc
   const std::size_t group = pool_.group_of(block);
   std::uint64_t dropped = 0;
   if (state.is_cached()) {
-    // Sequences on this prefix that no longer hold the block have read it all the same.
+    // Sequences with this prefix that no longer hold the block have read it, too.
     const block_id node = node_of_[to_index(block)];
     std::uint64_t chunks = 0;
     for (block_id each = node; each != null_block; each = chain_.parent(each))
@@ -114,13 +114,13 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(sequence_id sequence,
   return dropped;
 }
 
-/// Removes the unsound contents of a sequence from the cache, with everything after them: all its blocks
-/// that reach past its sound tokens. Returns how many blocks were cached.
+/// Removes the unsound contents of a sequence, and everything after them, from the cache: all its blocks that
+/// reach past its sound tokens. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];
-  // A block that reaches past them is wrong as a whole; states are cut at the ends of their blocks in any
-  // case.
+  // A block that reaches past the sound tokens is wrong as a whole; states are cut at the ends of their
+  // blocks in any case.
   for (std::uint64_t before = sequence.sound + 1; sequence.sound < before;) {
     before = sequence.sound;
     for (std::size_t g = 0; g < group_count_; ++g) {
@@ -134,7 +134,7 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   std::uint64_t dropped = 0;
   const std::uint64_t chunks = sequence.sound / chunk_tokens_;
   if constexpr (requires { observer_.on_invalidated(null_block, block_key{}, std::size_t{0}); }) {
-    // Tiers may hold what the cache no longer has.
+    // Tiers may hold contents that the cache has dropped.
     if (chunks < sequence.committed)
       observer_.on_invalidated(null_block, chain_.key(node_at(sequence, chunks + 1)), 0);
   }
@@ -151,8 +151,8 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   return dropped;
 }
 
-/// Contents that a sequence computed after a wrong block are wrong too: repeats for each sequence that holds
-/// such a block, until no more is found. Returns how many blocks were cached.
+/// Marks as wrong what sequences computed after wrong blocks. Because sequences share blocks, it repeats
+/// until it finds no more. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::spread_wrong() noexcept {
   std::uint64_t dropped = 0;
@@ -218,8 +218,7 @@ result<token_range> hybrid_allocator<Traits>::check_removal(sequence_id sequence
       if (edge % of.block_tokens != 0)
         return refusal(errc::not_whole_blocks, sequence.slot, edge, of.block_tokens);
     }
-    // The blocks that the next token will read must exist: blocks that a window released may come into view
-    // again.
+    // The blocks that the next token will read must exist: the window may reach blocks that it has released.
     const std::uint64_t first = range.first / of.block_tokens;
     const std::uint64_t blocks = gone / of.block_tokens;
     const std::uint64_t dead = dead_to(cut, g);
@@ -285,7 +284,7 @@ result<void> hybrid_allocator<Traits>::close_up(std::uint32_t slot, token_range 
   }
   token_id* const tokens = tokens_.data() + slot * max_sequence_tokens_;
   std::memmove(tokens + range.first, tokens + range.end, (sequence.tokens - range.end) * sizeof(token_id));
-  // The chain returns to the position where both agree.
+  // The chain returns to the last position before the gap.
   const std::uint64_t rest = sequence.tokens - gone;
   const std::uint64_t chunks = range.first / chunk_tokens_;
   if (chunks < sequence.committed) {

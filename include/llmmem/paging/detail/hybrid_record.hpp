@@ -18,7 +18,7 @@ template <class Place, class Fence>
 struct hybrid_record {
   std::uint64_t tokens = 0;
   std::uint64_t committed = 0;  // leading chunks in the chain
-  Place at{};                   // the position after them
+  Place at{};                   // the position after these chunks
   prefix_context context{};
   /// Leading null entries of each table, except sinks.
   std::array<std::uint32_t, max_layer_groups> dead{};
@@ -26,23 +26,24 @@ struct hybrid_record {
   /// block; 0: none.
   std::array<std::uint32_t, max_layer_groups> left{};
   std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
-  std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix: not cached
-  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet: not cached
+  std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix, so they are not
+                                            // cached
+  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet, so they are not cached
   std::uint64_t losses = 0;                 // dropped contents at the last check for lost blocks
-  bool has_gap = false;                     // tokens were removed before those
+  bool has_gap = false;                     // tokens were removed before position `sound`
   bool borrows = false;                     // equal blocks of other sequences are cached in place of its own
   std::uint32_t copies = 0;                 // groups whose last block `count_batch` released
-  std::uint64_t batch = 0;                  // the last `append_batch` that named it
-  Fence after{};                            // released blocks wait for it
+  std::uint64_t batch = 0;                  // the last `append_batch` that named this sequence
+  Fence after{};                            // released blocks wait for this fence
 };
 
-/// What a growth takes of one group.
+/// The blocks that a growth takes from one group.
 struct hybrid_need {
   std::uint64_t more = 0;  // new entries of the table
-  bool copies = false;     // on write, into one more block
+  bool copies = false;     // copies on write, into one more block
   bool carries = false;    // copies a state into the first new block
-  bool skips = false;      // all new entries but the last, which receives the state
-  bool leaves = false;     // the present block, which holds a state from inside the block
+  bool skips = false;      // skips all new entries except the last, which receives the state
+  bool leaves = false;     // leaves the present block with a state from inside the block
 
   [[nodiscard]] std::uint64_t blocks() const noexcept {
     return (skips && more > 1 ? 1 : more) + (copies ? 1 : 0);
@@ -52,11 +53,11 @@ struct hybrid_need {
 /// One count per group.
 using group_counts = std::array<std::uint64_t, max_layer_groups>;
 
-/// What a whole batch takes.
+/// The blocks that a whole batch takes.
 struct hybrid_batch_need {
   group_counts blocks{};
   std::uint64_t sources = 0;  // sources of copies that kernels still read
-  std::uint64_t readers = 0;  // sequences that these belong to
+  std::uint64_t readers = 0;  // sequences to which these belong
 };
 
 struct hybrid_counters {

@@ -31,7 +31,7 @@ class journaled<Cache, Sink, Fence>::interruptible {
     owner_->write(
         [&](auto& out) noexcept { is_open_ ? out.close(op_, came) : out.record(op_, *given_, came); });
   }
-  /// Opens the record, because another record precedes the outcome.
+  /// Opens the record, because other records precede the outcome.
   void open() noexcept {
     if (std::exchange(is_open_, true)) return;
     owner_->write([&](auto& out) noexcept { out.open(op_, *given_); });

@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Counts the bytes that would be written.
+/// Counts the bytes that a writer would write.
 class byte_counter {
  public:
   void put(std::byte) noexcept { ++count_; }
@@ -103,7 +103,7 @@ void put_text(Writer& out, std::string_view text) noexcept {
     out.put(static_cast<std::byte>(each));
 }
 
-/// Reads untrusted bytes. It keeps the first error; from then on everything reads as 0.
+/// Reads untrusted bytes. It keeps the first error; after that, every read returns 0.
 class byte_cursor {
  public:
   /// @param offset  of the first byte, for error texts.
@@ -171,7 +171,7 @@ class byte_cursor {
     return low | (static_cast<std::uint64_t>(fixed32()) << 32);
   }
 
-  /// Reads a count of items of at least `bytes` bytes each that are still to come.
+  /// Reads a count of items that follow, of at least `bytes` bytes each.
   [[nodiscard]] std::size_t count(std::size_t bytes) noexcept {
     const std::uint64_t value = varint();
     if (value > left() / bytes) refuse("a count exceeds the bytes that are left");

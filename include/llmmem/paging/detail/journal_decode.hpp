@@ -43,7 +43,7 @@ inline void decode_header(byte_cursor& in, journal_header& out) {
   if (in.ok() && in.left() != 0) in.refuse("bytes are left over");
 }
 
-/// Reads one record's payload. For any bytes it terminates, and allocates at most a small multiple of their
+/// Reads one record's payload. It terminates for any bytes, and allocates at most a small multiple of their
 /// size.
 class record_decoder {
  public:

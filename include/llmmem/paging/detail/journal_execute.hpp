@@ -71,7 +71,7 @@ template <class Cache>
   return state.finish(0, 8 * words).low;
 }
 
-/// Carries out as many moves as were made originally.
+/// Accepts as many moves as the original compaction made.
 class repeated_copier {
  public:
   explicit repeated_copier(std::uint64_t moves) noexcept : left_(moves) {}
@@ -85,7 +85,7 @@ class repeated_copier {
   std::uint64_t left_;
 };
 
-/// Executes `again` and returns its outcome. Handles are those of `owner`.
+/// Executes `again` and returns its outcome. Handles have the owner `owner`.
 /// @param owner  set by the first `create`.
 /// @param passed  the last point that has passed, set by `fences_passed`.
 /// @param grown  storage for a batch's results, to which the outcome refers.
@@ -122,7 +122,7 @@ template <class Cache>
     case journal_op::append_batch: {
       for (paging::growth& each : again.batch)
         each.sequence = real(each.sequence);
-      // An output of the wrong length is refused by its length alone.
+      // The cache refuses an output of the wrong length by its length alone, so one entry too many is enough.
       const std::size_t most = again.batch.size() + 1;
       grown.assign(given.extra < most ? static_cast<std::size_t>(given.extra) : most, append_result{});
       journal_outcome came = outcome_of(cache.append_batch(again.batch, grown, given.number));

@@ -14,7 +14,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A ring of fences in the order they were given. Each is a point; points pass in order.
+/// A ring of fences, oldest first. Each has a point; points pass in order.
 template <fence Fence>
 class journal_fences {
  public:
@@ -31,7 +31,7 @@ class journal_fences {
   /// Returns the point of the next fence.
   [[nodiscard]] std::uint64_t issue() noexcept { return ++issued_; }
 
-  /// Stores the fence of `point`, after which something now waits.
+  /// Stores the fence of `point`, for which blocks now wait.
   void wait_for(const Fence& after, std::uint64_t point) noexcept {
     ring_[(first_ + count_++) % ring_.size()] = {after, point};
   }

@@ -19,8 +19,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Owners in a journal, where the real ones mean nothing: no object, the journal's cache, another object.
-/// Real owners are odd, so no object has `foreign_owner`.
+/// Owners in a journal, where the real ones have no meaning: 0 for no object, `journal_owner` for the
+/// journal's cache, `foreign_owner` for any other object. Real owners are odd, so no object has
+/// `foreign_owner`.
 inline constexpr std::uint32_t journal_owner = 1;
 inline constexpr std::uint32_t foreign_owner = 2;
 
@@ -32,14 +33,15 @@ struct journal_arguments {
   token_range range{};
   std::span<const token_id> tokens{};
   keyed_blocks keyed{};
-  std::uint64_t number = 0;  // tokens, blocks, a time, a group's size, a point, a digest: by operation
+  std::uint64_t number = 0;  // depends on the operation: tokens, blocks, a time, a group's size, a point, a
+                             // digest
   std::uint64_t extra = 0;   // the point of a fence; the length of an output
   std::span<const paging::growth> batch{};
   std::span<const block_move> moves{};
 };
 
-/// The fields of each operation's arguments, in the order in which they are written: the description of the
-/// format that `record_encoder` writes and `record_decoder` reads.
+/// The fields of each operation's arguments, in order: the format that `record_encoder` writes and
+/// `record_decoder` reads.
 ///
 /// @param fields  has a member for each kind of field.
 template <class Fields>
@@ -127,7 +129,8 @@ struct journal_outcome {
   std::span<const append_result> batch{};
 };
 
-/// Returns how many numbers an operation returns; a batch returns those of an `append` for each sequence.
+/// Returns how many numbers an operation returns; a batch returns the numbers of an `append` for each
+/// sequence.
 [[nodiscard]] constexpr std::size_t outcome_numbers(journal_op op) noexcept {
   switch (op) {
     case journal_op::create:
@@ -181,7 +184,7 @@ struct journal_outcome {
                       to_index(done->copy.destination), done->copy.tokens}};
 }
 
-/// In the first byte of a record: its outcome follows later.
+/// A bit of a record's first byte: the outcome follows later.
 inline constexpr std::byte open_operation{0x80};
 
 /// The first bytes of a journal.
@@ -191,7 +194,7 @@ inline constexpr std::string_view journal_magic = "llmmem J";
 struct owned_record {
   journal_op op = journal_op::create;
   bool is_open = false;                    // its outcome follows later
-  journal_op closes = journal_op::create;  // outcome: of this operation
+  journal_op closes = journal_op::create;  // of an `outcome` record: the operation that it ends
   journal_arguments given{};
   failure why{};                       // of the outcome
   std::vector<std::uint64_t> numbers;  // of the outcome

@@ -18,7 +18,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Writes a header and then records until the sink refuses bytes; later records are only counted.
+/// Writes a header and then records, until the sink refuses bytes; then it only counts records.
 template <journal_sink Sink>
 class journal_writer {
  public:
@@ -56,7 +56,7 @@ class journal_writer {
   [[nodiscard]] const Sink& sink() const noexcept { return sink_; }
 
  private:
-  /// Encodes twice: once for the length, once to write.
+  /// Encodes twice: first for the length, then to write.
   template <class Encode>
   void frame(Encode&& encode) noexcept {
     byte_counter length;

@@ -8,8 +8,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The planes in the order in which they are stored in a block of a layer, and where sections and runs begin:
-/// for each token and head, the vectors of a run's planes are adjacent.
+/// The planes in the order of a layer's block, and where sections and runs begin. For each token and head,
+/// the vectors of a run's planes are adjacent.
 struct kv_layout::plane_list {
   enum class begins : std::uint8_t { nothing, run, section };
   struct entry {
@@ -77,10 +77,11 @@ constexpr paging::plane_role kv_layout::role_of(std::uint32_t p) const noexcept 
     const auto role = static_cast<paging::plane_role>(i);
     if (has(role) && --left == 0) return role;
   }
-  return paging::plane_role::value;  // past the last role: the length of V, as in earlier versions
+  return paging::plane_role::value;  // for a number past the last role, the length of V, as in earlier
+                                     // versions
 }
 
-/// Returns the scales that a role's plane has, or is.
+/// Returns the scales of a role's plane, or those that the plane itself holds.
 constexpr const paging::scale_form& kv_layout::scales_of(paging::plane_role role) const noexcept {
   using enum paging::plane_role;
   if (role == value || role == value_scale || role == value_global) return value_scales;
@@ -173,7 +174,7 @@ constexpr kv_layout::plane_list kv_layout::planes_in_memory() const noexcept {
   const auto has_at = [&](paging::plane_role role, place at) {
     if (!has(role)) return false;
     const place said = scales_of(role).place;
-    // Without a rotary part the two places are the same.
+    // Without a rotary part, `after_vector` and `after_rotary` are the same place.
     const bool is_behind_vector =
         said == place::after_vector || (said == place::after_rotary && (role != key_scale || !has(rotary)));
     if (at == place::after_vector) return is_behind_vector;
@@ -301,7 +302,7 @@ constexpr plane_strides kv_layout::strides(std::uint32_t p, std::uint64_t blocks
   return {};
 }
 
-/// Adds the distances inside a block of a layer that is one run: its vectors.
+/// Adds the distances between vectors for orders that keep a layer's block together.
 constexpr plane_strides kv_layout::inside_unit(plane_strides out, paging::plane_role role,
                                                std::uint64_t record) const noexcept {
   const bool is_nhd = heads_in_block == paging::head_order::nhd;
@@ -313,7 +314,7 @@ constexpr plane_strides kv_layout::inside_unit(plane_strides out, paging::plane_
   return out;
 }
 
-/// Adds the distances where layers are between a block's vectors.
+/// Adds the distances for orders that put the layers between a block's vectors.
 constexpr plane_strides kv_layout::among_vectors(plane_strides out, paging::plane_role role,
                                                  std::uint64_t record) const noexcept {
   const bool is_last = order == block_order::layer_last;
@@ -389,7 +390,7 @@ inline constexpr std::array<const char*, kv_layout_words> kv_layout_fields{
     "the layouts' part.cp_rank",
     "the layouts' part.cp_interleave",
 };
-/// The first numbers are those of the first version: layouts without later fields keep their fingerprints.
+/// The first numbers are the fields of version 1, so layouts without later fields keep their fingerprints.
 inline constexpr std::size_t plain_layout_words = 11;
 inline constexpr std::size_t first_part_word = 34;
 
@@ -402,8 +403,9 @@ inline constexpr std::size_t first_part_word = 34;
   return of;
 }
 
-/// SipHash over a record, one number per word, under a key of its own. It is stored with data, so it must
-/// never change. The first word is the version of the list: 1 for the first numbers alone, 2 for all.
+/// SipHash over a record, one number per word, under a key of its own. Digests are stored with data, so the
+/// computation must never change. The first word is the version of the list: 1 for the first numbers alone, 2
+/// for all.
 [[nodiscard]] constexpr std::uint64_t digest_of_record(const kv_layout_record& of) noexcept {
   siphash_state<2, 4> state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
   const std::size_t words = of[0] == 1 ? plain_layout_words : of.size();
@@ -412,7 +414,8 @@ inline constexpr std::size_t first_part_word = 34;
   return state.finish(0, words * sizeof(std::uint64_t)).low;
 }
 
-/// Returns the first number by which records differ, starting with the parts; `kv_layout_words` if none does.
+/// Returns the first number in which two records differ, starting with the parts; `kv_layout_words` if they
+/// are equal.
 [[nodiscard]] constexpr std::size_t first_difference(const kv_layout_record& a,
                                                      const kv_layout_record& b) noexcept {
   for (std::size_t i = first_part_word; i < kv_layout_words; ++i)
@@ -422,7 +425,7 @@ inline constexpr std::size_t first_part_word = 34;
   return kv_layout_words;
 }
 
-/// Returns the name of the first field by which the contents of two layouts differ.
+/// Returns the name of the first field in which the contents of two layouts differ.
 [[nodiscard]] constexpr const char* differing_field(const kv_layout& a, const kv_layout& b) noexcept;
 
 }  // namespace detail
@@ -435,7 +438,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   add(layers);
   add(heads);
   add(head_dim);
-  // Without values, their length cannot differ.
+  // Without values, the length of a value has no meaning.
   add(has_values ? elements_of(plane_role::value) : head_dim);
   add(block_tokens);
   add(has_values ? 1U : 0U);
@@ -448,7 +451,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   const auto add_scales = [&](plane_role role, bool is_there) {
     const paging::scale_form& scales = scales_of(role);
     const bool is_scaled = is_there && scales.group != paging::scale_group::none;
-    // Where no rotary part is between, the two places are the same.
+    // With no rotary part between, `after_vector` and `after_rotary` are the same place.
     const bool is_behind =
         scales.place == paging::scale_place::after_rotary && (role != plane_role::key || rotary_dim == 0);
     const paging::scale_place place = is_behind ? paging::scale_place::after_vector : scales.place;

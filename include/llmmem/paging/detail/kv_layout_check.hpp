@@ -50,7 +50,7 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
   const bool is_with_vectors = of.place == scale_place::after_vector || of.place == scale_place::after_rotary;
   if (of.group == scale_group::channel && is_with_vectors)
     throw argument_error(
-        text(".place: scales by channel apply to all tokens of a block, so they cannot be behind a vector; "
+        text(".place: scales by channel apply to all tokens of a block, so they cannot be after a vector; "
              "use in_block or separate"));
 }
 
@@ -67,7 +67,7 @@ constexpr void check_part(const kv_layout& of) {
   check_rank(part.tp_rank, part.tp_size, "tp");
   check_rank(part.cp_rank, part.cp_size, "cp");
   if (part.heads_of_model != 0) {
-    // Fewer heads than ranks: several ranks hold each head.
+    // With fewer heads than ranks, several ranks hold each head.
     const bool is_dealt = part.heads_of_model >= part.tp_size;
     const bool fits = is_dealt ? std::uint64_t{of.heads} * part.tp_size == part.heads_of_model
                                : of.heads == 1 && part.tp_size % part.heads_of_model == 0;

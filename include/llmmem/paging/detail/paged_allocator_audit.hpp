@@ -33,7 +33,7 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
       found.push_back(name() + ": sequence " + std::to_string(slot) + " holds " +
                       std::to_string(sequence.blocks) +
                       " blocks, more than the longest table: " + std::to_string(max_table_blocks_));
-      return found;  // entries behind a table belong to another sequence
+      return found;  // entries after a table belong to another sequence
     }
     if (sequence.committed > sequence.blocks || sequence.keyed > sequence.tokens / block_tokens_) {
       found.push_back(name() + ": sequence " + std::to_string(slot) + " counts " +
@@ -126,7 +126,7 @@ std::string paged_allocator<Traits>::owners(block_id block) const {
     if (each == block) add("a deferred free");
   });
   if (pins_.of(block) != 0) add(std::to_string(pins_.of(block)) + " pins");
-  return names.empty() ? "nobody" : names;
+  return names.empty() ? "no owner" : names;
 }
 
 }  // namespace v0

@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: growing many sequences at once, and what happens when blocks run short.
-/// Only paged_allocator_body.hpp includes it.
+/// Bodies of paged_allocator.hpp: growing many sequences at once, and calling the engine when blocks run
+/// short. Only paged_allocator_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -39,8 +39,8 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const paging::growt
   return {};
 }
 
-/// Counts the blocks that all of `batch` takes together. Of k sequences that share their last block, all but
-/// the last holder copy it. So counting drops references as growing would, then restores them.
+/// Counts the blocks that the whole `batch` takes. Of k sequences that share their last block, all except the
+/// last holder copy it. So the count drops references as growth would, then restores them.
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const paging::growth> batch) noexcept {
   ++batches_;

@@ -23,7 +23,7 @@ namespace detail {
   return a < b ? a : b;
 }
 
-/// The most blocks that there may ever be.
+/// The most blocks that the pool may ever have.
 [[nodiscard]] constexpr std::uint64_t block_capacity(const paged_options& options) noexcept {
   return options.block_capacity > options.blocks ? options.block_capacity : options.blocks;
 }
@@ -220,8 +220,8 @@ result<std::uint64_t> paged_allocator<Traits>::resize(std::uint64_t blocks) noex
   const std::uint64_t cached = index_.size();
   const auto retiring = pool_.resize(blocks, forget_evicted());
   if (!retiring) return retiring;
-  // Blocks above the end have lost their contents: nothing may be cached behind them until they are cached
-  // again.
+  // Blocks above the end have lost their contents, so nothing may be cached after them until equal contents
+  // are cached again.
   if (index_.size() != cached) ++cuts_;
   warn_if_low(before);
   return retiring;
@@ -260,7 +260,7 @@ result<void> paged_allocator<Traits>::check_length(std::uint32_t slot, std::uint
   return refusal(errc::sequence_full, slot, wanted, max_sequence_tokens_);
 }
 
-/// Returns the blocks that `count` more tokens would take, including the one for a copy on write.
+/// Returns the blocks that `count` more tokens would take, including the block for a copy on write.
 template <class Traits>
 typename paged_allocator<Traits>::need paged_allocator<Traits>::needed_for(
     std::uint32_t slot, std::uint64_t count) const noexcept {
@@ -289,7 +289,7 @@ result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_roo
   }
 }
 
-/// @pre `required` is the result of `needed_for`, and the pool has it.
+/// @pre `required` is the result of `needed_for`, and that many blocks are available.
 template <class Traits>
 result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
                                                     const need& required) noexcept {
@@ -302,7 +302,7 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   const std::uint64_t more = total - sequence.blocks;
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
 
-  // A copy's block follows the new ones, so that those are in order of allocation.
+  // A copy's block follows the new ones, so that the new ones are in order of allocation.
   const std::span<block_id> fresh(&table[sequence.blocks], required.blocks);
   const block_id tail = last == nullptr ? null_block : *last;
   if (const auto done = pool_.allocate(fresh, forget_evicted(), tail); !done) return done.error();
@@ -312,11 +312,11 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
     *last = out.copy.destination;
     ++counters_.copies;
   } else if (used != 0 && index_.contains(*last) && index_.tokens(*last) > used) {
-    // Cached contents are about to be overwritten (the sequence was truncated into them), and no other
-    // sequence shares them.
+    // The sequence was truncated into cached contents and is about to overwrite them; no other sequence
+    // shares them.
     drop_contents(*last);
   }
-  // The cached contents of the last block are not its future contents.
+  // The last block's contents will differ from its cached ones.
   if (used != 0 && sequence.committed == sequence.blocks) --sequence.committed;
   sequence.blocks = static_cast<std::uint32_t>(total);
   sequence.tokens += count;
@@ -377,7 +377,7 @@ result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::
   return {};
 }
 
-/// Forgets all but the first `tokens` tokens; the caller has taken over the references to the blocks after
+/// Forgets all tokens except the first `tokens`; the caller has taken over the references to the blocks after
 /// them.
 template <class Traits>
 void paged_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
@@ -396,14 +396,14 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   const auto full = static_cast<std::uint32_t>(tokens / block_tokens_);
   const auto used = static_cast<std::size_t>(tokens % block_tokens_);
   if (full < sequence.committed) {
-    // The cached block that is equal to the new last one is not recorded; the next commit finds it from the
-    // start.
+    // No record says which cached block equals the new last one; the next commit finds it by a search from
+    // the start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
   if (tokens == 0) reset(sequence);
   if (tokens <= std::uint64_t{sequence.sound} * block_tokens_) sequence.sound = ~0U;
   if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
-  // The admission policy is asked again for what follows.
+  // The admission policy decides again about the blocks that follow.
   if (full < sequence.asked) sequence.asked = full;
   if (full <= sequence.refused_from) sequence.refused_from = ~0U;
   if (full >= sequence.keyed) {

@@ -49,7 +49,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   const std::uint64_t before = pool_.available();
   ++counters_.matches;
   counters_.requested_blocks += prompt.keys.size();
-  // Lookups are independent here: each prefetches a later one's cache line before it waits for its own.
+  // Lookups are independent here: each prefetches the cache line of a later one before it waits for its own.
   constexpr std::size_t ahead = 4;
   match_result out;
   for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
@@ -69,9 +69,9 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
 
 /// Calls `visit(block, key)` for each cached full block of the prefix, in order, until it returns false.
 ///
-/// Keys are computed, and their lines of the index prefetched, ahead of the lookups: none at the first block,
-/// then more the longer the prefix continues. So a prompt that is not cached costs no extra hash, any other
-/// at most three.
+/// It computes keys, and prefetches their lines of the index, ahead of the lookups: none at the first block,
+/// then more the longer the prefix continues. So an uncached prompt costs no extra hash, any other prompt at
+/// most three.
 template <class Traits>
 template <class Visit>
 void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
@@ -114,8 +114,8 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
-/// Returns the facts given to policies about the contents of `holder`, behind those of `parent`, in a chain
-/// of `chain` blocks; nothing if no policy uses them.
+/// Returns the facts for policies about the contents of `holder`, which follow those of `parent`, in a chain
+/// of `chain` blocks. Returns `told` unchanged if no policy uses them.
 template <class Traits>
 access_hint paged_allocator<Traits>::placed(const access_hint& told, const record& sequence, block_id holder,
                                             block_id parent, std::uint64_t position,
@@ -174,7 +174,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   return commit_tokens(sequence.slot, detail::lesser(written, writer.limit));
 }
 
-/// Caches the full blocks of the first `written` tokens that can be cached; returns how many are newly
+/// Caches those full blocks of the first `written` tokens that can be cached; returns how many are newly
 /// cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept {
@@ -204,8 +204,8 @@ std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::ui
   return registered;
 }
 
-/// Caches `block` after the sequence's last committed block, whose contents `parent` holds, unless its
-/// contents are cached already; returns which case, and where the contents are now.
+/// Caches `block` after the sequence's last committed block, whose contents `parent` holds, unless equal
+/// contents are cached already. Returns which case it was, and the block that holds the contents now.
 template <class Traits>
 typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::uint32_t slot, block_id block,
                                                                           block_id parent) noexcept {
@@ -224,7 +224,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
       }
       return {.is_new = false, .holder = *existing};
     }
-    if (*existing == block) {  // cached behind dropped contents: now behind their replacement
+    if (*existing == block) {  // was cached after dropped contents; now after their replacement
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
       followers_.relink(block, parent);
@@ -235,10 +235,10 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
   const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
   if (!admits(sequence, hint, block_tokens_)) return {};
   if (existing) {
-    // The same key for other contents, or for a child of a dropped parent: it can no longer be matched.
+    // The same key names other contents, or a child of a dropped parent, which no match can find.
     drop_contents(*existing);
     ++counters_.replaced;
-    if (parent != null_block && !index_.contains(parent)) return {};  // it was behind a dropped block
+    if (parent != null_block && !index_.contains(parent)) return {};  // it was after a dropped block
   }
   verification_.enrol(block, sequence.parent, sequence.context);
   const block_key before =
@@ -305,14 +305,14 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       }
       drop_contents(*existing);  // the same key in another context
       ++counters_.replaced;
-      if (parent != null_block && !index_.contains(parent)) break;  // it was behind a dropped block
+      if (parent != null_block && !index_.contains(parent)) break;  // it was after a dropped block
     }
     if (pool_.is_retiring(block)) break;
     if (!index_.contains(block) || index_.tokens(block) < part) {
       access_hint hint = hint_at(i).first;
       if (parent != null_block) hint.parent = slot_id{to_index(parent)};
       if (!admits(writer, hint, part)) break;
-      // The key of the whole block as it stands now replaces the key of fewer tokens.
+      // The key of the present contents replaces the key of fewer tokens.
       if (index_.contains(block)) drop_contents(block);
       if (parent != null_block && !index_.contains(parent)) break;
       index_.stage(contents.keys[i], block);
@@ -328,7 +328,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     parent = block;
   }
   ask_on(writer, contents.keys.size(), hint_at);
-  // A later key of more tokens replaces a key of fewer tokens than its block holds.
+  // The last key covers fewer tokens than its block holds, so a later key of more tokens may replace it.
   if (writer.committed == contents.keys.size() && contents.tokens % block_tokens_ != 0 &&
       contents.tokens < writer.tokens) {
     --writer.committed;
@@ -336,7 +336,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   return registered;
 }
 
-/// Marks the sequence as known by keys alone: those keys may have replaced its blocks' own keys.
+/// Marks the sequence as known by keys alone, because the given keys may have replaced its blocks' own keys.
 template <class Traits>
 void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   if (sequence.keyed != 0) {
@@ -347,8 +347,8 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   sequence.tokens_known = false;
 }
 
-/// Makes the next commit examine all blocks again if cached contents before the sequence's own may have been
-/// dropped: contents dropped while in use, or blocks elsewhere that were equal to its own.
+/// Makes the next commit examine all blocks again if cached contents that the sequence relies on may have
+/// been dropped: contents in use, or other blocks equal to its own.
 template <class Traits>
 void paged_allocator<Traits>::look_again_if_stale(record& sequence) noexcept {
   if (is_stale(sequence)) sequence.recommit_from(0);
@@ -356,7 +356,7 @@ void paged_allocator<Traits>::look_again_if_stale(record& sequence) noexcept {
   sequence.evictions = pool_.evictions();
 }
 
-/// Caches what the sequence has committed by tokens and is no longer cached anywhere.
+/// Caches contents that the sequence has committed by tokens and that are no longer cached anywhere.
 template <class Traits>
 void paged_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
   record& sequence = records_[slot];
@@ -389,7 +389,7 @@ void paged_allocator<Traits>::unregister(block_id block) noexcept {
 
 template <class Traits>
 void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
-  if (index_.tokens(block) == block_tokens_) ++cuts_;  // after a partial block nothing is cached
+  if (index_.tokens(block) == block_tokens_) ++cuts_;  // nothing is cached after a partial block
   unregister(block);
   pool_.unmark_cached(block);
   drop_orphans();

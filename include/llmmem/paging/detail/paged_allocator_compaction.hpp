@@ -29,7 +29,7 @@ template <class Traits>
 template <move_copier Copy>
 result<std::uint64_t> paged_allocator<Traits>::compact(std::span<const block_move> moves, Copy&& copy,
                                                        std::size_t group) {
-  // By source; null_block: it stays. Allocated before anything changes.
+  // By source; null_block: the block stays. Allocated before anything changes.
   detail::fixed_array<block_id> moved_to(max_physical_blocks(), null_block, metadata_, "compact: new places");
   if (const auto fit = check_moves(moves, moved_to); !fit) return fit.error();
   if (group == 0) group = moves.size();
@@ -84,7 +84,7 @@ result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> mo
   const auto is_block = [&](block_id block) noexcept {
     return block != null_block && to_index(block) < seen.size();
   };
-  // Every block may be named at most once: its mark is the block itself.
+  // Marks each named block, because a block may be named at most once.
   for (; looked < moves.size(); ++looked) {
     const auto [source, destination] = moves[looked];
     const bool is_known = is_block(source) && is_block(destination) && source != destination;
@@ -103,7 +103,7 @@ result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> mo
   return {};
 }
 
-/// Makes everything that names a source name its destination.
+/// Updates everything that names a source to name its destination.
 template <class Traits>
 void paged_allocator<Traits>::relocate(std::span<const block_move> moves,
                                        const detail::fixed_array<block_id>& moved_to) noexcept {

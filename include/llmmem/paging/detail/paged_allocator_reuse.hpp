@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Adds the longest beginning of `rest` that a cached block has, if a block is available for it.
+/// Adds the longest beginning of `rest` that a cached block starts with, if a block is available for it.
 template <class Traits>
 void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const token_id> rest,
                                              match_result& out) noexcept {
@@ -26,7 +26,7 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id block = followers_.first(parent);
   for (std::uint32_t left = partial_type::max_compared; left != 0 && block != null_block && length < most;
        --left, block = followers_.next(block)) {
-    if (index_.tokens(block) != block_tokens_) continue;  // tokens after them may be overwritten
+    if (index_.tokens(block) != block_tokens_) continue;  // partial: its holder may overwrite the rest
     if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
@@ -80,8 +80,8 @@ result<std::uint64_t> paged_allocator<Traits>::deduplicate_after(sequence_id seq
   return replaced;
 }
 
-/// In groups, each released as a whole: if one is refused, the groups before it stay done and are reported,
-/// and the refusal is returned only if it was the first.
+/// Works in groups, each released as a whole. If a group is refused, the groups before it stay replaced and
+/// are reported; the refusal is returned only if it was the first group's.
 template <class Traits>
 template <class GiveBack>
 result<std::uint64_t> paged_allocator<Traits>::replace_duplicates(std::uint32_t slot,
@@ -149,7 +149,7 @@ result<void> paged_allocator<Traits>::retain(sequence_id sequence, token_range r
   return {};
 }
 
-/// Returns how much block number `block` of a sequence is worth keeping.
+/// Returns the worth of keeping block number `block` of a sequence.
 template <class Traits>
 retention paged_allocator<Traits>::kept(const record& sequence, std::uint64_t block) const noexcept {
   if constexpr (retains<eviction_type>) {
@@ -177,8 +177,8 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   return true;
 }
 
-/// Shows the policy the blocks after a refused block, up to block `end`, each once: a policy may admit later
-/// what it refuses today.
+/// Shows the policy the blocks after a refused block, up to block `end`, each once, because a policy may
+/// admit them later.
 template <class Traits>
 template <class HintAt>
 void paged_allocator<Traits>::ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept {

@@ -11,14 +11,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A sequence without tokens belongs to the present epoch.
+/// Makes a sequence without tokens belong to the present epoch.
 template <class Traits>
 void paged_allocator<Traits>::reset(record& sequence) noexcept {
   sequence.epoch = epoch_;
   sequence.chain = root_of(sequence);
 }
 
-/// Drops a block whose contents can no longer be found.
+/// Drops a block whose contents no lookup can find.
 template <class Traits>
 void paged_allocator<Traits>::drop_orphan() noexcept {
   const block_id block = followers_.orphan();
@@ -28,7 +28,7 @@ void paged_allocator<Traits>::drop_orphan() noexcept {
   ++counters_.orphans;
 }
 
-/// Drops a block and everything cached behind it; returns how many blocks.
+/// Drops a block and everything cached after it; returns how many blocks.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::drop_tree(block_id block) noexcept {
   std::uint64_t dropped = 0;
@@ -96,8 +96,8 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   return dropped;
 }
 
-/// Blocks after an invalid block in a table were computed from it, and are invalid too: repeats for each
-/// sequence that holds such a block, until no more is found. Returns how many blocks were cached.
+/// Invalidates the blocks after an invalid block in each table, because they were computed from it. Because
+/// sequences share blocks, it repeats until it finds no more. Returns how many blocks were cached.
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::spread_invalid() noexcept {
   std::uint64_t dropped = 0;
@@ -129,7 +129,7 @@ std::uint64_t paged_allocator<Traits>::prefix_tokens(sequence_id sequence) const
   return detail::lesser(held.tokens, std::uint64_t{held.sound} * block_tokens_);
 }
 
-/// Returns the keys of one call as the index uses them. Valid until the next call.
+/// Returns a call's keys in the form that the index uses. Valid until the next call.
 template <class Traits>
 keyed_blocks paged_allocator<Traits>::in_chain(const keyed_blocks& given,
                                                const prefix_context& context) noexcept {

@@ -26,23 +26,24 @@ struct sequence_record {
   block_key chain{};             // key of block keyed - 1, or the root's
   std::uint32_t borrowed = 0;    // number of leading blocks up to the last one that is cached only elsewhere
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
-  std::uint64_t cuts = 0;        // the allocator's count of contents dropped while in use, and its count of
-  std::uint64_t evictions = 0;   // evictions, when `committed` was last known to be right
-  bool copies = false;           // on write in the batch being counted
+  std::uint64_t cuts = 0;        // the allocator's count of contents dropped while in use, and
+  std::uint64_t evictions = 0;   // its count of evictions, when `committed` was last right
+  bool copies = false;           // the batch being counted makes it copy on write
   std::uint32_t refused_from = ~0U;  // the first block that the admission policy refused
   std::uint32_t asked = 0;           // number of leading blocks that the policy has seen
   std::uint64_t batch = 0;           // the last batch that named the sequence
   std::uint64_t epoch = 0;           // the allocator's epoch when the sequence began to hold tokens
-  /// The first block that does not hold the contents of its prefix: invalid, or after removed tokens. None
-  /// from there on is cached.
+  /// The first block that does not hold the contents of its prefix: invalid, or after removed tokens. No
+  /// block from here on is cached.
   std::uint32_t sound = ~0U;
-  std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet: not cached
+  std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet, so they are not
+                                            ///< cached
   prefix_context context{};
   request_hints hints{};
 
   [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
 
-  /// Makes only the first `block` blocks count as cached; after 0, the next commit examines all again.
+  /// Makes only the first `block` blocks count as cached; after 0, the next commit examines all blocks again.
   void recommit_from(std::uint32_t block) noexcept {
     committed = block;
     borrowed = borrowed < block ? borrowed : block;
@@ -66,7 +67,7 @@ struct retained_ranges {
     entries[count++] = {range, keep};
   }
 
-  /// Records that tokens `gone` were removed from the middle: those after them move to lower positions.
+  /// Records that tokens `gone` were removed from the middle: later tokens move to lower positions.
   void close_up(token_range gone) noexcept {
     const auto moved = [&](std::uint64_t position) noexcept {
       if (position <= gone.first || position == token_range{}.end) return position;

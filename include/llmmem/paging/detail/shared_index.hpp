@@ -1,5 +1,5 @@
 /// @file
-/// A prefix index that is searched without locks while blocks are added and removed.
+/// A prefix index that threads search without locks while other threads add and remove blocks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,15 +20,15 @@ namespace detail {
 
 /// A hash table of cache lines: seven words, each with 32 bits of a key and a block, and the number of blocks
 /// that overflowed to a later line because this one was full. A word never moves: it is set once and cleared
-/// once, so a concurrent search finds everything that was present all the time, and there are no tombstones.
+/// once, so a concurrent search finds every block that is present throughout, and there are no tombstones.
 ///
 /// A word is a hint. Its block may have been evicted, and even reused, before the searcher reaches it: the
 /// searcher takes a reference and then checks the block itself. Equal keys of different blocks may coexist.
 ///
 /// @par Complexity   expected O(1), lines less than half full; 21 bytes per block.
-/// @par Thread safety   `find` may run concurrently with everything, without waiting; so may `erase`, each
-///   block by one thread; `insert` with everything except another `insert`. All accesses are relaxed: the
-///   state of the block that they lead to orders them.
+/// @par Thread safety   `find` may run concurrently with everything, without waiting. So may `erase`, if each
+///   block is erased by one thread. `insert` may run concurrently with everything except another `insert`.
+///   All accesses are relaxed, because the state of the block that they lead to orders them.
 class shared_index {
  public:
   shared_index(std::uint64_t blocks, const metadata_source& source)
@@ -78,7 +78,7 @@ class shared_index {
     }
   }
 
-  /// Blocks in the index, and overflows, counted once per line: both exact while nothing changes.
+  /// Blocks in the index, and overflows, counted once per line. Both are exact while nothing changes.
   struct census {
     std::uint64_t present = 0;
     std::uint64_t gone_on = 0;
@@ -93,8 +93,8 @@ class shared_index {
     return found;
   }
 
-  /// Returns how many lines a block is from its key's first line. @pre it is in the index, which does not
-  /// change.
+  /// Returns how many lines a block is from its key's first line. @pre the block is in the index, which does
+  /// not change meanwhile.
   [[nodiscard]] std::uint64_t distance(const block_key& key, block_id block) const noexcept {
     for (std::uint64_t line = home(key), gone = 0;; line = next(line), ++gone) {
       for (std::size_t slot = 0; slot < slots; ++slot) {

@@ -26,7 +26,7 @@ namespace detail {
   return options.blocks;
 }
 
-/// Holds `lock` from here to the end of the block; <mutex> would include more than that.
+/// Holds the mutex to the end of the scope. Not std::lock_guard, because <mutex> includes much more.
 template <class Mutex>
 class turn {
  public:
@@ -54,7 +54,7 @@ shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& op
       eighth_(options.blocks < 8 ? 1 : options.blocks / 8),
       full_age_(options.blocks < 8 ? static_cast<std::uint32_t>(options.blocks) : 8) {
   owner_ = detail::owner_tag(&states_);
-  // Each shard gets its own range, the lowest ids on top.
+  // Each shard gets its own range of blocks, with the lowest ids on top.
   const std::uint64_t each = (options.blocks + options.shards - 1) / options.shards;
   for (std::uint64_t block = options.blocks; block > 0; --block) {
     const block_id freed{static_cast<std::uint32_t>(block)};
@@ -64,8 +64,8 @@ shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& op
 
 // References
 
-/// Takes a reference to a cached block, regardless of what it holds now: the caller then examines it, and can
-/// rely on the result.
+/// Takes a reference to a cached block, regardless of its present contents. The caller then examines the
+/// contents, which can no longer change.
 template <class Traits>
 bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   const auto word = states_[to_index(block)];
@@ -73,7 +73,7 @@ bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   for (std::uint64_t expected = seen.word();; seen = detail::shared_state(expected)) {
     if (!seen.is_cached() || seen.references() == detail::shared_state::max_references) return false;
     steps::point();
-    // Acquires what the writer wrote before it cached the block.
+    // Acquires the writer's writes before it cached the block.
     if (word.compare_exchange_weak(expected, seen.with_reference().word(), std::memory_order_acquire,
                                    std::memory_order_relaxed)) {
       return true;
@@ -81,8 +81,8 @@ bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   }
 }
 
-/// Undoes that reference; returns whether the block is idle now. The block is cached, so this cannot make it
-/// free.
+/// Drops the reference that `pin` took; returns whether the block is idle now. The block is cached, so it
+/// cannot become free.
 template <class Traits>
 bool shared_prefix_cache<Traits>::unpin(block_id block) noexcept {
   steps::point();
@@ -91,11 +91,11 @@ bool shared_prefix_cache<Traits>::unpin(block_id block) noexcept {
   return before.references() == 1;
 }
 
-/// Finds a block with exactly these contents behind `parent`, which the caller holds; takes a reference to
+/// Finds a block with exactly these contents after `parent`, which the caller holds, and takes a reference to
 /// it.
 ///
-/// A cached block keeps a reference to the one before it. So if it names `parent` as that block, it is the
-/// block that the caller holds, in the same generation.
+/// A cached block keeps a reference to the block before it. So if it names `parent`, that is the block that
+/// the caller holds, in the same generation.
 template <class Traits>
 block_id shared_prefix_cache<Traits>::find_and_pin(const block_key& key, std::span<const token_id> part,
                                                    block_id parent, const prefix_context& context) noexcept {
@@ -142,8 +142,8 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   return found;
 }
 
-/// Checks that the block, whose word was `seen`, is held; for an id that is not of this cache, `seen` is the
-/// null block's word.
+/// Checks that a caller holds the block, whose word was `seen`; for an id that is not of this cache, `seen`
+/// is the null block's word.
 template <class Traits>
 result<void> shared_prefix_cache<Traits>::check(block_id block, detail::shared_state seen) const noexcept {
   if (seen.references() != 0) return {};
@@ -188,7 +188,7 @@ template <class Name>
 result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> names, shard_id shard) noexcept {
   const std::uint8_t now = time_.load(std::memory_order_relaxed);
   std::array<block_id, batch> freed{};
-  std::size_t first_freed = batch;  // filled from its end, so that the head of the span comes out on top
+  std::size_t first_freed = batch;  // filled from its end, so that the head of the span is on top
   const auto push_freed = [&]() noexcept {
     free_.push(std::span(freed).subspan(first_freed), shard);
     first_freed = batch;
@@ -196,7 +196,8 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
   for (std::size_t i = names.size(); i-- > 0;) {
     const block_id block = id_of(names[i]);
     const auto word = word_of(block);
-    // Acquires what other holders did before they released, in case this call drops the last reference.
+    // Acquires the accesses of other holders before their releases, in case this call drops the last
+    // reference.
     std::uint64_t expected = word.load(std::memory_order_acquire);
     for (;;) {
       const detail::shared_state seen(expected);
@@ -213,7 +214,7 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
         if (first_freed == 0) push_freed();
         break;
       }
-      // Releases what the caller read and wrote to the thread that evicts or frees the block.
+      // Releases the caller's accesses to the thread that evicts or frees the block.
       if (word.compare_exchange_weak(expected, next.word(), std::memory_order_release,
                                      std::memory_order_acquire)) {
         break;
@@ -226,8 +227,8 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
 
 // Commit
 
-/// Caches a private block after `after`, whose block is held by the caller or by `commit`. Returns false if
-/// it cannot.
+/// Caches a private block after `after`, whose block the caller or `commit` holds. Returns false if it
+/// cannot.
 template <class Traits>
 bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end& after, const block_key& key,
                                                  std::span<const token_id> part) noexcept {
@@ -237,7 +238,7 @@ bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end
   entries_[to_index(block)] = {.key = key, .parent = after.block};
   index_.insert(key, block);
   steps::point();
-  // From here on it may be found: releases everything written into it, by this call and by the caller.
+  // From here on readers may find the block: releases all writes to it, by this call and by the caller.
   states_[to_index(block)].fetch_or(detail::shared_state::cached_bit, std::memory_order_release);
   return true;
 }
@@ -254,14 +255,15 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
   const detail::turn<mutex_type> writing(mutex_);
   shared_commit out{.end = after};
   chain_end& end = out.end;
-  // `end.block` is held throughout, so the blocks that follow it follow that generation of it.
+  // This call holds `end.block` throughout, so blocks cached after it follow its present generation.
   if (!is_ours(end.block) && end.block != null_block) {
     return refusal(errc::foreign_handle, to_index(end.block), 0, 0);
   }
   if (end.block != null_block) {
     const bool pinned = pin(end.block);
     const std::uint32_t generation = state(end.block).generation();
-    // The key proves that the end belongs to this cache, and not to another with a block of the same number.
+    // The key proves that the end belongs to this cache, and not to another cache with a block of the same
+    // number.
     if (!pinned || generation != end.generation || entries_[to_index(end.block)].key != end.key) {
       if (pinned) unpin(end.block);
       return refusal(errc::stale_handle, to_index(end.block), end.generation, generation);

@@ -1,6 +1,5 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: how blocks become free, and are allocated. Only
-/// shared_prefix_cache_body.hpp includes it.
+/// Bodies of shared_prefix_cache.hpp: eviction and allocation. Only shared_prefix_cache_body.hpp includes it.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -24,12 +23,13 @@ bool shared_prefix_cache<Traits>::claim(block_id block, std::uint8_t now, std::u
   if (least_age != 0 && (age < least_age || age >= 0x100 - full_age_)) return false;
   steps::point();
   std::uint64_t expected = seen.word();
-  // Acquires what its holders did until they released it. On failure another thread uses the block: skip it.
+  // Acquires the accesses of its holders before their releases. On failure, another thread uses it: skip it.
   return word.compare_exchange_strong(expected, seen.evicted().word(), std::memory_order_acquire,
                                       std::memory_order_relaxed);
 }
 
-/// Removes a claimed block from the index; returns the block that becomes idle by that, if any.
+/// Removes a claimed block from the index; returns the block before it if that becomes idle, else the null
+/// block.
 template <class Traits>
 block_id shared_prefix_cache<Traits>::forget(block_id block) noexcept {
   const entry& gone = entries_[to_index(block)];
@@ -73,7 +73,7 @@ std::uint64_t shared_prefix_cache<Traits>::sweep(std::uint64_t count, shard_id s
   };
   block_id next{follow_.exchange(0, std::memory_order_relaxed)};
   for (;;) {
-    // Two rounds by age; then any block, because every idle block has been skipped twice.
+    // Two rounds by age; then any idle block, because the hand has skipped each of them twice.
     const std::uint32_t least_age = steps_taken < rounds_by_age * round ? full_age_ : 0;
     while (next != null_block && done < count && claim(next, static_cast<std::uint8_t>(eighths), least_age)) {
       evicted[held++] = next;
@@ -144,8 +144,8 @@ result<void> shared_prefix_cache<Traits>::allocate(std::span<block_id> out, shar
   for (;;) {
     const auto taken = try_allocate(out, shard);
     if (taken) return taken;
-    // Evicted blocks are free for all: a thread that held some while lacking others would withhold them from
-    // threads that lack fewer.
+    // Evicted blocks go to the free lists, for all threads: a thread that kept some while it lacks more would
+    // withhold them from threads that lack fewer.
     const std::uint64_t free = free_.size();
     const std::uint64_t missing = out.size() > free ? out.size() - free : 1;
     if (sweep(missing, shard, on_evict) == 0) return try_allocate(out, shard);

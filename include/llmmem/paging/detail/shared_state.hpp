@@ -10,15 +10,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// References, whether the contents are cached, the last use, and the generation. A value: threads load it,
-/// derive the next one, and exchange the two.
+/// References, whether the contents are cached, the last use, and the generation. A value: a thread loads it,
+/// derives the next state, and exchanges the two.
 ///
 ///     free     no reference, not cached     on a free list, or held by the call that moves it there
 ///     private  references, not cached       known only to its holders
 ///     cached   found by match; idle when it has no reference, and then it may be evicted
 ///
-/// The generation rises when a private block loses its last reference and when an idle one is evicted. The
-/// evicting thread leaves one reference, its own, so no other thread can reach the block.
+/// The generation rises when a private block loses its last reference and when an idle block is evicted.
+/// Eviction leaves one reference, held by the evicting thread, so no other thread can reach the block.
 class shared_state {
  public:
   static constexpr std::uint32_t max_references = (1U << 23) - 1;

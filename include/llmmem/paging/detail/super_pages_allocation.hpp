@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of super_pages.hpp: which block is allocated, and which contents are dropped for it. Only
+/// Bodies of super_pages.hpp: the choice of the block to allocate, and of the contents to drop for it. Only
 /// super_pages_body.hpp includes it.
 #pragma once
 
@@ -84,11 +84,11 @@ block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict)
     if (own.open > 1) return take_free(fullest(open_, own.open));
     const bool opens = may_open(group);
     if (opens && own.open != 0) return take_free(fullest(open_, own.open));
-    // Then idle blocks in pages with active ones are evicted first: no other group could use them, and pages
-    // left to them would fill the pool.
+    // While pages are scarce, evicts idle blocks in pages with active ones first: no other group could use
+    // them, and such pages would fill the pool.
     const bool scarce = group_count_ > 1 && own.mixed != 0 && free_page_count_ < pages_.size() / scarce_share;
     if (opens && free_page_count_ != 0 && !scarce) return take_free(assign_page(group));
-    // Contents must be dropped.
+    // From here on, an allocation drops contents.
     const auto victim = evictions_by_group_[group]->victim();
     const block_id block = victim ? block_of(*victim, own) : null_block;
     if (!opens || scarce) {
@@ -121,7 +121,7 @@ void super_page_pool<Eviction>::evict(block_id block, OnEvict& on_evict) noexcep
   ++evictions_;
 }
 
-/// Drops everything that a page keeps. @pre it holds no active block, and at least one idle block.
+/// Drops all contents of a page. @pre the page holds no active block, and at least one idle block.
 template <eviction_policy Eviction>
 template <class OnEvict>
 void super_page_pool<Eviction>::empty_page(std::uint32_t page, OnEvict& on_evict) noexcept {
@@ -130,7 +130,7 @@ void super_page_pool<Eviction>::empty_page(std::uint32_t page, OnEvict& on_evict
     evict(block_id{idle_.front(page)}, on_evict);
 }
 
-/// Returns the page that loses the smallest share when it is emptied, or `no_index`.
+/// Returns the page with the smallest share of kept contents, or `no_index`.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::cheapest_page() const noexcept {
   for (std::size_t level = 0; level < idle_levels; ++level) {
@@ -139,7 +139,7 @@ std::uint32_t super_page_pool<Eviction>::cheapest_page() const noexcept {
   return detail::no_index;
 }
 
-/// Returns the cheapest page whose blocks have all been idle longer than a block idle since `time`.
+/// Returns the cheapest page whose blocks have all been idle for longer than a block idle since `time`.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::page_older_than(std::uint32_t time) const noexcept {
   for (std::size_t level = 0; level < idle_levels; ++level) {

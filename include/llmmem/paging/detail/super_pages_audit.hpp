@@ -48,7 +48,7 @@ class super_page_pool<Eviction>::auditor {
   }
   [[nodiscard]] std::uint64_t page_ids() const noexcept { return std::uint64_t{1} << pool_->layout_.shift; }
 
-  /// Checks the free pages, so that the others can be checked against them.
+  /// Checks the free pages first, because the checks of other pages use them.
   bool audit_free_pages() {
     for (std::uint64_t i = 0; i < pool_->free_page_count_; ++i) {
       const std::uint32_t page = pool_->free_pages_[i];
@@ -125,7 +125,7 @@ class super_page_pool<Eviction>::auditor {
           " (last: " + std::string(to_string(pool_->record(block).last())) + ")");
   }
 
-  /// Whether each block that `page` lists as idle is one of its own; their number is reported separately.
+  /// Whether each block that `page` lists as idle is its own and idle; reports a wrong number separately.
   bool audit_idle_list(std::uint32_t page, std::uint64_t idle) {
     std::uint64_t kept = 0;
     for (std::uint32_t i = pool_->idle_.front(page); i != detail::no_index && kept <= page_ids();
@@ -164,7 +164,7 @@ class super_page_pool<Eviction>::auditor {
     }
   }
 
-  /// Follows one list of pages and ticks them off; returns its length, up to the first wrong page.
+  /// Follows one list of pages and marks them as found; returns its length, up to the first wrong page.
   template <class Belongs>
   std::uint64_t walk(const detail::page_lists& lists, std::size_t which, Belongs&& belongs) {
     std::uint64_t length = 0;
@@ -213,9 +213,10 @@ class super_page_pool<Eviction>::auditor {
     }
     if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.spare != now.spare) {
       blame("group " + std::to_string(group) + " counts " + std::to_string(of.pages) + " pages, " +
-            std::to_string(of.active) + " active and " + std::to_string(of.idle) + " idle blocks, room for " +
-            std::to_string(of.spare) + "; there are " + std::to_string(now.pages) + ", " +
-            std::to_string(now.active) + ", " + std::to_string(now.idle) + ", " + std::to_string(now.spare));
+            std::to_string(of.active) + " active and " + std::to_string(of.idle) +
+            " idle blocks, space for " + std::to_string(of.spare) + "; there are " +
+            std::to_string(now.pages) + ", " + std::to_string(now.active) + ", " + std::to_string(now.idle) +
+            ", " + std::to_string(now.spare));
     }
   }
 

@@ -85,7 +85,7 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
     evictions_by_group_[g].emplace(
         make(slot_count{pages_.size() * groups_[g].page_blocks}, options.metadata));
   }
-  // A new pool hands out pages 1, 2, 3...
+  // A new pool assigns pages 1, 2, 3... in order.
   for (std::size_t page = pages_.size() - 1; page > 0; --page)
     free_pages_[free_page_count_++] = static_cast<std::uint32_t>(page);
 }
@@ -104,7 +104,7 @@ result<void> super_page_pool<Eviction>::check(block_id block) const noexcept {
 template <eviction_policy Eviction>
 result<void> super_page_pool<Eviction>::share(block_id block) noexcept {
   const std::uint32_t at = to_index(block);
-  // Every hit revives an idle block, so success builds no refusal: a refusal copies the pool's name.
+  // Success builds no refusal, because a refusal copies the pool's name, and every hit revives an idle block.
   const bool is_ours = at != 0 && at < records_.size();
   if (!is_ours || !(records_[at].is_active() || records_[at].is_idle())) return check(block);
   block_record& record = records_[at];

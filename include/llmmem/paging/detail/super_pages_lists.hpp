@@ -56,7 +56,7 @@ void super_page_pool<Eviction>::unlist(std::uint32_t page, const places& from) n
   }
 }
 
-/// Changes the counts of a page, and updates its group's counts, its lists, and returns it when it is empty.
+/// Changes the counts of a page and updates its group's counts and its lists; frees the page if it is empty.
 template <eviction_policy Eviction>
 template <class Change>
 void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcept {
@@ -83,7 +83,7 @@ void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcep
   }
 }
 
-/// Gives a free page to `group`; a block of it must be taken next. @pre a free page exists.
+/// Assigns a free page to `group`; the caller must take a block of it next. @pre a free page exists.
 template <eviction_policy Eviction>
 std::uint32_t super_page_pool<Eviction>::assign_page(std::uint16_t group) noexcept {
   const std::uint32_t page = free_pages_[--free_page_count_];
@@ -94,7 +94,7 @@ std::uint32_t super_page_pool<Eviction>::assign_page(std::uint16_t group) noexce
   return page;
 }
 
-/// Takes a free block of a page. @pre it has one.
+/// Takes a free block of a page. @pre the page has one.
 template <eviction_policy Eviction>
 block_id super_page_pool<Eviction>::take_free(std::uint32_t page) noexcept {
   page_record& record = pages_[page];

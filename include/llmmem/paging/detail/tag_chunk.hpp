@@ -22,7 +22,7 @@ namespace detail {
 /// Sixteen bytes, compared with one byte all at once.
 using tag_bytes = std::array<std::uint8_t, 16>;
 
-/// Returns a mask with bit i set where byte i equals `tag`: in ordinary registers, for every processor.
+/// Returns a mask with bit i set if byte i equals `tag`, computed in ordinary registers, for every processor.
 [[nodiscard]] inline std::uint32_t equal_bytes_portable(const tag_bytes& bytes, std::uint8_t tag) noexcept {
   static_assert(std::endian::native == std::endian::little, "byte i of memory is byte i of a word");
   const std::uint64_t pattern = tag * std::uint64_t{0x0101'0101'0101'0101};
@@ -39,7 +39,7 @@ using tag_bytes = std::array<std::uint8_t, 16>;
   return equal_in_word(0) | equal_in_word(8) << 8;
 }
 
-/// Returns the same mask, computed in the best way for the processor.
+/// Returns the same mask, computed in the fastest way for the processor.
 [[nodiscard]] inline std::uint32_t equal_bytes(const tag_bytes& bytes, std::uint8_t tag) noexcept {
 #if defined(__SSE2__)
   const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes.data()));
@@ -68,7 +68,7 @@ class tag_matches {
   std::uint32_t places_;
 };
 
-/// A set of tagged blocks without order: a place is free, or holds a tag and its block.
+/// An unordered set of tagged blocks: a place is free, or holds a tag and its block.
 class alignas(64) tag_chunk {
  public:
   static constexpr std::size_t places = 12;
@@ -81,7 +81,7 @@ class alignas(64) tag_chunk {
   [[nodiscard]] bool is_full() const noexcept { return !places_of(empty).any(); }
   [[nodiscard]] std::size_t size() const noexcept { return places - places_of(empty).count(); }
 
-  /// Blocks whose first choice was this line or an earlier one, and that are in a later line.
+  /// Blocks that are in a later line, and whose first choice was this line or an earlier one.
   [[nodiscard]] std::uint32_t passed_by() const noexcept {
     std::uint32_t count = 0;
     std::memcpy(&count, tags_.data() + places, sizeof(count));
@@ -116,7 +116,7 @@ class alignas(64) tag_chunk {
 
  private:
   static constexpr std::uint8_t empty = 0;
-  static constexpr std::uint32_t tag_places = (1U << places) - 1;  // the bytes after are the count
+  static constexpr std::uint32_t tag_places = (1U << places) - 1;  // the bytes after these are the count
 
   void set_passed_by(std::uint32_t count) noexcept {
     std::memcpy(tags_.data() + places, &count, sizeof(count));

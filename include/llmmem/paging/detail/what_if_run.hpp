@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// When each key is matched, in matches counted from 1: what MIN must know.
+/// The numbers of the matches, from 1, that look for each key: the future that MIN needs.
 class key_uses {
  public:
   explicit key_uses(std::span<const std::byte> bytes) {
@@ -47,16 +47,16 @@ class key_uses {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> uses_;  // key and match, ascending
 };
 
-/// A sequence of the journal, and its counterpart here. It may hold more tokens than originally: tokens that
-/// a match found in excess are *ahead*, and are subtracted from the next append.
+/// A sequence of the journal, and its counterpart here. It may hold more tokens than originally: surplus
+/// tokens that a match found are *ahead*, and are subtracted from the next append.
 struct what_if_sequence {
   std::uint32_t generation = 0;  // in the journal
   sequence_id now{};
   bool is_known = false;
   bool is_skipped = false;
-  std::uint64_t tokens = 0;        // that it held in the journal
-  std::vector<token_id> ahead;     // by tokens,
-  std::uint64_t untold_ahead = 0;  // or by keys
+  std::uint64_t tokens = 0;        // tokens that it held in the journal
+  std::vector<token_id> ahead;     // the surplus tokens, if it matched by tokens
+  std::uint64_t untold_ahead = 0;  // their number, if it matched by keys
 };
 
 template <class Cache>
@@ -188,13 +188,13 @@ class what_if_run {
       case journal_op::retain:
         static_cast<void>(cache_->retain(which.now, given.range, given.hints.keep));
         return;
-      default:  // compaction and invalid blocks name blocks of the original run
+      default:  // compactions and invalidations name blocks of the original run
         return;
     }
   }
 
   void begin(const owned_record& then, const result<sequence_id>& made, const what_if_sequence* parent) {
-    if (then.numbers[0] >= known_.size()) return;  // cannot occur in a journal of a cache
+    if (then.numbers[0] >= known_.size()) return;  // cannot occur in a journal that a cache wrote
     what_if_sequence fresh;
     if (parent != nullptr) fresh = *parent;
     fresh.generation = static_cast<std::uint32_t>(then.numbers[1]);
@@ -276,7 +276,7 @@ class what_if_run {
     if (count != same) kept(which, cache_->extend(which.now, count - same));
   }
 
-  /// Returns to the original position: the next tokens are not those that were found.
+  /// Returns to the original position, because the next tokens differ from the surplus ones.
   void fall_back(what_if_sequence& which) {
     static_cast<void>(cache_->truncate(which.now, which.tokens));
     which.ahead.clear();
@@ -297,7 +297,7 @@ class what_if_run {
     which.tokens = cache_->tokens(which.now);
   }
 
-  /// Returns the same keys with what is known of their next uses.
+  /// Returns the same keys with hints about their next uses.
   [[nodiscard]] keyed_blocks foretold(const keyed_blocks& told) {
     if (uses_ == nullptr) return told;
     hints_.clear();

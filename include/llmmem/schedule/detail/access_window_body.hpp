@@ -1,5 +1,5 @@
 /// @file
-/// Computes what MIN does with a window of events. Private to schedule/.
+/// Computes the result of MIN on a window of events. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ inline access_window::access_window(std::uint32_t events, const metadata_source&
 
 inline access_regret access_window::regret(std::uint64_t budget) const {
   access_regret found;
-  // Each chunk's number in the trace; with another size it is another chunk.
+  // Each chunk's number in the trace. With another size it counts as another chunk.
   using name = std::pair<chunk_id, std::uint64_t>;
   std::vector<name> names;
   names.reserve(size());
@@ -53,7 +53,7 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
     if (std::exchange(chunks[chunk].leased, false)) record.release(chunk_id{chunk});
   };
 
-  // What was in tier 0 before: each chunk that is used, released or dropped before it arrives.
+  // Tier 0 held each chunk that is used, released or dropped before it arrives.
   for (std::size_t i = 0; i < size(); ++i) {
     const std::uint32_t chunk = number(at(i));
     const kind what = at(i).what;

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Sizes of a trace, as times are computed from them.
+/// The range of a trace's chunk sizes, from which times are computed.
 struct size_range {
   std::uint64_t largest = 1;
   bool equal = true;
@@ -31,14 +31,14 @@ struct size_range {
   [[nodiscard]] std::uint64_t transfers(std::uint64_t bytes) const noexcept {
     return bytes / largest + (bytes % largest != 0 ? 1 : 0);
   }
-  /// Returns the least time that a link needs for them.
+  /// Returns the least time that a link needs for `bytes`.
   [[nodiscard]] std::uint64_t time(const link_model& link, link_direction way, std::uint64_t bytes) const {
     if (bytes == 0) return 0;
     const std::uint64_t moved =
         equal ? transfers(bytes) * transfer_ns(link, largest, way) : transfer_ns(link, bytes, way);
     return moved + transfers(bytes) * link.latency_ns;
   }
-  /// Returns an n-th of `bytes`, rounded up to what an iteration can move.
+  /// Returns an n-th of `bytes`, rounded up to an amount that an iteration can move.
   [[nodiscard]] std::uint64_t share(std::uint64_t bytes, std::uint64_t n) const noexcept {
     const std::uint64_t each = bytes / n + (bytes % n != 0 ? 1 : 0);
     return equal ? transfers(each) * largest : each;
@@ -51,12 +51,12 @@ struct size_range {
   });
 }
 
-/// Returns the bytes that one iteration moves at least.
+/// Returns the least bytes that one iteration moves.
 [[nodiscard]] inline std::uint64_t min_bytes(const schedule_trace& trace, std::uint64_t budget, gap_kind kind,
                                              bounded_iteration of, const size_range& sizes) {
   const std::uint64_t count = trace.events().size();
   if (kind == gap_kind::between_writes && !changes_anything(trace)) return 0;
-  // The iterations share the freely chosen beginning: with more of them, each gains less from it.
+  // The iterations share the freely chosen beginning, so with more iterations each gains less from it.
   const std::uint64_t rounds =
       of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);
   fractional_min rule(trace, budget, kind, rounds);
@@ -73,7 +73,7 @@ struct size_range {
   return most;
 }
 
-/// Returns the best sum of windows that do not overlap, for one edge; and the bytes of the first iteration's
+/// The largest sum of windows that do not overlap, for one edge, and the bytes of the first iteration's
 /// window.
 struct least_waiting {
   std::uint64_t stall_ns = 0;
@@ -88,7 +88,7 @@ struct least_waiting {
   const std::uint64_t rounds = of == bounded_iteration::first || count > 1'000 ? 1 : 2;
   const std::uint64_t all = count * rounds;
   const std::uint64_t stride = all <= 2'000 ? 1 : all <= 100'000 ? all / 16 : all;
-  std::vector<std::uint64_t> computed(all + 1);  // before each event
+  std::vector<std::uint64_t> computed(all + 1);  // computing before each event
   for (std::uint64_t i = 0; i < all; ++i)
     computed[i + 1] =
         computed[i] + events[i % count].compute_ns + (i != 0 && i % count == 0 ? trace.tail_ns() : 0);

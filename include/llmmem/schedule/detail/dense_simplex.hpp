@@ -1,5 +1,5 @@
 /// @file
-/// Linear programs of a handful of variables.
+/// Linear programs with a few variables.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,8 +21,9 @@ struct linear_row {
 };
 
 /// Maximises a linear function of x >= 0 under rows, by the simplex method on a dense dictionary: each basic
-/// variable written as `bound - sum of a x` over the others. Bland's rule (least index enters, least index
-/// leaves) prevents cycles. Coefficients and bounds should be near 1: values below `tolerance` count as 0.
+/// variable is `bound - sum of a x` over the other variables. Bland's rule (least index enters, least index
+/// leaves) prevents cycles. Coefficients and bounds should be near 1, because values below `tolerance` count
+/// as 0.
 class dense_simplex {
  public:
   static constexpr double tolerance = 1e-11;
@@ -38,7 +39,7 @@ class dense_simplex {
   }
 
  private:
-  // Variables: the x, then a slack for each row, then the artificial one that phase 1 drives to 0.
+  // Variables: the x, then a slack for each row, then the artificial variable that phase 1 drives to 0.
   dense_simplex(std::size_t variables, std::span<const linear_row> rows)
       : artificial_(variables + rows.size()), gain_(variables + 1, 0) {
     for (std::size_t j = 0; j < variables; ++j)
@@ -57,7 +58,7 @@ class dense_simplex {
       if (rows_[i].bound < 0 && (worst == rows_.size() || rows_[i].bound < rows_[worst].bound)) worst = i;
     }
     if (worst != rows_.size()) {
-      gain_.back() = -1;  // of the artificial variable: the less of it the better
+      gain_.back() = -1;  // of the artificial variable, which should be as small as possible
       pivot(worst, outside_.size() - 1);
       climb();
       for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -110,12 +111,12 @@ class dense_simplex {
           least = ratio;
         }
       }
-      if (leaves == rows_.size()) return;  // unbounded: excluded
+      if (leaves == rows_.size()) return;  // unbounded: excluded by the precondition
       pivot(leaves, enters);
     }
   }
 
-  /// Exchanges the basic variable of a row for one outside.
+  /// Exchanges the basic variable of a row with one outside.
   void pivot(std::size_t row, std::size_t column) {
     linear_row& out = rows_[row];
     const double slope = out.coefficients[column];

@@ -1,5 +1,5 @@
 /// @file
-/// What happens to a plan that the program has left, and when chunks are expected without one. Private to
+/// Decides whether a plan that the program has left is dropped, and forecasts uses without a plan. Private to
 /// schedule/.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace detail {
 /// Executes `on_divergence`: counts consecutive iterations that left the plan, and with
 /// `on_divergence::by_frequency` the uses of each chunk.
 ///
-/// After it `fell_back`, no plan is followed until `forget`.
+/// After `fell_back` is true, the schedule follows no plan until `forget`.
 ///
 /// @par Complexity      as `use_forecast`.
 /// @par Thread safety   one thread at a time.
@@ -30,7 +30,7 @@ class divergence_response {
   divergence_response(on_divergence what, std::uint32_t re_record_after) noexcept
       : what_(what), re_record_after_(re_record_after) {}
 
-  /// Notes that the trace has `chunks` chunks. Counted uses stay, if their number is the same.
+  /// Sets the number of the trace's chunks. Counted uses stay if the number is the same.
   void know_chunks(std::size_t chunks) {
     if (what_ != on_divergence::by_frequency || (forecast_ && chunks_ == chunks)) return;
     forecast_.emplace(chunks);
@@ -39,13 +39,12 @@ class divergence_response {
   void begin_iteration() noexcept {
     if (forecast_) forecast_->begin_iteration();
   }
-  /// Notes that the program uses `chunk`.
+  /// Records that the program uses `chunk`.
   void used(chunk_id chunk) noexcept {
     if (forecast_) forecast_->used(chunk);
   }
 
-  /// Notes that the program has left the plan. Returns whether the plan is of no further use, and must be
-  /// dropped.
+  /// Records that the program has left the plan. Returns whether the caller must drop the plan.
   [[nodiscard]] bool plan_left() noexcept {
     if (what_ == on_divergence::fall_back || what_ == on_divergence::by_frequency) fell_back_ = true;
     const bool for_good = ++left_in_a_row_ >= re_record_after_;
@@ -53,9 +52,9 @@ class divergence_response {
     if (drop) left_in_a_row_ = 0;
     return drop;
   }
-  /// Notes that the program has followed the plan for an iteration.
+  /// Records that the program has followed the plan for an iteration.
   void plan_kept() noexcept { left_in_a_row_ = 0; }
-  /// Drops the counts, because the chunks have changed; later iterations are recorded again.
+  /// Drops the counts, because the chunks have changed; the schedule records later iterations again.
   void forget() noexcept {
     forecast_.reset();
     fell_back_ = false;

@@ -1,5 +1,5 @@
 /// @file
-/// What an engine knows of chunks, and which chunks it evicts. Private to schedule/.
+/// An engine's state of chunks, and its choice of the chunks to evict. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,8 +22,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The half of a planner's engine that makes space: candidates in the order they leave, and the steps by
-/// which they leave. A position counts events over all iterations.
+/// The half of a planner's engine that makes space: candidates in the order in which they leave, and the
+/// steps that move them. A position counts events over all iterations.
 class evicting_engine {
  protected:
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
@@ -50,10 +50,10 @@ class evicting_engine {
 
   struct chunk_state {
     std::uint64_t next = never;                // position of its next acquire
-    std::uint64_t recent = 0;                  // when it was last released, as a count
+    std::uint64_t recent = 0;                  // the number of its last release, counted over all chunks
     std::uint32_t acquired = use_table::none;  // event that last acquired it
     std::uint8_t unused = 0;                   // bit k: prefetched to tier k and not acquired since
-    bool picked = false;                       // among the victims being gathered
+    bool picked = false;                       // one of the victims being collected
   };
   struct entry {
     std::uint64_t key;
@@ -75,7 +75,7 @@ class evicting_engine {
     return trace_->events()[position < end_ ? position - base_ : position - end_];
   }
 
-  // What may be evicted
+  // Candidates for eviction
 
   /// Returns the key by which `chunk` leaves `tier`: the highest key first.
   [[nodiscard]] std::uint64_t key(chunk_id chunk, std::size_t tier) const noexcept {
@@ -85,14 +85,14 @@ class evicting_engine {
     if (own.next >= end_ && goal_ != nullptr && !goal_->holds(chunk, tier)) return never;
     return weight(chunk, tier) == 0 || stays_above(chunk, tier) ? never : own.next;
   }
-  /// Returns whether tier 0 has it, too, and in the previous iteration kept it from its last use to the next
-  /// one: then no access asks this tier for it.
+  /// Returns whether tier 0 has the chunk as well and, in the previous iteration, kept it from its last use
+  /// to the next one. Then no access needs this tier's copy.
   [[nodiscard]] bool stays_above(chunk_id chunk, std::size_t tier) const noexcept {
     if (tier == 0 || !has(chunk, 0)) return false;
     const std::uint32_t acquired = of(chunk).acquired;
     return acquired != use_table::none && !leaves_[acquired];
   }
-  /// Returns the cost of evicting, in fetches.
+  /// Returns the cost of evicting `chunk`, in fetches.
   [[nodiscard]] std::uint64_t weight(chunk_id chunk, std::size_t tier) const noexcept {
     const chunk_state& own = of(chunk);
     const bool again = own.next != never && tiering::reads(event_at(own.next).mode);
@@ -106,7 +106,7 @@ class evicting_engine {
     return heaps_[tier * 2 + (is_dear ? 1 : 0)];
   }
 
-  /// Makes `chunk` a candidate in every tier with a copy, from `tier` down, in its present order.
+  /// Makes `chunk` a candidate in every tier that has a copy, from `tier` down, with its present key.
   void offer(chunk_id chunk, std::size_t tier) {
     for (; tier < bounded_; ++tier) {
       if (!machine_.at(chunk, tier).held) continue;
@@ -120,7 +120,7 @@ class evicting_engine {
     return machine_.at(chunk, tier).held && !of(chunk).picked && !(tier == 0 && machine_.leased(chunk)) &&
            key(chunk, tier) == each.key && dear(chunk, tier) == is_dear;
   }
-  /// Returns the heap's best candidate that is still one; null if there is none.
+  /// Returns the heap's best entry that is still valid; null if there is none.
   [[nodiscard]] const entry* best(std::size_t tier, bool is_dear) {
     heap& from = heap_of(tier, is_dear);
     while (!from.empty() && !stands(from.front(), tier, is_dear)) {
@@ -130,8 +130,8 @@ class evicting_engine {
     return from.empty() ? nullptr : &from.front();
   }
 
-  /// Frees what `bytes` lack in `tier`, from chunks used later than `limit` only; frees nothing if that is
-  /// too little.
+  /// Frees the space that `bytes` lack in `tier`, from chunks used later than `limit` only; frees nothing if
+  /// they are too few.
   [[nodiscard]] bool make_room(std::size_t tier, std::uint64_t bytes, std::uint64_t limit) {
     const std::uint64_t lacking = machine_.budget(tier).lacks(bytes);
     if (lacking == 0) return true;
@@ -144,7 +144,7 @@ class evicting_engine {
       if (cheap == nullptr && costly == nullptr) break;
       bool is_dear = cheap == nullptr;
       if (cheap != nullptr && costly != nullptr && cheap->key != never) {
-        // By cost for each event for which its space is available.
+        // Compares the costs per event for which the space is free.
         const std::uint64_t until_cheap = cheap->key - std::min(cheap->key, position_) + 1;
         const std::uint64_t until_dear =
             costly->key == never ? never : costly->key - std::min(costly->key, position_) + 1;
@@ -222,7 +222,7 @@ class evicting_engine {
     unused_[tier] -= trace_->size(chunk);
   }
 
-  // What is written down
+  // Recording of steps
 
   [[nodiscard]] std::uint32_t number() const noexcept { return static_cast<std::uint32_t>(steps_->size()); }
   void note(const issued& done, plan_operation operation, chunk_id chunk, std::size_t from, std::size_t to) {
@@ -247,20 +247,20 @@ class evicting_engine {
   executor machine_;
   std::size_t bounded_;
   std::vector<chunk_state> chunks_;
-  std::vector<heap> heaps_;              // of tier i: 2i the cheap to evict, 2i + 1 the costly
-  std::vector<std::uint64_t> pointers_;  // by tier: no chunk before it is missing
+  std::vector<heap> heaps_;              // of tier i: 2i has chunks cheap to evict, 2i + 1 the costly ones
+  std::vector<std::uint64_t> pointers_;  // by tier: no chunk before this position is missing
   std::vector<std::uint64_t> unused_;    // by tier: bytes prefetched and not acquired since
-  std::vector<bool> evicted_;            // by acquire: the chunk left dirty afterwards
-  std::vector<bool> left_;               // by acquire: the chunk left tier 0 before its next one
-  std::vector<bool> leaves_;             // the same, when this iteration began
+  std::vector<bool> evicted_;            // by acquire: the chunk was evicted dirty afterwards
+  std::vector<bool> left_;               // by acquire: the chunk left tier 0 before its next acquire
+  std::vector<bool> leaves_;             // `left_` when this iteration began
   std::vector<std::uint64_t>
-      used_;  // by step: the event that next acquires its chunk, from the iteration's first
+      used_;  // by step: the event that next acquires its chunk, counted from the iteration's first
   const engine_goal* goal_ = nullptr;
   std::vector<plan_step>* steps_ = nullptr;
   std::uint64_t most_bytes_ = 0;  // of a chunk
   std::uint64_t base_ = 0;        // position of this iteration's first event
-  std::uint64_t end_ = 0;         // position of the next one's
-  std::uint64_t position_ = 0;    // of the event at hand
+  std::uint64_t end_ = 0;         // position of the next iteration's first event
+  std::uint64_t position_ = 0;    // of the present event
   std::uint64_t releases_ = 0;
   std::uint32_t event_ = 0;
   plan_moment when_ = plan_moment::ahead;

@@ -20,11 +20,11 @@ enum class refusal : std::uint8_t {
   none,
   not_there,      ///< the source has no copy, or one that is not the newest
   already_there,  ///< the destination has the newest contents
-  leased,         ///< the program is using it in a way that forbids the step
+  leased,         ///< a lease of the program forbids the step
   only_copy,      ///< no other copy has the contents
   over_budget,
   in_use,  ///< a transfer that waits for space needs it
-  home,    ///< the last tier keeps what it has
+  home,    ///< the last tier keeps its copies
 };
 
 [[nodiscard]] constexpr const char* text_of(refusal why) noexcept {
@@ -39,15 +39,15 @@ enum class refusal : std::uint8_t {
   return texts[static_cast<std::size_t>(why)];
 }
 
-/// Start and end of what was issued; `unresolved` while it waits for space that no decided step frees.
+/// Start and end of an issued step; `unresolved` while it waits for space that no decided step frees.
 struct issued {
   refusal why = refusal::none;
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
 };
 
-/// Returns whether a program that should begin with `start` may also begin with `found`: the same copies, and
-/// perhaps more of them clean.
+/// Returns whether an iteration that begins with `start` may also begin with `found`: the same copies, of
+/// which more may be clean.
 [[nodiscard]] inline bool as_good(const std::vector<plan_placement>& found,
                                   const std::vector<plan_placement>& start) {
   return std::ranges::equal(found, start, [](const plan_placement& a, const plan_placement& b) {

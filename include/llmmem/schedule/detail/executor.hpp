@@ -24,8 +24,9 @@ namespace detail {
 
 /// Tiers, links and the program's clock.
 ///
-/// Contents are tracked in the order of issue, times as far as they are decided: a transfer is timed as soon
-/// as its link, source and space are, which is at once unless it waits for space that no step has freed yet.
+/// Tracks contents in the order of issue, and times as far as they are decided: the time of a transfer is
+/// known once those of its link, source and space are, which is at once unless it waits for space that no
+/// step has freed yet.
 class executor {
  public:
   executor(const schedule_trace& trace, const schedule_machine& machine, timeline_detail detail)
@@ -44,8 +45,8 @@ class executor {
   }
 
   struct copy {
-    std::uint64_t ready_ns = 0;  // complete from here on
-    std::uint64_t busy_ns = 0;   // read by transfers until here
+    std::uint64_t ready_ns = 0;  // complete from this time on
+    std::uint64_t busy_ns = 0;   // read by transfers until this time
     bool held = false;
     bool newest = false;
   };
@@ -107,7 +108,7 @@ class executor {
     return {.start_ns = time, .finish_ns = time};
   }
 
-  /// Computes for `ns`, before `event`.
+  /// Advances by `ns` of computing before `event`.
   void compute(std::uint64_t ns, std::uint32_t event) {
     if (ns == 0) return;
     span({.start_ns = now_,
@@ -118,7 +119,7 @@ class executor {
     advance(later(now_, ns));
   }
 
-  /// Applies the program's event, after waiting for it if necessary.
+  /// Applies the program's event, after a wait if necessary.
   refusal serve(std::uint32_t index) {
     const trace_event& event = trace_->events()[index];
     chunk_state& chunk = chunks_[to_index(event.chunk)];
@@ -194,8 +195,8 @@ class executor {
  private:
   struct arrival {
     stall_cause cause = stall_cause::prefetch_late;
-    std::uint32_t event = 0;  // that a demand fetch serves
-    bool blocked = false;     // waited for space that no step had freed
+    std::uint32_t event = 0;  // the event that a demand fetch serves
+    bool blocked = false;     // has waited for space that no step had freed
     std::uint64_t budget_wait_ns = 0;
   };
   struct chunk_state {
@@ -255,7 +256,7 @@ class executor {
     copy& source = writable(chunk, from);
     copy& target = writable(chunk, to);
     if (!source.held || !source.newest) return {.why = refusal::not_there};
-    // To write back a clean copy is waste, not an error.
+    // Writing back a clean copy is useless, but no error.
     if (target.held && target.newest && way == link_direction::onboard)
       return {.why = refusal::already_there};
     const bool in_place = target.held;
@@ -286,7 +287,7 @@ class executor {
     return {.start_ns = unresolved, .finish_ns = unresolved};
   }
 
-  /// Times every transfer that it can, repeatedly while one makes another possible.
+  /// Computes the time of every transfer that it can, repeatedly while one makes another possible.
   void settle() {
     bool again = true;
     while (again) {
@@ -373,7 +374,7 @@ class executor {
   std::vector<copy> copies_;  // by chunk, then tier
   std::vector<chunk_state> chunks_;
   std::vector<tier_budget> budgets_;
-  std::vector<lane_state> lanes_;  // of link i: 2i, and 2i + 1 for the other way
+  std::vector<lane_state> lanes_;  // of link i: 2i, and 2i + 1 for the other direction
   plan_forecast forecast_{};
   std::vector<timeline_span> spans_;
 };

@@ -18,16 +18,16 @@ namespace detail {
 
 /// Which gaps cost their bytes if they are not kept.
 enum class gap_kind : std::uint8_t {
-  to_read,         ///< from a release to the next acquire, if that reads; leases take space
-  between_writes,  ///< from one acquire that writes to the next one, unless a discard is between
+  to_read,         ///< from a release to the next acquire, if it reads; leases take space
+  between_writes,  ///< from one acquire that writes to the next such acquire, without a discard between
 };
 
 /// The contents of the tiers at the beginning.
 enum class beginning : std::uint8_t { empty, free_choice };
 
-/// Visits some iterations event by event, and when there are more bytes than the budget, gives up, of the
-/// bytes of all open gaps, those whose gap ends last. A gap is filed under the position of the event that
-/// ends it: no two are the same.
+/// Visits some iterations event by event. While the open gaps have more bytes than the budget, it gives up
+/// bytes of the gap that ends last. A gap is filed under the position of the event that ends it, which is
+/// unique.
 ///
 /// @par Complexity   `start` O(events), `advance` O(log events).
 class fractional_min {
@@ -61,7 +61,7 @@ class fractional_min {
     moved_ = 0;
     given_up_ = 0;
     if (how == beginning::empty) return;
-    // The previous state as if all fitted: what the previous iteration leaves open, and the gaps in between.
+    // The state before, as if everything fitted: the gaps that the previous iteration leaves open.
     const std::uint64_t seen = begin + count_;
     for (std::uint64_t i = begin; i < seen; ++i) {
       const trace_event& event = trace_->events()[i % count_];
@@ -86,7 +86,7 @@ class fractional_min {
   /// Returns the bytes of gaps given up since the beginning, including gaps that have not ended.
   [[nodiscard]] std::uint64_t given_up() const noexcept { return given_up_; }
 
-  /// Advances over one event. @return the bytes that had to be moved since the beginning.
+  /// Advances over one event. @return the bytes that must have moved since the beginning.
   std::uint64_t advance() {
     const std::uint64_t index = position_ % count_;
     const trace_event& event = trace_->events()[index];

@@ -1,7 +1,7 @@
 /// @file
-/// One machine that is free in some gaps of time: which items it can run in them, and when.
+/// Places items into the gaps of time in which one machine is free.
 ///
-/// An item's index is its place in the given list. See `bubble_fill` for the guarantees and their proofs.
+/// An item's index is its place in the given list. `bubble_fill` has the guarantees and their proofs.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,7 +20,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// From `start_ns` to, but not including, `finish_ns`.
+/// The time from `start_ns` to `finish_ns`, which is excluded.
 struct time_gap {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
@@ -43,8 +43,8 @@ struct gap_piece {
   std::uint64_t finish_ns = 0;
 };
 
-/// Earliest deadline first over items marked in `chosen`: returns the pieces, and the first item in that
-/// order's time that misses its deadline, if any does.
+/// The result of earliest deadline first over the items marked in `chosen`: the pieces, and the first item in
+/// time that misses its deadline, if any.
 struct edf_run {
   std::vector<gap_piece> pieces;
   std::optional<std::size_t> missed;
@@ -122,7 +122,8 @@ struct edf_run {
   return edf_run(gaps, items, chosen).pieces;
 }
 
-/// Returns the first place at or after `from`, undivided in one gap, where `item` meets release and deadline.
+/// Returns the first place at or after `from` at which `item` fits undivided into a gap and meets release and
+/// deadline.
 [[nodiscard]] inline std::optional<std::uint64_t> first_place(std::span<const time_gap> gaps,
                                                               const gap_item& item, std::uint64_t from) {
   from = std::max(from, item.release_ns);
@@ -164,7 +165,7 @@ struct edf_run {
   return pieces;
 }
 
-/// Subsets of n items, as bits; item 0 is the highest one, so that of two subsets of equal size the greater
+/// Subsets of n items, as bits; item 0 is the highest bit, so that of two subsets of equal size the greater
 /// number has the item listed first.
 class item_subsets {
  public:
@@ -175,7 +176,7 @@ class item_subsets {
     return std::uint32_t{1} << (items_ - 1 - item);
   }
 
-  /// Returns the largest subset that `fits`, the greatest number among these.
+  /// Returns the largest subset that `fits`; among equals, the greatest number.
   template <class Fits>
   [[nodiscard]] std::uint32_t largest(const Fits& fits) const {
     std::uint32_t best = 0;
@@ -203,7 +204,7 @@ class item_subsets {
 
 [[nodiscard]] inline std::vector<gap_piece> most_whole(std::span<const time_gap> gaps,
                                                        std::span<const gap_item> items) {
-  // An earlier end is never worse, because later items may then only start sooner.
+  // An earlier end is never worse, because it can only let later items start sooner.
   constexpr std::uint64_t never = ~std::uint64_t{0};
   struct finished {
     std::uint64_t at_ns = ~std::uint64_t{0};

@@ -17,12 +17,12 @@ inline namespace v0 {
 namespace detail {
 
 /// Records one iteration while the program runs: its calls and times (`begin_recording`), or only the times
-/// of an iteration whose calls are those of a trace (`begin_timing`).
+/// of an iteration that follows a trace (`begin_timing`).
 ///
-/// Computing is the time from `call_ended` to the next call; the time inside a call is waiting, and is not
-/// counted. The caller reads the clock, so that an iteration that is not recorded reads none.
+/// Computing is the time from `call_ended` to the next call; the time inside a call is waiting and does not
+/// count. The caller reads the clock, so an iteration that is not recorded reads no clock.
 ///
-/// @par Complexity      each call O(1) amortised, while timing without allocation; `freeze` and `retimed`
+/// @par Complexity      each call O(1) amortised, and without allocation while timing; `freeze` and `retimed`
 ///                      O(events + chunks).
 /// @par Thread safety   one thread at a time.
 /// @par Errors          as `trace_recorder`.
@@ -30,12 +30,12 @@ class iteration_recorder {
  public:
   /// @name Recording
   /// @{
-  /// Begins an iteration. `knowing` has the chunks and no events.
+  /// Begins an iteration. `knowing` is a recorder with the chunks and no events.
   void begin_recording(trace_recorder knowing, std::uint64_t now_ns) {
     recorder_ = std::move(knowing);
     last_ns_ = now_ns;
   }
-  /// The program calls. Notes `what`, except an acquire, which is noted when it is `granted`.
+  /// Records that the program calls `what`, except an acquire, which is recorded when it is `granted`.
   void note_call(trace_call what, chunk_id chunk, std::uint64_t now_ns) {
     recorder_.compute(computed(now_ns));
     if (what == trace_call::release) recorder_.release(chunk);
@@ -44,9 +44,9 @@ class iteration_recorder {
   void granted(chunk_id chunk, access_mode mode) { recorder_.acquire(chunk, mode); }
   /// As `trace_recorder::also_changes`.
   void also_changes(chunk_id chunk) noexcept { recorder_.also_changes(chunk); }
-  /// Returns whether no event was noted yet.
+  /// Returns whether no event was recorded yet.
   [[nodiscard]] bool empty() const noexcept { return recorder_.events() == 0; }
-  /// Returns the iteration up to now. @throws argument_error naming the impossible event.
+  /// Returns the iteration up to now. @throws argument_error that names the impossible event.
   [[nodiscard]] schedule_trace freeze(std::uint64_t now_ns) {
     recorder_.compute(computed(now_ns));
     return recorder_.freeze();
@@ -55,14 +55,14 @@ class iteration_recorder {
 
   /// @name Timing
   /// @{
-  /// Begins an iteration of `events` events. 0 keeps the memory of the previous iteration.
+  /// Begins an iteration of `events` events. With 0, it keeps the memory of the previous iteration.
   void begin_timing(std::size_t events, std::uint64_t now_ns) {
     times_.clear();
     times_.reserve(events);
     last_ns_ = now_ns;
   }
-  /// Notes `ns` of computing before event `index`. Events count from 0; if one was left out, none after it is
-  /// noted.
+  /// Records `ns` of computing before event `index`. Events count from 0; after a missing event, it records
+  /// none.
   void note_time(std::uint32_t index, std::uint64_t ns) {
     if (times_.size() == index) times_.push_back(ns);
   }
@@ -72,9 +72,9 @@ class iteration_recorder {
                                                       std::uint64_t now_ns) const;
   /// @}
 
-  /// Notes that the program computes from here on.
+  /// Records that the program computes from here on.
   void call_ended(std::uint64_t now_ns) noexcept { last_ns_ = now_ns; }
-  /// Returns the computing since the last call ended, or the iteration began.
+  /// Returns the computing time since the last call ended, or since the iteration began.
   [[nodiscard]] std::uint64_t computed(std::uint64_t now_ns) const noexcept { return now_ns - last_ns_; }
 
  private:

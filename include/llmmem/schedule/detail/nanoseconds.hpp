@@ -1,5 +1,5 @@
 /// @file
-/// Arithmetic with nanoseconds that refuses to pass the last representable moment.
+/// Arithmetic with nanoseconds that throws past the last representable moment.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ namespace detail {
 /// The last representable moment, in nanoseconds: 292 years.
 inline constexpr std::uint64_t max_ns = (std::uint64_t{1} << 63) - 1;
 
-/// The fastest link that planners compute with: a thousand times this fits 64 bits.
+/// The fastest link that planners accept: a thousand times this value fits 64 bits.
 inline constexpr std::uint64_t max_link_bytes_per_second = std::uint64_t{1} << 53;
 
 [[noreturn]] LLMMEM_COLD inline void throw_end_of_time(const char* who, std::uint64_t a, const char* sign,

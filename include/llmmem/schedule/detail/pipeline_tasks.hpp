@@ -1,5 +1,5 @@
 /// @file
-/// The tasks of a pipeline order by number: the place of each, and which tasks must end before it.
+/// Numbers the tasks of a pipeline order: their places, and the tasks that must end before each.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ namespace detail {
          std::to_string(task.device);
 }
 
-/// Numbers the tasks of a shape: the place of each in an order, which must contain it exactly once.
+/// Numbers the tasks of a shape, and finds the place of each in an order, which must contain it exactly once.
 class task_places {
  public:
   static constexpr std::uint32_t nowhere = ~std::uint32_t{0};
@@ -44,7 +44,7 @@ class task_places {
     }
   }
 
-  /// Returns its place in its device's list.
+  /// Returns the place of a task in its device's list.
   [[nodiscard]] std::uint32_t of(const pipeline_task& task) const noexcept { return places_[number(task)]; }
 
   [[nodiscard]] std::size_t number(const pipeline_task& task) const noexcept {
@@ -84,8 +84,7 @@ class task_places {
   std::vector<std::uint32_t> places_;
 };
 
-/// Returns the tasks that must end before `task` may begin: at most two, the second one only for backward
-/// passes.
+/// The tasks that must end before a task may begin: at most two, the second only for backward passes.
 struct task_inputs {
   pipeline_task first, second;
   unsigned count = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// How `solve_placement` poses its linear program, and how `round_placement` searches.
+/// The linear program of `solve_placement`, and the search of `round_placement`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -26,8 +26,8 @@ namespace detail {
 inline constexpr std::size_t placed_kinds = 3;  // weights, KV, activations
 inline constexpr std::size_t step_parts = 5;    // in the order of `placement_times`
 
-/// The time of a step, part by part: `fixed_ns` and, for each kind, what all of it takes there when it is
-/// away from the device and when it is on NVMe. Each is rounded up.
+/// The time of a step, part by part: `fixed_ns` and, for each kind, the part's time when all of the kind is
+/// away from the device, and when all of it is on NVMe. Each is rounded up.
 struct placement_costs {
   struct part {
     std::uint64_t fixed_ns = 0;
@@ -38,7 +38,7 @@ struct placement_costs {
   std::uint64_t slowest_ns = 0;  // no placement is slower
 };
 
-/// `limit`, or the sum if that is less.
+/// Returns the sum, at most `limit`.
 [[nodiscard]] inline std::uint64_t sum_up_to(std::uint64_t limit,
                                              std::initializer_list<std::uint64_t> terms) {
   std::uint64_t left = limit;
@@ -54,7 +54,8 @@ struct placement_costs {
     return link_ns(bytes, bytes_per_second, 0, who);
   };
   const auto nvme = [&](std::uint64_t bytes, std::uint64_t bytes_per_second) {
-    return facts.nvme_bytes == 0 ? 0 : over(bytes, bytes_per_second);  // no NVMe, no bandwidth needed
+    return facts.nvme_bytes == 0 ? 0 : over(bytes, bytes_per_second);  // without NVMe, its bandwidth is
+                                                                       // unused
   };
   const bool sent = facts.attention == offloaded_attention::on_device;
   const std::uint64_t moved = facts.activation_moved_bytes;
@@ -87,9 +88,8 @@ struct placement_costs {
   return b == 0 ? 0 : static_cast<double>(a) / static_cast<double>(b);
 }
 
-/// The linear program, in shares: variables are each kind's fractions on device and host, and the share of
-/// the slowest step that is saved. Bytes are measured in units of all bytes, times in units of the slowest
-/// step.
+/// Solves the linear program. The variables are each kind's fractions on device and host, and the share of
+/// the slowest step that is saved. Bytes are in units of all bytes, times in units of the slowest step.
 [[nodiscard]] inline std::vector<double> solve(const placement_facts& facts, const placement_costs& costs) {
   constexpr std::size_t saved = 2 * placed_kinds;
   const auto bytes = bytes_of(facts);
@@ -103,7 +103,8 @@ struct placement_costs {
     auto& whole = row(1).coefficients;
     whole[2 * kind] = whole[2 * kind + 1] = 1;
   }
-  // A tier with space for all sets no limit, and would be a large number among small ones.
+  // A tier with space for everything sets no limit, so its bytes are cut to all bytes: all numbers stay near
+  // 1.
   auto& device = row(ratio(std::min(facts.device_bytes, all), all)).coefficients;
   for (std::size_t kind = 0; kind < placed_kinds; ++kind)
     device[2 * kind] = ratio(bytes[kind], all);
@@ -133,7 +134,7 @@ struct placement_costs {
   if (!fastest)
     throw length_error("solve_placement: the tiers have no space left for rounding up; raise their bytes");
 
-  // Of those as fast, the one with most bytes near.
+  // Among the fastest placements, finds the one with the most bytes near the device.
   auto& keep = row(-(*fastest)[saved] + 1e-9);
   keep.coefficients[saved] = -1;
   objective[saved] = 0;
@@ -150,7 +151,7 @@ struct placement_costs {
   return whole + (static_cast<double>(whole) < value ? 1 : 0);
 }
 
-/// Returns non-negative fractions that add up to 1, from two that may be off by rounding.
+/// Returns non-negative fractions that add up to 1, from two fractions with rounding errors.
 [[nodiscard]] inline tier_fractions fractions(double device, double host) noexcept {
   device = std::clamp(device, 0.0, 1.0);
   host = std::clamp(host, 0.0, 1.0 - device);
@@ -166,12 +167,13 @@ struct placement_costs {
           .host_to_nvme_ns = ns[4]};
 }
 
-/// Rounded up, kind by kind.
+/// Returns the times, rounded up kind by kind.
 [[nodiscard]] inline placement_times times_of(const placement_facts& facts,
                                               const std::array<tier_fractions, placed_kinds>& placed) {
   const auto costs = priced(facts, "solve_placement");
   const auto share = [](std::uint64_t ns, double fraction) {
-    const double exact = static_cast<double>(ns) * fraction - 1e-6;  // what rounding of fractions may add
+    const double exact = static_cast<double>(ns) * fraction - 1e-6;  // the most that rounding of fractions
+                                                                     // adds
     return exact <= 0 ? 0 : std::min(ns, static_cast<std::uint64_t>(rounded_up(exact)));
   };
   std::array<std::uint64_t, step_parts> ns{};
@@ -206,7 +208,7 @@ class chunk_search {
       }
       const double sum = nearest[kind].device + nearest[kind].host + nearest[kind].nvme;
       const bool good = nearest[kind].device >= 0 && nearest[kind].host >= 0 && nearest[kind].nvme >= 0 &&
-                        sum >= 1 - 1e-6 && sum <= 1 + 1e-6;  // false for no number, too
+                        sum >= 1 - 1e-6 && sum <= 1 + 1e-6;  // also false for NaN
       if (!good) {
         throw argument_error(std::string(who) + ": fractions of " + names[kind] +
                              " must be 0 or more and add up to 1");
@@ -247,7 +249,7 @@ class chunk_search {
     std::uint64_t nvme_bytes = 0;
   };
 
-  /// Returns whether every combination can be tried.
+  /// Returns whether the search can try every combination.
   [[nodiscard]] bool few() const noexcept {
     std::uint64_t combinations = 1;
     for (const std::uint64_t count : counts_) {
@@ -257,7 +259,7 @@ class chunk_search {
     return true;
   }
 
-  /// Takes `at` if it meets the budgets and is better than the best so far.
+  /// Makes `at` the best if it meets the budgets and is better than the best so far.
   bool offer(const chunks_at& at) {
     candidate now{.at = at, .step_ns = times(at).step_ns()};
     for (std::size_t tier = 0; tier < tiers; ++tier) {
@@ -305,7 +307,7 @@ class chunk_search {
     }
   }
 
-  /// Moves one chunk of any kind from any tier to any other, or two; returns whether that helped.
+  /// Tries to move one or two chunks of any kind from any tier to any other; returns whether that helped.
   bool try_moves() {
     const chunks_at from = best_->at;
     bool better = false;
@@ -343,7 +345,7 @@ class chunk_search {
     return as_times(ns);
   }
 
-  /// `ns * part / count`, rounded up. @pre `part <= count <= max_chunks`.
+  /// Returns `ns * part / count`, rounded up. @pre `part <= count <= max_chunks`.
   [[nodiscard]] static std::uint64_t share(std::uint64_t ns, std::uint32_t part,
                                            std::uint32_t count) noexcept {
     const std::uint64_t rest = ns % count * part;

@@ -1,5 +1,5 @@
 /// @file
-/// A plan that is executed during the calls of a program. Private to schedule/.
+/// Executes a plan during the calls of a program. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,16 +17,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Knows the program's position in its trace, and begins the steps that are due there: `call` before each
-/// call is served, then `reach` with its event, and `call_ended` after it.
+/// Tracks the program's position in its trace, and begins the steps that are due there. The caller calls
+/// `call` before it serves a call, then `reach` with the call's event, and `call_ended` afterwards.
 ///
 /// @par Complexity      as `schedule_cursor` and `step_window`.
-/// @par Thread safety   one thread at a time. The trace and the plan outlive the time in which they are
-///                      followed.
-/// @par Errors          what the target throws passes through.
+/// @par Thread safety   one thread at a time. The trace and the plan outlive their use here.
+/// @par Errors          passes on exceptions of the target.
 class plan_runner {
  public:
-  /// Follows `plan` from the beginning of its first iteration. The caller begins its steps with `begin_due`.
+  /// Follows `plan` from the beginning of its first iteration. The caller then begins its steps with
+  /// `begin_due`.
   void start(const schedule_trace& trace, const schedule_plan& plan, schedule_cursor::options follow) {
     window_.start(plan);
     cursor_.emplace(trace, follow);
@@ -34,7 +34,7 @@ class plan_runner {
     trace_ = &trace;
     plan_ = &plan;
   }
-  /// Notes that the program has left its iteration early, and begins the next one. As after `start`.
+  /// Records that the program has left its iteration early, and begins the next one, as after `start`.
   void restart() noexcept {
     cursor_->restart();
     iterations_ended_ = cursor_->iterations();
@@ -46,21 +46,21 @@ class plan_runner {
   cursor_step call(trace_call what, chunk_id chunk, access_mode mode) noexcept {
     return cursor_->call(what, chunk, mode);
   }
-  /// Returns whether the last call is an event of another iteration than the one that `call_ended` knows: the
-  /// program skipped the events at the end of the iteration. The caller ends that iteration with
+  /// Returns whether the last call belongs to a later iteration than the one that `call_ended` knows, because
+  /// the program skipped the events at the end of an iteration. The caller ends that iteration with
   /// `call_ended`.
   [[nodiscard]] bool has_wrapped() const noexcept {
     return cursor_->iterations() != iterations_ended_ && cursor_->next() != 0;
   }
-  /// The program's call is `event`: begins those of its steps that can begin, and leaves the others to the
-  /// lease.
+  /// The program's call is `event`: begins the steps of this event that can begin, and leaves the others to
+  /// the lease.
   template <plan_target Target>
   void reach(std::uint32_t event, const Target& target, prefetch_stats& stats) {
     window_.issue(event, plan_moment::at_call, [&] { return target.now_ns(); });
     window_.begin_pending(target, stats);
     window_.give_up_late(event, target, stats);
   }
-  /// The call was served: begins the steps ahead of the next event. Returns true if it was the last call of
+  /// The call was served: begins the steps ahead of the next event. Returns true if the call was the last of
   /// its iteration; the steady iteration follows.
   template <plan_target Target>
   bool call_ended(const Target& target, prefetch_stats& stats) {
@@ -87,7 +87,7 @@ class plan_runner {
   /// Drops the steps that have not begun.
   void forget_pending() noexcept { window_.clear(); }
 
-  /// The records of the steps, and the leases that these report: see `step_window`.
+  /// The records of the steps and of the leases: see `step_window`.
   [[nodiscard]] const step_records& records() const noexcept { return window_.records(); }
   [[nodiscard]] bool is_expected(chunk_id chunk) const noexcept { return window_.is_expected(chunk); }
   void leased(chunk_id chunk, std::uint64_t waited_ns, std::uint64_t now_ns) noexcept {
@@ -109,7 +109,7 @@ class plan_runner {
   const schedule_trace* trace_ = nullptr;
   const schedule_plan* plan_ = nullptr;
   std::optional<schedule_cursor> cursor_;
-  std::uint64_t iterations_ended_ = 0;  // of those that the cursor counts
+  std::uint64_t iterations_ended_ = 0;  // of the cursor's iterations
   step_window window_;
 };
 

@@ -96,7 +96,7 @@ class plan_reader {
     throw argument_error("plan, line " + std::to_string(line_) + ": " + why);
   }
 
-  /// Returns whether the next line begins with `word`; then it begins that line.
+  /// Returns whether the next line begins with `word`; if so, begins to read that line.
   [[nodiscard]] bool begins(std::string_view word) {
     const std::string_view rest = text_.substr(at_);
     if (rest.size() <= word.size() || rest.substr(0, word.size()) != word) return false;
@@ -161,7 +161,7 @@ class plan_reader {
   [[nodiscard]] bool done() const noexcept { return at_ == text_.size(); }
 
  private:
-  /// Returns the printable part of the beginning of hostile text.
+  /// Returns the printable part of the beginning of untrusted text.
   [[nodiscard]] static std::string shown(std::string_view text) {
     std::string all;
     for (const char each : text.substr(0, 24)) {

@@ -1,5 +1,5 @@
 /// @file
-/// A trace and the plan that was made for it. Private to schedule/.
+/// A trace and its plan. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -18,13 +18,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// For each acquire of a trace, the number of events from it to the chunk's next acquire, across the end of
+/// Returns, for each acquire of a trace, the number of events to the chunk's next acquire, across the end of
 /// the iteration.
 [[nodiscard]] inline std::vector<std::uint64_t> next_uses(const schedule_trace& trace) {
   const auto events = trace.events();
   std::vector<std::uint64_t> next(events.size(), access_hint::never);
   std::vector<std::uint64_t> seen(trace.sizes().size(), access_hint::never);
-  // Twice from the back, because the beginning follows the end.
+  // Walks from the back twice, because the beginning follows the end.
   for (std::uint64_t i = 2 * events.size(); i-- > 0;) {
     const trace_event& event = events[i % events.size()];
     if (event.call != trace_call::acquire) continue;
@@ -35,10 +35,10 @@ namespace detail {
   return next;
 }
 
-/// The trace of an iteration, the next use at each of its acquires, and its plan: the plan always belongs to
+/// The trace of an iteration, the next use at each of its acquires, and its plan. The plan always belongs to
 /// the trace.
 ///
-/// Trace and plan keep their addresses until they are dropped, also when others replace them.
+/// A trace or plan keeps its address until it is dropped, also when another replaces it.
 ///
 /// @par Complexity      `set_trace` O(events + chunks), the others O(1).
 /// @par Thread safety   one writer at a time; const calls may run together.

@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Runs iterations: what it serves, what it brings in ahead, and how it ends them.
+/// Runs iterations: serves their events, brings in chunks ahead, and ends them in a given state.
 class planner_engine : private evicting_engine {
  public:
   planner_engine(const schedule_trace& trace, const schedule_machine& machine, const use_table& uses,
@@ -31,13 +31,13 @@ class planner_engine : private evicting_engine {
       computed_ns_.push_back(sum += each.compute_ns);
   }
 
-  /// Runs one iteration, from the state that the previous one has left. With a goal it ends in that state.
+  /// Runs one iteration, from the state that the previous one left. With a goal, it ends in the goal's state.
   [[nodiscard]] plan_iteration run(const engine_goal* goal) {
     plan_iteration made;
     steps_ = &made.steps;
     used_.clear();
     if (bounded_ > 1) {
-      // The set of copies that no access asks for has changed, and with it the order in which they leave.
+      // The set of copies that no access needs has changed, and with it the order in which copies leave.
       leaves_ = left_;
       for (std::uint32_t i = 0; i < chunks_.size(); ++i)
         offer(chunk_id{i}, 1);
@@ -66,7 +66,7 @@ class planner_engine : private evicting_engine {
     return made;
   }
 
-  /// Begins with the observations of another engine about what leaves.
+  /// Begins with another engine's observations of evicted chunks.
   void learn(const planner_engine& other) {
     evicted_ = other.evicted_;
     left_ = other.left_;
@@ -119,7 +119,7 @@ class planner_engine : private evicting_engine {
   // Bringing in
 
   /// Brings `chunk` to `tier` through the tiers below, evicting chunks used later than `limit`. Makes space
-  /// from the top down, because what leaves one tier may move to the next; the copy that is read stays.
+  /// from the top down, because chunks that leave one tier may move to the next; the copy that is read stays.
   [[nodiscard]] bool try_bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     std::size_t from = tier + 1;
     while (!has(chunk, from))
@@ -147,12 +147,12 @@ class planner_engine : private evicting_engine {
   void allocate(chunk_id chunk) {
     if (!make_room(0, trace_->size(chunk), 0)) {
       if (when_ == plan_moment::ahead) return;
-      bring(chunk, 0, 0);  // says why
+      bring(chunk, 0, 0);  // throws the reason
     }
     note(machine_.allocate(chunk), plan_operation::allocate, chunk, 0, 0);
   }
 
-  /// Brings in ahead of time the chunks that links can start on before `until`.
+  /// Brings in, ahead of time, the chunks whose transfers can start before `until`.
   void prefetch(std::uint64_t until) {
     if (options_.ahead == engine_options::prefetch::by_count) return prefetch_by_count();
     for (std::size_t tier = bounded_; tier-- > 0;) {
@@ -185,7 +185,7 @@ class planner_engine : private evicting_engine {
       const trace_event& event = event_at(pointer);
       if (event.call != trace_call::acquire || !tiering::reads(event.mode)) continue;
       if (pointer >= end_ && goal_ != nullptr && !goal_->holds(event.chunk, tier)) continue;
-      // A write comes before it, or it is leased now: then no fetch is possible or necessary.
+      // A write comes first, or the chunk is leased now, so a fetch is impossible or unnecessary.
       if (of(event.chunk).next != pointer || present(event.chunk, tier)) continue;
       break;
     }
@@ -200,7 +200,7 @@ class planner_engine : private evicting_engine {
     pointer = std::max(pointer, limit);
     return true;
   }
-  /// Returns the computing from the present event to that at `position`.
+  /// Returns the computing time from the present event to the event at `position`.
   [[nodiscard]] std::uint64_t computing_until(std::uint64_t position) const noexcept {
     const auto since_start = [this](std::uint64_t at) {
       return at < end_ ? computed_ns_[at - base_] : trace_->compute_ns() + computed_ns_[at - end_];
@@ -247,7 +247,7 @@ class planner_engine : private evicting_engine {
     }
   }
 
-  /// Changes the state to that of the goal.
+  /// Changes the state to the goal's.
   void close() {
     const auto chunk_count = static_cast<std::uint32_t>(chunks_.size());
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
@@ -269,7 +269,7 @@ class planner_engine : private evicting_engine {
       }
       offer(chunk, 0);
     }
-    // In the order of use, so that the next iteration has first what it needs first.
+    // In the order of use, so that the chunks that the next iteration needs first arrive first.
     std::vector<std::pair<std::uint64_t, std::uint32_t>> missing;
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
       for (std::size_t tier = 0; tier < bounded_; ++tier) {
@@ -306,7 +306,8 @@ class planner_engine : private evicting_engine {
     return false;
   }
 
-  /// From the last fetch to the first: each ends before its chunk is used and before the next one starts.
+  /// Sets the latest start of each fetch, from the last to the first: a fetch ends before its chunk is used
+  /// and before the next fetch starts.
   void set_latest(plan_iteration& made) const {
     std::uint64_t next_start = never;
     for (std::size_t i = made.steps.size(); i-- > 0;) {

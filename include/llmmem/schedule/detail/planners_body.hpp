@@ -1,5 +1,5 @@
 /// @file
-/// How planners use the engine. Private to schedule/.
+/// The planners, as uses of the engine. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Refuses inputs that cannot be planned for.
+/// Refuses inputs that no plan can serve.
 inline void check_planned(const schedule_trace& trace, const schedule_machine& machine) {
   machine.check();
   const auto refuse = [](std::size_t tier, std::uint64_t budget, const std::string& needs) {
@@ -45,7 +45,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   }
 }
 
-/// A first iteration and a steady one that end in the same state.
+/// Makes a first iteration and a steady one that end in the same state.
 [[nodiscard]] inline schedule_plan make_plan(const schedule_trace& trace, const schedule_machine& machine,
                                              const use_table& uses, const engine_options& options,
                                              const char* name, std::size_t rehearsals) {
@@ -61,9 +61,9 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     return plan;
   }
   const bool large = trace.events().size() > 100'000;
-  // The first iteration left the transfers in flight at the beginning of the steady one: again, until they
-  // are its own. A state that is cleaner than the earlier one is sufficient, but wastes write-backs: it is
-  // used only if the same state cannot be reached.
+  // The transfers in flight at the beginning of the steady iteration are those of the first one, so the
+  // steady iteration runs again until they are its own. A state cleaner than the earlier one is sufficient,
+  // but wastes write-backs, so it is the last resort.
   const auto repeats = [&](planner_engine& engine, const engine_goal& goal, bool exactly) {
     const bool settles = !large;
     plan.start = engine.placements();
@@ -86,8 +86,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   for (std::size_t i = 1; i < rehearsals; ++i)
     static_cast<void>(rehearsal.run(nullptr));
   std::vector<plan_placement> wished = rehearsal.placements();
-  // The contents settle at once; whether they are dirty settles in one more round, or all are cleaned; or
-  // nothing stays.
+  // The contents settle at once. Their dirty states settle in one more round; otherwise all chunks are
+  // cleaned, or finally none stays.
   for (int attempt = 0; attempt < 4; ++attempt) {
     engine_goal goal(wished, trace.sizes().size(), machine.tiers());
     if (attempt == 2) goal.all_home();
@@ -117,8 +117,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   return a.bytes() < b.bytes();
 }
 
-/// How much to hold ahead of its use trades bytes against time: more space for future chunks is less space
-/// for kept ones. Writing back early is for links that have the time.
+/// Returns the options to try. Holding more chunks ahead of their use trades bytes for time, because it
+/// leaves less space for kept chunks. Early write-backs are for links that have time.
 [[nodiscard]] inline std::vector<engine_options> ways_to_prefetch(const schedule_trace& trace,
                                                                   const schedule_machine& machine,
                                                                   bool cyclic) {
@@ -185,14 +185,14 @@ inline schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
   } else {
     tried = detail::ways_to_prefetch(trace, machine, cyclic);
   }
-  // All of them while the trace is small; otherwise as many as some million events allow, spread evenly.
+  // All options if the trace is small; otherwise as many as some million events allow, spread evenly.
   const std::size_t affordable =
       std::max<std::size_t>(1, 6'000'000 / ((trace.events().size() + 1) * 12 * rehearsals));
   const std::size_t stride = (tried.size() + affordable - 1) / affordable;
   schedule_plan best;
   bool found = false;
   for (std::size_t i = 0; i < tried.size(); i += stride) {
-    // The iteration that leaves the state to which all later ones return.
+    // Tries the state after each number of rehearsals as the state to which all iterations return.
     for (std::size_t rehearsed = 0; rehearsed < rehearsals; ++rehearsed) {
       schedule_plan made = detail::make_plan(trace, machine, uses, tried[i], "next_use", rehearsed);
       const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;

@@ -1,5 +1,5 @@
 /// @file
-/// A set of small numbers that knows its greatest. Private to schedule/.
+/// A set of small numbers that finds its greatest quickly. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,8 +13,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Numbers from 0 up to a bound, a bit each, under levels with one bit for 64 bits below: every operation
-/// reads one word per level; a billion numbers need five levels.
+/// Numbers from 0 up to a bound, one bit each. Each level above has one bit for 64 bits of the level below.
+/// Every operation reads one word per level; a billion numbers need five levels.
 class position_set {
  public:
   static constexpr std::uint64_t none = ~std::uint64_t{0};
@@ -46,7 +46,7 @@ class position_set {
       number /= 64;
     }
   }
-  /// Returns the greatest; `none` when empty.
+  /// Returns the greatest number; `none` if the set is empty.
   [[nodiscard]] std::uint64_t last() const noexcept {
     if (levels_.back()[0] == 0) return none;
     std::uint64_t at = 0;

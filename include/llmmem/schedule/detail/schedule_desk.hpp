@@ -1,5 +1,5 @@
 /// @file
-/// What a `prefetch_schedule` does at each call of the program. Private to schedule/.
+/// The work of a `prefetch_schedule` at each call of the program. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -32,8 +32,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Serves each call by the buffer, and informs the other objects: the recorder while an iteration is
-/// recorded, the runner while a plan is followed, the response when the program has left the plan.
+/// Serves each call from the buffer, and informs the other objects: the recorder during a recording, the
+/// runner during a plan, the response when the program has left the plan.
 ///
 /// | object | knows |
 /// |---|---|
@@ -75,11 +75,11 @@ class schedule_desk {
   /// @{
   /// Begins the next iteration; state and plan determine its kind.
   void begin_iteration();
-  /// @param make_plan  plans the trace of the iteration: of a recording, or one with new times.
+  /// @param make_plan  plans the iteration's trace: a new recording, or the trace with new times.
   template <class MakePlan>
   void end_iteration(MakePlan make_plan);
   [[nodiscard]] trace_recorder recorder();
-  /// Takes a trace from another source.
+  /// Sets a trace from another source.
   void plan_known_trace(schedule_trace trace);
   void record();
   const schedule_trace& freeze();
@@ -100,9 +100,9 @@ class schedule_desk {
   [[nodiscard]] result<lease<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
                                                               std::uint64_t count, tiering::patience wait);
   result<void> discard(chunk_handle chunk);
-  /// Notes that a lease has ended. Keeps an exception for the next call.
+  /// Records that a lease has ended. Keeps an exception for the next call.
   void released(chunk_id chunk) noexcept;
-  /// Notes that a lease taken to read changes its chunk.
+  /// Records that a lease taken to read changes its chunk.
   void changed(chunk_id chunk) noexcept {
     if (state_ == schedule_state::recording) recorder_.also_changes(chunk);
   }
@@ -117,7 +117,7 @@ class schedule_desk {
   [[nodiscard]] const step_records& records() const noexcept { return runner_.records(); }
 
  private:
-  /// @param noted  the mode with which the lease is recorded.
+  /// @param noted  the mode that the recording gives the lease.
   template <access_mode Mode, class Take>
   [[nodiscard]] result<lease<Mode>> take(chunk_id number, access_mode noted, Take take_from_buffer);
   void before(trace_call what, chunk_id chunk, access_mode mode);
@@ -126,7 +126,7 @@ class schedule_desk {
   void leave_plan();
   void expect_by_frequency() noexcept;
   [[nodiscard]] access_mode mode_at_next(chunk_id chunk) const noexcept;
-  /// Returns whether it times the iteration that it follows.
+  /// Returns whether the desk times the iterations that follow the plan.
   [[nodiscard]] bool is_timing() const noexcept { return stats_.replans < options_.replans; }
   void begin_timing() {
     recorder_.begin_timing(is_timing() ? planned_.trace().events().size() : 0, buffer_.now_ns());
@@ -135,15 +135,15 @@ class schedule_desk {
     if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
   [[nodiscard]] chunk_id known(chunk_handle chunk) const;
-  /// Returns whether an iteration that followed the plan has ended and the next has not begun, and whether
-  /// there was a call since.
+  /// Whether an iteration that followed the plan has ended and the next has not begun, and whether there was
+  /// a call since.
   enum class between : std::uint8_t { no, yes, used };
 
   [[nodiscard]] std::vector<link_model> measured_links() const {
     auto links = measure_links(buffer_);
     if (!links) {
       refuse("prefetch_options::links is empty, and they cannot be measured (" + links.error().message() +
-             "); give the link below each tier, or room for two more chunks");
+             "); give the link below each tier, or space for two more chunks");
     }
     return std::move(*links);
   }
@@ -162,8 +162,8 @@ class schedule_desk {
   planned_trace planned_;
   plan_runner runner_;
   divergence_response response_;
-  std::optional<chunk_id> refused_;  // chunk whose last lease was refused: the program may ask again
-  std::exception_ptr thrown_;        // while a lease ended
+  std::optional<chunk_id> refused_;  // chunk whose last lease was refused: the program may try again
+  std::exception_ptr thrown_;        // thrown while a lease ended
   prefetch_stats stats_;
 };
 

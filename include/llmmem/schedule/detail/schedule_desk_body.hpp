@@ -60,7 +60,7 @@ void schedule_desk<Buffer>::begin_iteration() {
   if (state_ != schedule_state::replaying) return replay();
   begin_timing();
   if (runner_.is_at_beginning() && !was_left) return;
-  runner_.restart();  // what came between may have moved what the plan had begun to bring
+  runner_.restart();  // calls between may have moved chunks that the plan had begun to bring
   runner_.begin_due(target(), stats_);
 }
 
@@ -168,7 +168,7 @@ void schedule_desk<Buffer>::leave_plan() {
   state_ = schedule_state::idle;
   runner_.forget_pending();
   const bool drop = response_.plan_left();
-  if (response_.fell_back()) expect_by_frequency();  // the expectations of the plan no longer hold
+  if (response_.fell_back()) expect_by_frequency();  // the plan's expectations no longer hold
   if (drop) planned_.drop_plan();
 }
 
@@ -232,7 +232,7 @@ template <access_mode Mode, class Take>
 auto schedule_desk<Buffer>::take(chunk_id number, access_mode noted, Take take_from_buffer)
     -> result<lease<Mode>> {
   before(trace_call::acquire, number, noted);
-  // A step of the plan fetches it: the lease waits for as long as that is late.
+  // If a step of the plan fetches the chunk, the lease waits for as long as the step is late.
   const bool is_expected = state_ == schedule_state::replaying && runner_.is_expected(number);
   const bool waits = is_expected && !target().is_above(number);
   const std::uint64_t came = waits ? buffer_.now_ns() : 0;
@@ -255,8 +255,8 @@ auto schedule_desk<Buffer>::take(chunk_id number, access_mode noted, Take take_f
   return lease<Mode>(*this, number, std::move(*had));
 }
 
-/// Returns the mode with which a lease of bytes that are not named yet was recorded, if that is the next
-/// event.
+/// Returns the recorded mode of the next event if that is an acquire of `chunk`: for leases that have not
+/// named their bytes yet.
 template <class Buffer>
 access_mode schedule_desk<Buffer>::mode_at_next(chunk_id chunk) const noexcept {
   if (state_ != schedule_state::replaying) return access_mode::read;

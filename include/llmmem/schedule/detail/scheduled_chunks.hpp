@@ -33,14 +33,14 @@ class scheduled_chunks {
     if (chunks_[number] != chunk) return {};
     return chunk_id{number};
   }
-  /// Returns the number of `chunk`, a new one for a new chunk. Closes gaps first.
+  /// Returns the number of `chunk`, and gives a new chunk a new number. Closes gaps first.
   chunk_id add(chunk_handle chunk);
   /// Forgets `chunk`. Its number stays unused until `close_gaps`. Returns false for an unknown chunk.
   bool remove(chunk_handle chunk) noexcept;
-  /// Counts the numbers of the remaining chunks up from 0 again, in their order.
+  /// Numbers the remaining chunks from 0 again, in their order.
   void close_gaps() noexcept;
 
-  /// @pre `chunk` is a number in use; after a `remove`, the gap has the handle `{}`.
+  /// @pre `chunk` is below `size()`; after a `remove`, its gap has the handle `{}`.
   [[nodiscard]] chunk_handle operator[](chunk_id chunk) const noexcept { return chunks_[to_index(chunk)]; }
   [[nodiscard]] std::size_t size() const noexcept { return chunks_.size(); }
   /// By number.
@@ -81,7 +81,7 @@ inline void scheduled_chunks::close_gaps() noexcept {
   chunks_.resize(kept);
 }
 
-/// A buffer whose chunks are identified by their numbers: a plan's steps are executed on it.
+/// A buffer whose chunks are named by their numbers, on which a plan's steps are executed.
 template <class Buffer>
 class numbered_buffer {
  public:
@@ -99,7 +99,7 @@ class numbered_buffer {
     const result<std::size_t> tier = buffer_->tier_of((*chunks_)[chunk]);
     return tier && *tier == 0;
   }
-  /// The next lease of the chunk reports what the buffer refuses here.
+  /// Ignores a refusal, because the chunk's next lease reports it.
   void prefetch(chunk_id chunk) const { static_cast<void>(buffer_->prefetch((*chunks_)[chunk])); }
   void expect(chunk_id chunk, std::uint64_t next_use) const noexcept {
     static_cast<void>(buffer_->expect((*chunks_)[chunk], next_use));

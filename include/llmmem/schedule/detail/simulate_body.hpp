@@ -1,5 +1,5 @@
 /// @file
-/// Following a plan step by step. Private to schedule/.
+/// Follows a plan step by step. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>

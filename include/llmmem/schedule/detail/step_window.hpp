@@ -19,7 +19,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What steps are executed on: chunks by their numbers in the trace.
+/// The target on which steps are executed; it knows chunks by their numbers in the trace.
 template <class T>
 concept plan_target = requires(const T& target, chunk_id chunk, plan_operation operation, std::size_t tier) {
   target.progress();
@@ -31,18 +31,18 @@ concept plan_target = requires(const T& target, chunk_id chunk, plan_operation o
 
 /// Walks the steps of one iteration. A step becomes *pending* when the program reaches its event (`issue`),
 /// and leaves the window when the target has begun it (`begin_pending`) or when it is late (`give_up_late`).
-/// Steps begin in the plan's order: one that must wait delays all after it.
+/// Steps begin in the plan's order: a step that must wait delays all later ones.
 ///
-/// It keeps a record of each step: a lease of what a step fetches is reported by `leased`.
+/// The window keeps a record of each step. The caller reports leases of fetched chunks by `leased`.
 ///
 /// @par Complexity      `issue` O(steps that become pending), the others O(pending); no allocation after
 ///                      `start`.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          what the target throws passes through; the pending steps stay pending.
+/// @par Errors          passes on exceptions of the target; pending steps stay pending.
 class step_window {
  public:
-  /// Begins with no pending steps. There is space for twice the steps of the longer iteration of `plan`; when
-  /// the window is full, the step that has waited longest is dropped.
+  /// Begins with no pending steps. The window has space for twice the steps of the plan's longer iteration;
+  /// when it is full, it drops the step that has waited longest.
   void start(const schedule_plan& plan);
   /// Walks `iteration` from its first step. Pending steps stay pending. `iteration` outlives its use here.
   void begin_iteration(const plan_iteration& iteration) noexcept {
@@ -52,23 +52,24 @@ class step_window {
   }
   /// The steps of `event` up to the moment `until`, and all steps before them, become pending.
   /// @pre `start` was called.
-  /// @param now_ns  the time, asked only when a step becomes pending.
+  /// @param now_ns  returns the time; called only when a step becomes pending.
   template <class Now>
   void issue(std::uint32_t event, plan_moment until, Now now_ns);
   /// Begins pending steps in their order, up to the first that must wait.
   template <plan_target Target>
   void begin_pending(const Target& target, prefetch_stats& stats);
-  /// Removes the steps up to `event`: they are late. For a late fetch, the target begins a prefetch.
+  /// Removes the steps up to `event`, because they are late. For a late fetch, the target begins a prefetch.
   template <plan_target Target>
   void give_up_late(std::uint32_t event, const Target& target, prefetch_stats& stats);
-  /// Drops the pending steps. Fetches that no lease has used yet are unused.
+  /// Drops the pending steps. Fetches that no lease has used yet count as unused.
   void clear() noexcept;
 
-  /// Returns whether a step has begun to fetch the chunk, or came too late to, and no lease has used it yet.
+  /// Returns whether a step has begun to fetch the chunk, or was too late to begin, and no lease has used it
+  /// yet.
   [[nodiscard]] bool is_expected(chunk_id chunk) const noexcept {
     return to_index(chunk) < fetched_.size() && fetched_[to_index(chunk)].record != nullptr;
   }
-  /// Notes a lease of a chunk that `is_expected`, and how long it waited until `now_ns`.
+  /// Records a lease of a chunk that `is_expected`, and how long it waited until `now_ns`.
   void leased(chunk_id chunk, std::uint64_t waited_ns, std::uint64_t now_ns) noexcept;
 
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
@@ -80,13 +81,13 @@ class step_window {
     step_record* record = nullptr;
     std::uint64_t due_ns = 0;
   };
-  struct fetched {  // to tier 0, and not leased yet
+  struct fetched {  // a fetch to tier 0 that no lease has used yet
     step_record* record = nullptr;
     std::uint64_t due_ns = 0;
     std::uint64_t begun_ns = 0;
-    std::uint64_t planned_ns = 0;  // for its transfer
+    std::uint64_t planned_ns = 0;  // planned time of its transfer
     step_cause delay = step_cause::link_busy;
-    bool was_late = false;  // never begun: left to the lease
+    bool was_late = false;  // it never began: the lease fetches the chunk
   };
 
   [[nodiscard]] step_cause delay() const noexcept {
@@ -159,8 +160,8 @@ inline void step_window::leased(chunk_id chunk, std::uint64_t waited_ns, std::ui
   if (waited_ns == 0) return;
   ++record.late;
   record.late_ns += waited_ns;
-  // Of the wait, what the step began too late by, and what its transfer took too long; the rest is the
-  // plan's.
+  // Splits the wait: the delay of the step's beginning, and the extra time of its transfer. The plan caused
+  // the rest.
   const std::uint64_t began_late = std::min(waited_ns, came.begun_ns - came.due_ns);
   const std::uint64_t took = now_ns - came.begun_ns;
   const std::uint64_t too_long =
@@ -179,7 +180,7 @@ void step_window::issue(std::uint32_t event, plan_moment until, Now now_ns) {
   bool is_asked = false;
   while (next_ < steps.size() &&
          (steps[next_].at_event < event || (steps[next_].at_event == event && steps[next_].when <= until))) {
-    // The oldest step would most likely be late.
+    // Drops the oldest step, because it would most likely be late.
     if (!pending_.empty() && pending_.size() == pending_.capacity()) pending_.erase(pending_.begin());
     if (!std::exchange(is_asked, true)) now = now_ns();
     pending_.push_back({steps[next_], &(*records_of_)[next_], now});

@@ -1,5 +1,5 @@
 /// @file
-/// The exact search of `min_comm_partition`; see there for the terms.
+/// The exact search of `min_comm_partition`, which explains the terms.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// One stage, or the worst in each respect of the stages of a wave.
+/// The numbers of one stage, or the maximum of each over the stages of a wave.
 struct stage_peaks {
   std::uint64_t forward_ns = 0;
   std::uint64_t backward_ns = 0;
@@ -31,7 +31,7 @@ struct stage_peaks {
   }
 };
 
-/// Layers as sums up to each, so that a range of them is a difference. All sums are known to fit.
+/// Prefix sums over the layers, so that the sum over a range is a difference. All sums were checked to fit.
 struct swap_problem {
   std::uint64_t devices = 0;
   std::uint64_t device_bytes = 0;
@@ -62,7 +62,7 @@ struct swap_problem {
     return backward_ns[end] - backward_ns[first] + (micro_batches - 1) * peaks.backward_ns;
   }
 
-  // The step as a sum over its waves; the forward pass of the last one is added at the end.
+  // The step is a sum over its waves; the forward pass of the last wave is added at the end.
   [[nodiscard]] std::uint64_t first_ns(std::uint64_t load, std::uint64_t backward) const noexcept {
     return load + std::max(backward, load);
   }
@@ -74,16 +74,16 @@ struct swap_problem {
   }
 };
 
-/// What a plan may lose compared with perfect balance and still be as fast as one already known. Measured in
-/// times the number of devices G, so that all is exact in integers.
+/// The time that a plan may lose compared with perfect balance and still be as fast as a known plan. Times
+/// are multiplied by the number of devices G, so that all arithmetic is exact in integers.
 ///
-/// A wave of layers that take f forward, cut into G equal stages, would take f + (m - 1) f / G; one whose
-/// slowest stage takes x loses (m - 1) (x - f / G) compared with that. If only its first g stages are cut,
-/// which take f together, and the slowest takes x, then it will lose at least (m - 1) (g x - f) / G: each
-/// later stage makes up at most x of the difference. The same holds for backward passes.
+/// A wave of layers that take f forward, cut into G equal stages, would take f + (m - 1) f / G. A wave whose
+/// slowest stage takes x loses (m - 1) (x - f / G) compared with that. If only its first g stages are known,
+/// which take f together, and the slowest of them takes x, the wave will lose at least (m - 1) (g x - f) / G,
+/// because each later stage makes up at most x of the difference. The same holds for backward passes.
 class swap_slack {
  public:
-  /// Refuses nothing.
+  /// Accepts every plan.
   explicit swap_slack(const swap_problem& problem) noexcept : problem_(&problem) {}
 
   /// Refuses plans that must take longer than `known_ns`, if that can be computed without overflow.
@@ -93,7 +93,7 @@ class swap_slack {
     if (limited_) known_ = known_ns * problem.devices;
   }
 
-  /// Returns whether a wave from `first` whose `stages` first stages end at `end` can be skipped.
+  /// Returns whether a wave from `first` whose first `stages` stages end at `end` can be skipped.
   [[nodiscard]] bool refuses_wave(std::size_t first, std::size_t end, std::uint64_t stages,
                                   const stage_peaks& peaks) const noexcept {
     if (!limited_) return false;
@@ -111,7 +111,7 @@ class swap_slack {
     return problem_->forward_ns[end] - problem_->forward_ns[first] + problem_->backward_ns[end] -
            problem_->backward_ns[first];
   }
-  /// Returns the layers from `first`, balanced perfectly.
+  /// Returns the time of the layers from `first`, balanced perfectly.
   [[nodiscard]] std::uint64_t balanced(std::size_t first) const noexcept {
     return (problem_->devices + problem_->micro_batches - 1) * compute_ns(first, problem_->layers());
   }
@@ -121,13 +121,13 @@ class swap_slack {
   bool limited_ = false;
 };
 
-/// Which ways to cut a range of layers into stages are kept.
+/// The ways to keep of cutting a range of layers into stages.
 enum class ways_kept : std::uint8_t {
-  unbeaten,  ///< each that no other beats in all three respects
-  one,       ///< one with the least forward and backward time of the slowest stage
+  unbeaten,  ///< each way that no other beats in all three numbers
+  one,       ///< one way, with the least forward and backward time of the slowest stage
 };
 
-/// Adds `peaks` to the kept ways, if no other beats it.
+/// Adds `peaks` to the kept ways if none of them beats it.
 inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, ways_kept kept) {
   const auto beats = [kept](const stage_peaks& a, const stage_peaks& b) {
     return kept == ways_kept::unbeaten ? a.within(b)
@@ -140,15 +140,15 @@ inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, w
   ways.push_back(peaks);
 }
 
-/// Returns, for each end, the ways to cut layers `first` up to there into at most as many stages as there are
-/// devices, each at most as large as a device.
+/// Returns, for each end, the ways to cut the layers from `first` to it into at most as many stages as
+/// devices, each within a device's memory.
 [[nodiscard]] inline std::vector<std::vector<stage_peaks>> wave_ways(const swap_problem& problem,
                                                                      std::size_t first, ways_kept kept,
                                                                      const swap_slack& slack) {
   using by_end = std::vector<std::vector<stage_peaks>>;
   const std::size_t layers = problem.layers();
   by_end ways(layers + 1);
-  by_end last(layers + 1);  // of one stage more each round
+  by_end last(layers + 1);  // ways with one more stage each round
   const auto add = [&](by_end& to, std::size_t end, std::uint64_t stages, const stage_peaks& peaks) {
     if (!slack.refuses_wave(first, end, stages, peaks)) keep_way(to[end], peaks, kept);
   };
@@ -210,8 +210,7 @@ struct found_waves {
   std::uint64_t step_ns = 0;
 };
 
-/// Returns the fastest plan of all whose waves are cut in one of the kept ways, if one is no slower than
-/// `slack` allows.
+/// Returns the fastest plan whose waves are cut in the kept ways, if `slack` accepts one.
 [[nodiscard]] inline found_waves search_waves(const swap_problem& problem, ways_kept kept,
                                               const swap_slack& slack) {
   struct plan_so_far {
@@ -219,8 +218,9 @@ struct found_waves {
     std::uint64_t forward_ns = 0;  // of the last wave
     std::uint64_t load_ns = 0;     // of the last wave
     stage_peaks peaks{};           // of the last wave
-    std::size_t first = 0;         // where that begins
-    std::size_t before = 0;        // the plan, of those that end there, that it continues
+    std::size_t first = 0;         // where the last wave begins
+    std::size_t before = 0;        // the index of the plan that this one continues, among those that end
+                                   // there
   };
   const std::size_t layers = problem.layers();
   std::vector<std::vector<plan_so_far>> plans(layers + 1);
@@ -277,8 +277,8 @@ struct found_waves {
   return found;
 }
 
-/// Returns the ends of the stages of each wave, of a plan with the shortest step: a good plan first, then the
-/// best of those that can be as fast.
+/// Returns the ends of each wave's stages for a plan with the shortest step. It finds a good plan first, then
+/// the best of all that can be as fast.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> best_waves(const swap_problem& problem) {
   const auto good = search_waves(problem, ways_kept::one, swap_slack(problem));
   return search_waves(problem, ways_kept::unbeaten, swap_slack(problem, good.step_ns)).ends;

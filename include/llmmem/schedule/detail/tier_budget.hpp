@@ -1,5 +1,5 @@
 /// @file
-/// How full a tier is, now and at the times that are already decided. Private to schedule/.
+/// The bytes taken in a tier, now and at times that are already decided. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,13 +16,13 @@ namespace detail {
 /// A time that is not yet known.
 inline constexpr std::uint64_t unresolved = ~std::uint64_t{0};
 
-/// Bytes of a tier over time: what is taken now, and every start and end of a copy that is already decided.
-/// All changes of one instant happen together.
+/// The bytes of a tier over time: those taken now, and every decided start and end of a copy. All changes of
+/// one instant happen together.
 class tier_budget {
  public:
   explicit tier_budget(std::uint64_t budget) noexcept : budget_(budget) {}
 
-  /// Returns the earliest time from `from` at which, and ever after, `bytes` more fit; `unresolved` if the
+  /// Returns the earliest time from `from` on after which `bytes` more always fit; `unresolved` if the
   /// decided changes leave no such time.
   [[nodiscard]] std::uint64_t earliest(std::uint64_t from, std::uint64_t bytes) const noexcept {
     if (!fits(bytes)) return unresolved;
@@ -39,7 +39,7 @@ class tier_budget {
   [[nodiscard]] bool fits(std::uint64_t bytes) const noexcept {
     return last_ <= budget_ && bytes <= budget_ - last_;
   }
-  /// Returns by how much `bytes` more pass the budget then.
+  /// Returns by how much `bytes` more would exceed the budget then.
   [[nodiscard]] std::uint64_t lacks(std::uint64_t bytes) const noexcept {
     return fits(bytes) ? 0 : last_ + bytes - budget_;
   }
@@ -54,7 +54,7 @@ class tier_budget {
     insert({time, bytes, false});
   }
 
-  /// Advances the time to `now`: earlier changes are dropped.
+  /// Advances the time to `now`, and drops earlier changes.
   void advance(std::uint64_t now) noexcept {
     while (first_ != changes_.size() && changes_[first_].time <= now) {
       const change& each = changes_[first_++];
@@ -96,7 +96,7 @@ class tier_budget {
   std::uint64_t last_ = 0;   // when all changes have happened
   std::uint64_t most_ = 0;
   std::vector<change> changes_;
-  std::size_t first_ = 0;  // of those to come
+  std::size_t first_ = 0;  // index of the next change
 };
 
 }  // namespace detail

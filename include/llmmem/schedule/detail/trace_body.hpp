@@ -1,5 +1,5 @@
 /// @file
-/// What freezing a trace checks. Private to schedule/.
+/// The checks of `trace_recorder::freeze`. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -40,14 +40,14 @@ class word_hash {
          std::to_string(to_index(event.chunk)) + ": ";
 }
 
-/// The state of a chunk while a trace is checked.
+/// The state of a chunk during the check of a trace.
 struct traced_chunk {
   static constexpr std::uint32_t none = 0xFFFF'FFFF;
   std::uint32_t leased_by = none;     // event that acquired it
   std::uint32_t discarded_by = none;  // event that dropped its contents
 };
 
-/// Runs one pass over the events. The second one, `again`, begins with what the first has discarded.
+/// Runs one pass over the events. The second pass, with `again`, begins with the discards of the first.
 /// @return the most bytes leased at once.
 inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
                                   const std::vector<trace_event>& events, std::vector<traced_chunk>& chunks,

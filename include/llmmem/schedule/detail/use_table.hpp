@@ -1,5 +1,5 @@
 /// @file
-/// When each chunk is used next, across the end of the iteration. Private to schedule/.
+/// The next use of each chunk, across the end of the iteration. Private to schedule/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -33,10 +33,10 @@ class use_table {
     }
   }
 
-  /// Returns the event that next acquires the chunk of event `acquire`; it is not after `acquire` if it is
-  /// one iteration later.
+  /// Returns the event that next acquires the chunk of event `acquire`; at most `acquire` if it is in the
+  /// next iteration.
   [[nodiscard]] std::uint32_t after(std::uint32_t acquire) const noexcept { return next_[acquire]; }
-  /// `none` for a chunk that is never acquired.
+  /// Returns the first acquire of `chunk`; `none` for a chunk that is never acquired.
   [[nodiscard]] std::uint32_t first(chunk_id chunk) const noexcept { return first_[to_index(chunk)]; }
 
  private:

@@ -18,12 +18,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Arrays of an optimizer's state. Of 8-bit moments the scales are with their codes.
+/// The arrays of an optimizer's state. The scales of 8-bit moments are counted with their codes.
 enum class optimizer_array : std::uint8_t { mean, variance, low };
 inline constexpr std::array optimizer_arrays{optimizer_array::mean, optimizer_array::variance,
                                              optimizer_array::low};
 
-/// What one rank has of each layer.
+/// One rank's share of each layer.
 class rank_shares_of {
  public:
   rank_shares_of(const training_plan& plan, const training_shape& shape, rank_id rank)
@@ -37,7 +37,7 @@ class rank_shares_of {
   [[nodiscard]] std::uint64_t local(std::size_t layer, state_kind kind) const {
     return shape_->value_bytes * split(kind).local(id(layer), rank_).elements();
   }
-  /// An array of the optimizer's state: what the rank has of a layer, or saves of it.
+  /// The bytes of an array of the optimizer's state that the rank has of a layer, or saves of it.
   [[nodiscard]] std::uint64_t state(std::size_t layer, optimizer_array array) const {
     return state_of(split(state_kind::optimizer).local(id(layer), rank_).elements(), array);
   }
@@ -48,11 +48,11 @@ class rank_shares_of {
   [[nodiscard]] std::uint64_t owned_by(std::size_t layer, rank_id rank) const {
     return shape_->value_bytes * splits_.front().owned(id(layer), rank).elements();
   }
-  /// Whether a complete layer of that kind has a buffer of its own while it is used.
+  /// Whether a complete layer of that kind is gathered into its own buffer while it is used.
   [[nodiscard]] bool is_gathered(std::size_t layer, state_kind kind) const {
     return local(layer, kind) != whole(layer);
   }
-  /// Bytes that a sum of a layer's gradients takes: as many messages as there are ranks.
+  /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank.
   [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
     if (plan_->ranks == 1) return 0;
     const std::uint64_t width = shape_->value_bytes;
@@ -92,7 +92,7 @@ class rank_shares_of {
   std::vector<zero_partition> splits_{};
 };
 
-/// Writes down a step, call by call.
+/// Records a step, call by call.
 class step_writer {
  public:
   step_writer(const training_plan& plan, const training_shape& shape, rank_id rank)
@@ -147,7 +147,7 @@ class step_writer {
     release(it);
   }
 
-  /// A shard is leased for as long as it is sent, what the rank has whole for as long as it is used.
+  /// A shard is leased while it is sent; weights that the rank has completely, while they are used.
   void begin_reading_weights(std::size_t layer) {
     acquire(pieces_[weights][layer], access_mode::read);
     if (shares_.is_gathered(layer, state_kind::weights)) release(pieces_[weights][layer]);
@@ -218,7 +218,7 @@ class step_writer {
   std::vector<chunk> kept_{};
 };
 
-/// The most of activations at once, of ranges that each take what `memory` says.
+/// Returns the most bytes of activations at once, if ranges are rounded as `memory` says.
 [[nodiscard]] inline std::uint64_t records_at_once(const training_shape& shape,
                                                    const memory_rounding& memory) {
   std::uint64_t kept = 0;
@@ -234,7 +234,7 @@ class step_writer {
   return most;
 }
 
-/// Weights, gradients and the optimizer's state in plain memory.
+/// Returns the bytes of weights, gradients and the optimizer's state in plain memory.
 [[nodiscard]] inline std::uint64_t resident_state(const training_plan& plan, const rank_shares_of& shares) {
   std::uint64_t sum = 0;
   const auto add_kind = [&](const auto& local) {
@@ -253,11 +253,11 @@ class step_writer {
   return sum;
 }
 
-/// The most of gathered layers and sums at once, in a step that gathers when it uses.
+/// Returns the most bytes of gathered layers and sums at once.
 [[nodiscard]] inline predicted_bytes gathered_at_once(const training_plan& plan,
                                                       const rank_shares_of& shares) {
   std::uint64_t most = 0;
-  std::uint64_t most_sum = 0;  // gradients and what their sum takes
+  std::uint64_t most_sum = 0;  // gradients and the messages of their sum
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
@@ -270,7 +270,7 @@ class step_writer {
     wholes.push_back(weights);
   }
   if (plan.gather_ahead == 0) return {most, false};
-  // As many consecutive layers as are gathered ahead, plus one, in the order of use.
+  // The largest sum over `gather_ahead` + 1 consecutive layers, in the order of use.
   std::uint64_t in_a_row = 0;
   const std::size_t layers = wholes.size();
   std::vector<std::uint64_t> uses(wholes.begin(), wholes.end());
@@ -288,7 +288,7 @@ class step_writer {
   return {std::min(in_a_row, all) + most_sum, true};
 }
 
-/// What a rank sends, in a step and outside of steps.
+/// Counts the bytes that a rank sends, in a step and outside of steps.
 inline void count_sent(const training_plan& plan, const rank_shares_of& shares, training_prediction& into) {
   const std::uint64_t others = plan.ranks - 1;
   const std::size_t layers = shares.layers();
@@ -297,7 +297,7 @@ inline void count_sent(const training_plan& plan, const rank_shares_of& shares, 
       plan.gather_ahead == 0 ? 0 : std::min<std::size_t>(plan.gather_ahead + 1, layers - 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
     const std::uint64_t owned = shares.owned(layer);
-    std::uint64_t to_owners = shares.whole(layer) - owned;  // a sum: to each what it owns
+    std::uint64_t to_owners = shares.whole(layer) - owned;  // of a sum: each other owner gets its share
     std::uint64_t step = to_owners;
     if (plan.zero == zero_stage::none) step += owned * others;
     if (is_gathered) {
@@ -318,10 +318,10 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
   if (plan.ranks == 0) throw argument_error("training_plan: 0 ranks; 1 means no split");
   if (shape.layers.size() < 2)
     throw argument_error("training_plan: a shape of " + std::to_string(shape.layers.size()) +
-                         " layers; there are an embedding and one more at least");
+                         " layers; give an embedding and at least one more");
   if (plan.gather_ahead != 0 && plan.zero != zero_stage::weights) {
     throw argument_error("training_plan: gather_ahead " + std::to_string(plan.gather_ahead) +
-                         " with weights that every rank holds whole; take zero_stage::weights, or 0");
+                         " with weights that every rank holds completely; use zero_stage::weights, or 0");
   }
   if (shape.value_bytes == 0) throw argument_error("training_plan: values of 0 bytes");
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
@@ -341,7 +341,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   }
   if (!links.empty() && links.size() != plan.tiers.size()) {
     throw argument_error("training_plan: " + std::to_string(links.size()) + " links for " +
-                         std::to_string(plan.tiers.size()) + " budgets; each has one below it");
+                         std::to_string(plan.tiers.size()) + " budgets; give one link below each budget");
   }
   const detail::rank_shares_of shares(plan, shape, rank);
   training_prediction all;

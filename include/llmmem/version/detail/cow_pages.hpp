@@ -1,5 +1,5 @@
 /// @file
-/// The lists of a `cow_range`: which copied page belongs to which page and which snapshot.
+/// The lists of a `cow_range`, which assign copied pages to pages and to snapshots.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -21,7 +21,7 @@ namespace detail {
 /// The value for "no copied page".
 inline constexpr std::uint32_t no_copy = 0xFFFF'FFFF;
 
-/// A live snapshot, and the copies of which it is the newest reader.
+/// A live snapshot, and the copies that it is the newest to see.
 struct live_snapshot {
   std::uint64_t version = 0;
   std::uint64_t pins = 0;
@@ -30,12 +30,12 @@ struct live_snapshot {
 
 struct found_copy {
   std::uint32_t copy = no_copy;
-  std::uint64_t written = 0;  // the version that had written what it holds
+  std::uint64_t written = 0;  // the version that had written its contents
 };
 
-/// Copied pages, each in two lists: that of its page, newest first, and that of the newest live snapshot that
-/// sees it. The live snapshots from w to n see a copy of what version w wrote, made for snapshots up to n;
-/// when the newest of them ends, the copy passes to the next, or becomes free.
+/// Copied pages, each in two lists: its page's, newest first, and that of the newest live snapshot that sees
+/// it. A copy of contents that version w wrote, made for snapshots up to n, is seen by the live snapshots
+/// from w to n. When the newest of these ends, the copy passes to the next one, or becomes free.
 class cow_copies {
  public:
   cow_copies(std::uint64_t pages, std::uint64_t copies, const metadata_source& source, const char* what)
@@ -71,7 +71,7 @@ class cow_copies {
     owner.first = copy;
   }
 
-  /// Returns what snapshot `version`, which is live, sees of `page`. @pre it was copied.
+  /// Returns the copy of `page` that the live snapshot `version` sees. @pre there is one.
   [[nodiscard]] found_copy find(std::uint64_t version, std::uint64_t page) const noexcept {
     std::uint32_t copy = heads_[page];
     while (records_[copy].written > version)
@@ -79,7 +79,8 @@ class cow_copies {
     return {copy, records_[copy].written};
   }
 
-  /// Passes the copies of `gone` to `next`, the newest live snapshot before it, if `next` sees them.
+  /// Passes the copies of `gone` that `next` sees to `next`, the newest live snapshot before it; frees the
+  /// others.
   void release(const live_snapshot& gone, live_snapshot* next) noexcept {
     for (std::uint32_t copy = gone.first; copy != no_copy;) {
       record& each = records_[copy];
@@ -151,7 +152,7 @@ class cow_copies {
     std::uint64_t page = 0;
     std::uint64_t written = 0;
     std::uint32_t next_of_page = no_copy;
-    std::uint32_t next_owned = no_copy;  // or the next free one
+    std::uint32_t next_owned = no_copy;  // or the next free copy
   };
 
   fixed_array<record> records_;

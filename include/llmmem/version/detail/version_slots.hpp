@@ -1,5 +1,5 @@
 /// @file
-/// Whole versions in a fixed number of slots: the base of `latest`, `double_buffer`, `stash` and `delta`.
+/// Complete versions in a fixed number of slots: the base of `latest`, `double_buffer`, `stash` and `delta`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,21 +20,21 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The newest `retain.kept()` versions, and the pinned ones, in `retain.slots()` values of `T`.
+/// Keeps the newest `retain.kept()` versions, and the pinned ones, in `retain.slots()` values of `T`.
 ///
-/// A version is written into an empty slot. If `slots() == kept()`, no slot is spare: the oldest version then
-/// makes space, and is lost while the next is written.
+/// A version is written into an empty slot. If `slots() == kept()`, there is no spare slot: then the oldest
+/// version makes space, and is lost once the next write begins.
 ///
-/// @par Complexity      everything O(slots), and moving the value.
-/// @par Thread safety   one thread publishes at a time; everything else from any thread, also meanwhile. One
-///      mutex, held for the bookkeeping and never while a value is written or read.
+/// @par Complexity      everything O(slots), plus moving the value.
+/// @par Thread safety   one thread publishes at a time; all other calls from any thread, also meanwhile. One
+///      mutex, held for bookkeeping and never while a value is written or read.
 template <class T, class Retain>
 class version_slots {
  public:
   using value_type = T;
   using pinned = pinned_version<version_slots>;
 
-  /// @param prototype  each slot is a copy of it until its first write: give it the size of the versions, and
+  /// @param prototype  each slot is a copy of it until its first write. If it has the size of the versions,
   ///                   nothing allocates later.
   /// @param name       for error texts.
   /// @throws argument_error  for a policy without space for a version.
@@ -58,11 +58,11 @@ class version_slots {
         [&](T& into, const T*) noexcept(std::is_nothrow_move_assignable_v<T>) { into = std::move(value); });
   }
 
-  /// Publishes what `write(into, newest)` leaves in `into` as the newest version. `into` holds some older
+  /// Publishes what `write(into, newest)` leaves in `into` as the newest version. `into` holds an older
   /// version, or the prototype. `newest` is null if there is none, and `&into` if there is only one slot:
-  /// then the newest itself is updated.
+  /// then the write updates the newest version itself.
   ///
-  /// Passes on what `write` throws, and publishes nothing; a version that made space is lost.
+  /// If `write` throws, passes the exception on and publishes nothing; a version that made space is lost.
   template <class Writer>
     requires std::is_invocable_v<Writer&, T&, const T*>
   result<version_id> publish_in_place(Writer&& write) noexcept(
@@ -98,7 +98,7 @@ class version_slots {
     const std::lock_guard lock(mutex_);
     return counts_.live;
   }
-  /// Returns how many versions there can be at most.
+  /// Returns the most versions that can exist at once.
   [[nodiscard]] std::uint32_t slots() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
   [[nodiscard]] const Retain& retain() const noexcept { return retain_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -144,14 +144,14 @@ class version_slots {
 
   struct slot {
     T value;
-    std::uint64_t version = 0;  // 0: holds none
+    std::uint64_t version = 0;  // 0: the slot holds no version
     std::uint32_t pins = 0;
   };
   struct writing {
     std::uint32_t into = none;
     const T* newest = nullptr;
   };
-  // Takes back what was begun if the writer throws.
+  // Undoes the beginning of a write if the writer throws.
   struct unfinished {
     version_slots* slots;
     bool armed;
@@ -286,7 +286,7 @@ class version_slots {
     drop_if_unwanted(at);
   }
 
-  // Whether a version is among the newest, which stay without pins. Numbers have no gaps.
+  // Whether a version is one of the newest, which stay without pins. Numbers have no gaps.
   [[nodiscard]] bool is_kept(std::uint64_t version) const noexcept {
     return version + retain_.kept() > last_;
   }
@@ -294,12 +294,12 @@ class version_slots {
   [[nodiscard]] std::uint32_t find_free() const noexcept {
     const std::uint32_t empty = empty_slot();
     if (empty != none) return empty;
-    // If there are more slots than versions to keep, the oldest is kept for its pins.
+    // With more slots than versions to keep, the oldest version is there only because of its pins.
     const std::uint32_t oldest = slot_of(oldest_slot_version());
     return slots_[oldest].pins == 0 ? oldest : none;
   }
 
-  // Considers versions whose release would make space; the newest only if it has the only slot.
+  // Considers versions whose release would make space; the newest version only if there is one slot.
   [[nodiscard]] std::uint64_t pinned_longest(std::uint32_t& pins) const noexcept {
     const std::uint32_t oldest = slot_of(oldest_slot_version());
     pins = slots_[oldest].pins;

@@ -16,7 +16,7 @@ inline namespace v0 {
 namespace detail {
 
 /// Calls `visit(begin, end)` for the runs in which `a` and `b` differ, in order. Joins runs with fewer equal
-/// bytes between them than a record's head has. O(bytes), eight at a time while they are equal.
+/// bytes between them than a record's head. O(bytes), eight at a time while they are equal.
 template <class Visit>
 void for_each_difference(std::span<const std::byte> a, std::span<const std::byte> b, const Visit& visit) {
   constexpr std::uint64_t head = 16;
@@ -50,8 +50,8 @@ void for_each_difference(std::span<const std::byte> a, std::span<const std::byte
   }
 }
 
-/// Differences, each to the version before it, newest last; the oldest leaves first. A record is a run's
-/// begin and length, 8 bytes each, and the xor of both versions there, so it leads in both directions.
+/// Differences of neighbouring versions, newest last; the oldest leaves first. A record is a run's begin and
+/// length, 8 bytes each, and the xor of both versions, so it can be applied in both directions.
 class xor_deltas {
  public:
   xor_deltas(std::uint64_t bytes, std::uint64_t most, const metadata_source& source, const char* what)
@@ -62,7 +62,7 @@ class xor_deltas {
   [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_.size(); }
 
-  /// Returns the bytes that the difference of `older` and `newer` takes here.
+  /// Returns the bytes that the difference of `older` and `newer` takes.
   [[nodiscard]] static std::uint64_t size_of(std::span<const std::byte> older,
                                              std::span<const std::byte> newer) noexcept {
     std::uint64_t size = 0;
@@ -136,9 +136,9 @@ class xor_deltas {
 
   detail::fixed_array<std::byte> bytes_;
   detail::fixed_array<entry> entries_;
-  std::uint64_t tail_ = 0;  // where the oldest begins
+  std::uint64_t tail_ = 0;  // begin of the oldest difference
   std::uint64_t used_ = 0;
-  std::uint64_t first_ = 0;  // entry of the oldest
+  std::uint64_t first_ = 0;  // entry of the oldest difference
   std::uint64_t count_ = 0;
 };
 
