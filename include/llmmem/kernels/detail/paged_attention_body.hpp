@@ -9,6 +9,7 @@
 #include <llmmem/kernels/detail/attention_work.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
+#include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/errors.hpp>
@@ -282,6 +283,14 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
   return run.each(attention_work<Element, 4, Tables>(shape, tables, lanes));
 }
 
+/// Returns so many shares of about equal length, of whole steps.
+[[nodiscard]] constexpr attention_split split_into(std::uint64_t shares, std::uint64_t most_tokens,
+                                                   std::uint64_t step) noexcept {
+  if (shares <= 1) return {};
+  const std::uint64_t tokens = ((most_tokens - 1) / shares / step + 1) * step;
+  return {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>((most_tokens - 1) / tokens + 1)};
+}
+
 }  // namespace detail
 
 inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
@@ -291,6 +300,17 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   // A row attends to at most this many tokens.
   most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
+  if (arithmetic == attention_arithmetic::host_vectors) {
+    const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * layout.heads *
+                                ((group - 1) / detail::vector_heads + 1);
+    // Four items for each thread end within a fourth of each other; a shorter share is begun and joined for
+    // little.
+    constexpr std::uint64_t least_tokens = 512;
+    const std::uint64_t shares =
+        std::clamp<std::uint64_t>(std::uint64_t{limits.multiprocessors} * 4 / items, 1,
+                                  std::max<std::uint64_t>(most_tokens / least_tokens, 1));
+    return detail::split_into(shares, most_tokens, detail::attention_tile);
+  }
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
   const std::uint32_t heads = is_tensor ? detail::tensor_heads : detail::attention_heads(group);
   const std::uint32_t lanes = is_tensor ? 32 : detail::attention_lanes(layout);
@@ -305,10 +325,7 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   const std::uint64_t usual = std::min(wanted / items, most_tokens / least);
   const std::uint64_t idle = std::min(wanted / 2 / items, most_tokens / least_idle);
   const std::uint64_t shares = std::max({std::uint64_t{1}, usual, idle});
-  if (shares == 1) return {};
-  const std::uint64_t step = is_tensor ? detail::tensor_tokens : detail::attention_tile;
-  const std::uint64_t tokens = ((most_tokens - 1) / shares / step + 1) * step;
-  return {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>((most_tokens - 1) / tokens + 1)};
+  return detail::split_into(shares, most_tokens, is_tensor ? detail::tensor_tokens : detail::attention_tile);
 }
 
 inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
@@ -345,7 +362,7 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
     if (of.options.arithmetic == attention_arithmetic::host_vectors)
       return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(of.options.arithmetic),
                      static_cast<std::uint64_t>(attention_arithmetic::tensor_cores),
-                     "paged_attention: options.arithmetic, host_vectors without a host_vector_executor"};
+                     "paged_attention: options.arithmetic (host_vectors needs a host_vector_executor)"};
   }
   if (of.rows.rows == 0) return {};
   const char* const what = of.rows.lengths == nullptr ? missing_counted_table(tables) : missing_table(tables);

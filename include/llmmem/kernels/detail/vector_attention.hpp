@@ -62,7 +62,8 @@ class vector_attention_work {
     return lane_place<Element>(pack * attention_pack + i, lanes_in(path_));
   }
 
-  /// Finds the next tokens that count, from a position on. Returns the position after them. Tokens that are in one block follow each other, so the table is asked once for them.
+  /// Finds the next tokens that count, from a position on. Returns the position after them. Tokens that are
+  /// in one block follow each other, so the table is asked once for them.
   std::uint32_t gather(const attention_place& at, std::uint32_t position,
                        vector_tokens& tokens) const noexcept {
     const std::uint32_t most =
@@ -80,9 +81,10 @@ class vector_attention_work {
       }
       position += run;
     }
-    // Requests of a tile that is not there go to the head's first vector.
-    std::fill(tokens.keys + tokens.count, tokens.keys + most, at.keys);
-    std::fill(tokens.values + tokens.count, tokens.values + most, at.values);
+    // The rest of a tile is read or requested as its first token, and does not count.
+    std::fill(tokens.keys + tokens.count, tokens.keys + most, tokens.count == 0 ? at.keys : tokens.keys[0]);
+    std::fill(tokens.values + tokens.count, tokens.values + most,
+              tokens.count == 0 ? at.values : tokens.values[0]);
     return position;
   }
 
@@ -102,8 +104,9 @@ class vector_attention_work {
   void finish(const attention_place& at, const vector_sums& sums) const noexcept {
     for (std::uint32_t h = 0; h < at.queries; ++h) {
       const attention_output output{at.row, at.first_query + h, at.head};
+      const float total = sums.total(h);
       for (std::uint32_t pack = 0; pack < shape_.value_packs; ++pack) {
-        attention_total of{{}, sums.most[h], sums.total[h]};
+        attention_total of{{}, sums.most[h], total};
         for (std::uint32_t i = 0; i < attention_pack; ++i)
           of.sum.of[i] = sums.sum[h * sums.value_stride + place(pack, i)];
         finish_share(shape_, output, at.share, at.span.shares, pack, of);

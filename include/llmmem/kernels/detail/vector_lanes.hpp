@@ -51,8 +51,8 @@ template <dtype Element>
 inline constexpr unsigned elements_in_word = 4 / sizeof(element_bits<Element>);
 
 /// Returns where an element of a vector comes to, if N words are loaded at once: each word's first elements,
-/// then its second ones. To spread a word's elements over the lanes takes a shift each; to put them into their
-/// own order would take more, and sums over all elements do not need it.
+/// then its second ones. To spread a word's elements over the lanes takes a shift each; to put them into
+/// their own order would take more, and sums over all elements do not need it.
 template <dtype Element>
 [[nodiscard]] constexpr std::uint32_t lane_place(std::uint32_t element, std::uint32_t n) noexcept {
   constexpr unsigned words = elements_in_word<Element>;
@@ -97,37 +97,49 @@ LLMMEM_LANES_INLINE void load_elements(const std::byte* from,
   }
 }
 
-/// Sums neighbours: the even lanes of `a` then `b`, plus the odd ones.
-template <unsigned N, int... I>
-LLMMEM_LANES_INLINE void add_neighbours(float_lanes<N>& a, const float_lanes<N>& b,
-                                        std::integer_sequence<int, I...> /*lanes*/) noexcept {
-  a = __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+/// Which lane of `a`, then `b`, comes to lane `i` where two vectors are joined: those whose halves are added.
+/// `width` of 1 and 2 exchange within four lanes, which takes one instruction; the rest moves fours.
+template <unsigned N, unsigned Width, bool Upper>
+[[nodiscard]] constexpr int joined_lane(unsigned i) noexcept {
+  const unsigned four = i / 4 * 4;
+  const unsigned in_four = i % 4;
+  const unsigned upper = Upper ? 1 : 0;
+  unsigned lane = 0;
+  bool is_second = false;
+  if constexpr (Width == 1) {  // a0 b0 a1 b1, and a2 b2 a3 b3
+    lane = four + in_four / 2 + 2 * upper;
+    is_second = in_four % 2 != 0;
+  } else if constexpr (Width == 2) {  // a0 a1 b0 b1, and a2 a3 b2 b3
+    lane = four + in_four % 2 + 2 * upper;
+    is_second = in_four / 2 != 0;
+  } else {  // half of the fours of each: the first and the second half at width 4 of 16, else every other one
+    const unsigned fours = N / 4;
+    const unsigned in_half = i / 4 % (fours / 2);
+    const unsigned of = fours == 4 && Width == 4 ? in_half + 2 * upper : 2 * in_half + upper;
+    lane = of * 4 + in_four;
+    is_second = i / 4 >= fours / 2;
+  }
+  return static_cast<int>(is_second ? lane + N : lane);
 }
 
-/// Lane i becomes the sum of the lanes of `of[i]`, in `of[0]`.
-template <unsigned N>
+template <unsigned N, unsigned Width, int... I>
+LLMMEM_LANES_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
+                                   std::integer_sequence<int, I...> /*lanes*/) noexcept {
+  a = __builtin_shufflevector(a, b, joined_lane<N, Width, false>(I)...) +
+      __builtin_shufflevector(a, b, joined_lane<N, Width, true>(I)...);
+}
+
+/// Lane i of `of[0]` becomes the sum of the lanes of `of[i]`.
+template <unsigned N, unsigned Width = 1>
 LLMMEM_LANES_INLINE void sum_each(float_lanes<N> (&of)[N]) noexcept {
-  LLMMEM_LANES_UNROLL
-  for (unsigned left = N; left > 1; left /= 2) {
+  if constexpr (Width < N) {
     LLMMEM_LANES_UNROLL
-    for (unsigned i = 0; i < left / 2; ++i) {
+    for (unsigned i = 0; i < N / Width / 2; ++i) {
       of[i] = of[2 * i];
-      add_neighbours<N>(of[i], of[2 * i + 1], std::make_integer_sequence<int, int{N}>());
+      join_sums<N, Width>(of[i], of[2 * i + 1], std::make_integer_sequence<int, int{N}>());
     }
+    sum_each<N, 2 * Width>(of);
   }
-}
-
-template <unsigned N>
-LLMMEM_LANES_INLINE float sum_of(const float_lanes<N>& x) noexcept {
-  float lanes[N];
-  store_lanes<N>(x, lanes);
-  LLMMEM_LANES_UNROLL
-  for (unsigned step = N / 2; step != 0; step /= 2) {
-    LLMMEM_LANES_UNROLL
-    for (unsigned i = 0; i < step; ++i)
-      lanes[i] += lanes[i + step];
-  }
-  return lanes[0];
 }
 
 /// The larger lanes; those of `a` where those of `b` are NaNs.
@@ -135,17 +147,19 @@ template <unsigned N>
 LLMMEM_LANES_INLINE void take_larger(float_lanes<N>& a, const float_lanes<N>& b) noexcept {
   a = b > a ? b : a;
 }
-template <unsigned N>
-LLMMEM_LANES_INLINE float largest_of(const float_lanes<N>& x) noexcept {
-  float lanes[N];
-  store_lanes<N>(x, lanes);
-  LLMMEM_LANES_UNROLL
-  for (unsigned step = N / 2; step != 0; step /= 2) {
-    LLMMEM_LANES_UNROLL
-    for (unsigned i = 0; i < step; ++i)
-      lanes[i] = lanes[i + step] > lanes[i] ? lanes[i + step] : lanes[i];
+template <unsigned N, unsigned Step, int... I>
+LLMMEM_LANES_INLINE void take_larger_half(float_lanes<N>& x,
+                                          std::integer_sequence<int, I...> /*lanes*/) noexcept {
+  const float_lanes<N> other = __builtin_shufflevector(x, x, (I ^ static_cast<int>(Step))...);
+  take_larger<N>(x, other);
+}
+/// All lanes become the largest.
+template <unsigned N, unsigned Step = N / 2>
+LLMMEM_LANES_INLINE void spread_largest(float_lanes<N>& x) noexcept {
+  if constexpr (Step != 0) {
+    take_larger_half<N, Step>(x, std::make_integer_sequence<int, int{N}>());
+    spread_largest<N, Step / 2>(x);
   }
-  return lanes[0];
 }
 
 /// `power_of_two` (float_steps.hpp) of each lane: 2^x for x up to 0, a NaN for a NaN.

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/detail/vector_lanes.hpp>
 #include <llmmem/kernels/vector_path.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -12,14 +13,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Query heads of an item at most. 16 of 256 floats, with their sums and a tile, are 48 KiB: the first level
-/// of a processor's cache, and little of a thread's stack.
-inline constexpr std::uint32_t vector_heads = 16;
 /// Elements of a vector at most, and floats of the widest lanes, to which lengths are rounded up.
 inline constexpr std::uint32_t vector_elements = 256;
 inline constexpr std::uint32_t widest_lanes = 16;
@@ -51,8 +50,8 @@ struct vector_sums {
   // Elements are where `lane_place` says.
   alignas(64) float query[vector_heads * vector_elements];  // scaled; zeros up to the stride
   alignas(64) float sum[vector_heads * vector_elements];
-  float most[vector_heads];   // of the products
-  float total[vector_heads];  // of the exponentials
+  alignas(64) float totals[vector_heads * widest_lanes];  // of the exponentials, in the lanes of a path
+  float most[vector_heads];                               // of the products
   std::uint32_t heads = 0;
   std::uint32_t key_elements = 0;
   std::uint32_t value_elements = 0;
@@ -69,23 +68,29 @@ struct vector_sums {
     std::fill_n(query, heads * key_stride, 0.0F);
     std::fill_n(sum, heads * value_stride, 0.0F);
     std::fill_n(most, heads, lowest());
-    std::fill_n(total, heads, 0.0F);
+    std::fill_n(totals, heads * widest_lanes, 0.0F);
+  }
+  [[nodiscard]] float total(std::uint32_t head) const noexcept {
+    const float* const lanes = totals + head * widest_lanes;
+    return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
   }
 };
 
-/// A tile's keys or values as floats, and the products, then weights, of each head with its tokens.
+/// The products, then weights, of each head with a tile's tokens; and its keys or values as floats, where
+/// they are converted once for many heads.
 struct vector_scratch {
-  alignas(64) float elements[tile_floats];
   alignas(64) float weights[vector_heads * max_tile_tokens];
+  alignas(64) float elements[tile_floats];
+  const std::byte* rows[max_tile_tokens];
 };
 
-// All of these are inlined into a function whose target has vectors of N floats.
+// All functions below are inlined into one whose target has vectors of N floats.
 
-/// Converts `count` vectors; those up to the next multiple of the lanes become zeros. Requests the same part of
-/// the tile after it.
+/// Converts vectors to floats, in the order of `lane_place`, up to the stride.
 template <dtype Element, unsigned N>
 LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* const* next_rows,
-                                std::uint32_t count, std::uint32_t elements, float* to) noexcept {
+                                std::uint32_t count, std::uint32_t elements,
+                                vector_scratch& scratch) noexcept {
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr std::uint32_t group = in_word * N;
   constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
@@ -93,9 +98,10 @@ LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* c
   const std::uint32_t whole = elements / group * group;
   float_lanes<N> x[in_word];
   for (std::uint32_t t = 0; t < count; ++t) {
-    float* const row = to + t * stride;
+    float* const row = scratch.elements + t * stride;
+    scratch.rows[t] = reinterpret_cast<const std::byte*>(row);
     for (std::uint32_t e = 0; e < whole; e += group) {
-      __builtin_prefetch(next_rows[t] + e * bytes);
+      __builtin_prefetch(next_rows[t] + e * bytes, 0, 2);
       load_elements<Element, N>(rows[t] + e * bytes, x);
       LLMMEM_LANES_UNROLL
       for (unsigned i = 0; i < in_word; ++i)
@@ -112,28 +118,43 @@ LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* c
     for (unsigned i = 0; i < in_word; ++i)
       store_lanes<N>(x[i], row + whole + i * N);
   }
-  for (std::uint32_t t = count; t % N != 0; ++t)
-    std::fill_n(to + t * stride, stride, 0.0F);
+  for (std::uint32_t t = count; t < max_tile_tokens; ++t)
+    scratch.rows[t] = scratch.rows[0];
 }
 
+/// The vectors of a tile, and of the tile after it, which are requested meanwhile; null: they are not.
+struct vector_rows {
+  const std::byte* const* rows;
+  const std::byte* const* next_rows;
+};
+
 /// The products of `Heads` heads with N / `Heads` tokens: N sums, so that each of their N lanes ends in one.
-template <unsigned Heads, unsigned N>
-LLMMEM_LANES_INLINE void multiply_some(const float* keys, const float* query, std::uint32_t stride,
+template <dtype Element, unsigned Heads, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* query, std::uint32_t stride,
                                        float* products) noexcept {
   constexpr unsigned tokens = N / Heads;
+  constexpr unsigned in_word = elements_in_word<Element>;
+  constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
   float_lanes<N> sum[N]{};
-  for (std::uint32_t e = 0; e < stride; e += N) {
-    float_lanes<N> q[Heads];
+  for (std::uint32_t e = 0; e < stride; e += in_word * N) {
+    float_lanes<N> q[Heads][in_word];
     LLMMEM_LANES_UNROLL
-    for (unsigned h = 0; h < Heads; ++h)
-      load_lanes<N>(query + h * stride + e, q[h]);
+    for (unsigned h = 0; h < Heads; ++h) {
+      LLMMEM_LANES_UNROLL
+      for (unsigned i = 0; i < in_word; ++i)
+        load_lanes<N>(query + h * stride + e + i * N, q[h][i]);
+    }
     LLMMEM_LANES_UNROLL
     for (unsigned t = 0; t < tokens; ++t) {
-      float_lanes<N> key;
-      load_lanes<N>(keys + t * stride + e, key);
+      if constexpr (Requests) __builtin_prefetch(keys.next_rows[t] + e * bytes, 0, 2);
+      float_lanes<N> key[in_word];
+      load_elements<Element, N>(keys.rows[t] + e * bytes, key);
       LLMMEM_LANES_UNROLL
-      for (unsigned h = 0; h < Heads; ++h)
-        sum[h * tokens + t] = key * q[h] + sum[h * tokens + t];
+      for (unsigned h = 0; h < Heads; ++h) {
+        LLMMEM_LANES_UNROLL
+        for (unsigned i = 0; i < in_word; ++i)
+          sum[h * tokens + t] = key[i] * q[h][i] + sum[h * tokens + t];
+      }
     }
   }
   sum_each<N>(sum);
@@ -144,20 +165,31 @@ LLMMEM_LANES_INLINE void multiply_some(const float* keys, const float* query, st
     std::memcpy(products + h * max_tile_tokens, lanes + h * tokens, tokens * sizeof(float));
 }
 
-template <unsigned N>
-LLMMEM_LANES_INLINE void multiply(const vector_sums& sums, std::uint32_t count,
-                                  vector_scratch& scratch) noexcept {
-  const std::uint32_t stride = sums.key_stride;
-  std::uint32_t h = 0;
-  for (; h + 2 <= sums.heads; h += 2) {
-    for (std::uint32_t t = 0; t < count; t += N / 2)
-      multiply_some<2, N>(scratch.elements + t * stride, sums.query + h * stride, stride,
-                          scratch.weights + h * max_tile_tokens + t);
+template <dtype Element, unsigned Heads, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_sums& sums, std::uint32_t h,
+                                        std::uint32_t count, float* products) noexcept {
+  for (std::uint32_t t = 0; t < count; t += N / Heads)
+    multiply_some<Element, Heads, Requests, N>({keys.rows + t, keys.next_rows + t},
+                                               sums.query + h * sums.key_stride, sums.key_stride,
+                                               products + h * max_tile_tokens + t);
+}
+
+/// Products past `count`, up to a multiple of the lanes, are of any tokens.
+template <dtype Element, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& sums, std::uint32_t count,
+                                  float* products) noexcept {
+  if (sums.heads < 4) {
+    multiply_heads<Element, 1, Requests, N>(keys, sums, 0, count, products);
+    for (std::uint32_t h = 1; h < sums.heads; ++h)
+      multiply_heads<Element, 1, false, N>(keys, sums, h, count, products);
+    return;
   }
-  if (h == sums.heads) return;
-  for (std::uint32_t t = 0; t < count; t += N)
-    multiply_some<1, N>(scratch.elements + t * stride, sums.query + h * stride, stride,
-                        scratch.weights + h * max_tile_tokens + t);
+  multiply_heads<Element, 4, Requests, N>(keys, sums, 0, count, products);
+  std::uint32_t h = 4;
+  for (; h + 4 <= sums.heads; h += 4)
+    multiply_heads<Element, 4, false, N>(keys, sums, h, count, products);
+  for (; h < sums.heads; ++h)
+    multiply_heads<Element, 1, false, N>(keys, sums, h, count, products);
 }
 
 /// Makes weights of a head's products, relative to the largest so far, to which its sums are brought.
@@ -172,12 +204,15 @@ LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t
     load_lanes<N>(weights + t, x);
     take_larger<N>(largest, x);
   }
-  const float most = larger_of(sums.most[h], largest_of<N>(largest));
+  spread_largest<N>(largest);
+  const float most = larger_of(sums.most[h], largest[0]);
   const float base = most == lowest() ? 0.0F : most;  // nothing counts so far
+  float_lanes<N> total;
+  load_lanes<N>(sums.totals + h * widest_lanes, total);
   if (most != sums.most[h]) {
     const float factor = power_of_two(sums.most[h] - base);
     sums.most[h] = most;
-    sums.total[h] *= factor;
+    total = total * factor;
     for (std::uint32_t e = 0; e < sums.value_stride; e += N) {
       float_lanes<N> x;
       load_lanes<N>(sums.sum + h * sums.value_stride + e, x);
@@ -185,7 +220,6 @@ LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t
       store_lanes<N>(x, sums.sum + h * sums.value_stride + e);
     }
   }
-  float_lanes<N> total{};
   for (std::uint32_t t = 0; t < count; t += N) {
     float_lanes<N> x;
     load_lanes<N>(weights + t, x);
@@ -194,76 +228,109 @@ LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t
     store_lanes<N>(x, weights + t);
     total = total + x;
   }
-  sums.total[h] += sum_of<N>(total);
+  store_lanes<N>(total, sums.totals + h * widest_lanes);
 }
 
-/// Adds the tokens' values, weighted, to `Vectors` x N elements of the sums of `Heads` heads.
-template <unsigned Heads, unsigned Vectors, unsigned N>
-LLMMEM_LANES_INLINE void add_some(const float* values, const float* weights, std::uint32_t stride,
-                                  std::uint32_t count, float* sums) noexcept {
-  float_lanes<N> sum[Heads][Vectors];
+/// Adds the tokens' values, weighted, to `Groups` groups of words of the sums of `Heads` heads.
+template <dtype Element, unsigned Heads, unsigned Groups, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::uint32_t from, const float* weights,
+                                  std::uint32_t count, std::uint32_t stride, float* sums) noexcept {
+  constexpr unsigned in_word = elements_in_word<Element>;
+  constexpr unsigned vectors = Groups * in_word;
+  constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
+  float_lanes<N> sum[Heads][vectors];
   LLMMEM_LANES_UNROLL
   for (unsigned h = 0; h < Heads; ++h) {
     LLMMEM_LANES_UNROLL
-    for (unsigned v = 0; v < Vectors; ++v)
-      load_lanes<N>(sums + h * stride + v * N, sum[h][v]);
+    for (unsigned v = 0; v < vectors; ++v)
+      load_lanes<N>(sums + h * stride + from + v * N, sum[h][v]);
   }
   for (std::uint32_t t = 0; t < count; ++t) {
-    float_lanes<N> value[Vectors];
     LLMMEM_LANES_UNROLL
-    for (unsigned v = 0; v < Vectors; ++v)
-      load_lanes<N>(values + t * stride + v * N, value[v]);
-    LLMMEM_LANES_UNROLL
-    for (unsigned h = 0; h < Heads; ++h) {
-      const float weight = weights[h * max_tile_tokens + t];
+    for (unsigned g = 0; g < Groups; ++g) {
+      const std::uint32_t at = (from + g * in_word * N) * bytes;
+      if constexpr (Requests) __builtin_prefetch(values.next_rows[t] + at, 0, 2);
+      float_lanes<N> value[in_word];
+      load_elements<Element, N>(values.rows[t] + at, value);
       LLMMEM_LANES_UNROLL
-      for (unsigned v = 0; v < Vectors; ++v)
-        sum[h][v] = value[v] * weight + sum[h][v];
+      for (unsigned h = 0; h < Heads; ++h) {
+        const float weight = weights[h * max_tile_tokens + t];
+        LLMMEM_LANES_UNROLL
+        for (unsigned i = 0; i < in_word; ++i)
+          sum[h][g * in_word + i] = value[i] * weight + sum[h][g * in_word + i];
+      }
     }
   }
   LLMMEM_LANES_UNROLL
   for (unsigned h = 0; h < Heads; ++h) {
     LLMMEM_LANES_UNROLL
-    for (unsigned v = 0; v < Vectors; ++v)
-      store_lanes<N>(sum[h][v], sums + h * stride + v * N);
+    for (unsigned v = 0; v < vectors; ++v)
+      store_lanes<N>(sum[h][v], sums + h * stride + from + v * N);
   }
 }
 
-template <unsigned Heads, unsigned N>
-LLMMEM_LANES_INLINE void add_heads(const float* values, const float* weights, std::uint32_t stride,
-                                   std::uint32_t count, float* sums) noexcept {
+template <dtype Element, unsigned Heads, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weights, std::uint32_t count,
+                                   std::uint32_t stride, float* sums) noexcept {
   // As many sums as hide the latency of an addition, and fit into the registers: 32 of 16 floats, else 16.
-  constexpr unsigned vectors = (N == 16 ? 16U : 8U) / (Heads == 1 ? 2 : Heads);
+  constexpr unsigned in_word = elements_in_word<Element>;
+  constexpr unsigned groups = std::max((N == 16 ? 16U : 8U) / (Heads == 1 ? 2 : Heads) / in_word, 1U);
+  constexpr std::uint32_t group = in_word * N;
   std::uint32_t e = 0;
-  for (; e + vectors * N <= stride; e += vectors * N)
-    add_some<Heads, vectors, N>(values + e, weights, stride, count, sums + e);
-  for (; e < stride; e += N)
-    add_some<Heads, 1, N>(values + e, weights, stride, count, sums + e);
+  for (; e + groups * group <= stride; e += groups * group)
+    add_some<Element, Heads, groups, Requests, N>(values, e, weights, count, stride, sums);
+  for (; e < stride; e += group)
+    add_some<Element, Heads, 1, Requests, N>(values, e, weights, count, stride, sums);
 }
 
-template <unsigned N>
-LLMMEM_LANES_INLINE void add_values(const vector_scratch& scratch, std::uint32_t count,
+template <dtype Element, bool Requests, unsigned N>
+LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weights, std::uint32_t count,
                                     vector_sums& sums) noexcept {
   const std::uint32_t stride = sums.value_stride;
   std::uint32_t h = 0;
+  if (sums.heads < 4) {
+    add_heads<Element, 1, Requests, N>(values, weights, count, stride, sums.sum);
+    h = 1;
+  } else {
+    add_heads<Element, 4, Requests, N>(values, weights, count, stride, sums.sum);
+    h = 4;
+  }
   for (; h + 4 <= sums.heads; h += 4)
-    add_heads<4, N>(scratch.elements, scratch.weights + h * max_tile_tokens, stride, count,
-                    sums.sum + h * stride);
+    add_heads<Element, 4, false, N>(values, weights + h * max_tile_tokens, count, stride,
+                                    sums.sum + h * stride);
   for (; h < sums.heads; ++h)
-    add_heads<1, N>(scratch.elements, scratch.weights + h * max_tile_tokens, stride, count,
-                    sums.sum + h * stride);
+    add_heads<Element, 1, false, N>(values, weights + h * max_tile_tokens, count, stride,
+                                    sums.sum + h * stride);
+}
+
+/// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest
+/// must not be read past its end; or where each of many heads would convert them at several instructions a
+/// vector.
+template <dtype Element>
+[[nodiscard]] constexpr bool is_expanded(std::uint32_t elements, std::uint32_t heads) noexcept {
+  if (elements != lane_stride<Element>(elements)) return true;
+  return Element != dtype::f32 && Element != dtype::bf16 && heads > 4;
 }
 
 template <dtype Element, unsigned N>
 LLMMEM_LANES_INLINE void attend_by(const vector_tokens& tokens, const vector_tokens& next,
                                    vector_sums& sums) noexcept {
   vector_scratch scratch;
-  expand<Element, N>(tokens.keys, next.keys, tokens.count, sums.key_elements, scratch.elements);
-  multiply<N>(sums, tokens.count, scratch);
+  const std::uint32_t count = tokens.count;
+  if (is_expanded<Element>(sums.key_elements, sums.heads)) {
+    expand<Element, N>(tokens.keys, next.keys, count, sums.key_elements, scratch);
+    multiply<dtype::f32, false, N>({scratch.rows, scratch.rows}, sums, count, scratch.weights);
+  } else {
+    multiply<Element, true, N>({tokens.keys, next.keys}, sums, count, scratch.weights);
+  }
   for (std::uint32_t h = 0; h < sums.heads; ++h)
-    weigh<N>(sums, h, tokens.count, scratch.weights + h * max_tile_tokens);
-  expand<Element, N>(tokens.values, next.values, tokens.count, sums.value_elements, scratch.elements);
-  add_values<N>(scratch, tokens.count, sums);
+    weigh<N>(sums, h, count, scratch.weights + h * max_tile_tokens);
+  if (is_expanded<Element>(sums.value_elements, sums.heads)) {
+    expand<Element, N>(tokens.values, next.values, count, sums.value_elements, scratch);
+    add_values<dtype::f32, false, N>({scratch.rows, scratch.rows}, scratch.weights, count, sums);
+  } else {
+    add_values<Element, true, N>({tokens.values, next.values}, scratch.weights, count, sums);
+  }
 }
 
 template <dtype Element>
@@ -272,7 +339,8 @@ void attend_baseline(const vector_tokens& tokens, const vector_tokens& next, vec
 }
 #if defined(__x86_64__)
 template <dtype Element>
-[[gnu::target("avx2,fma")]] void attend_avx2(const vector_tokens& tokens, const vector_tokens& next, vector_sums& sums) noexcept {
+[[gnu::target("avx2,fma")]] void attend_avx2(const vector_tokens& tokens, const vector_tokens& next,
+                                             vector_sums& sums) noexcept {
   attend_by<Element, 8>(tokens, next, sums);
 }
 template <dtype Element>
@@ -289,7 +357,8 @@ template <dtype Element>
 
 /// Adds a tile of tokens to the sums. @param next  the tile after it, with as many pointers
 template <dtype Element>
-void attend_tile(vector_path path, const vector_tokens& tokens, const vector_tokens& next, vector_sums& sums) noexcept {
+void attend_tile(vector_path path, const vector_tokens& tokens, const vector_tokens& next,
+                 vector_sums& sums) noexcept {
 #if defined(__x86_64__)
   if (path == vector_path::avx512) return attend_avx512<Element>(tokens, next, sums);
   if (path == vector_path::avx2) return attend_avx2<Element>(tokens, next, sums);

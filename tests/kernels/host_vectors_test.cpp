@@ -1,0 +1,284 @@
+/// `attention_arithmetic::host_vectors`, on each path that this machine has.
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/host_vector_executor.hpp>
+#include <llmmem/kernels/merge_attention.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/kernels/token_lists.hpp>
+#include <llmmem/testing/grid_executor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "support/attention_parts_world.hpp"
+#include "support/attention_runs.hpp"
+#include "support/attention_world.hpp"
+#include "support/listed_world.hpp"
+#include "support/scattered_planes.hpp"
+#include "support/seeds.hpp"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+/// Runs the parts from the last to the first, and counts them.
+struct backwards {
+  std::uint64_t* parts;
+  template <class Run>
+  void operator()(std::uint64_t count, const Run& run) const {
+    *parts += count;
+    for (std::uint64_t part = count; part != 0; --part)
+      run(part - 1);
+  }
+};
+
+attention_world vector_world(std::mt19937_64& random) {
+  attention_world world(random);
+  world.options.arithmetic = attention_arithmetic::host_vectors;
+  return world;
+}
+
+std::vector<vector_path> own_paths() {
+  std::vector<vector_path> found;
+  for (const vector_path path : vector_paths) {
+    if (has_vector_path(path)) found.push_back(path);
+  }
+  return found;
+}
+
+/// Merges parts into the outputs of a world.
+attended merged(const attention_world& world, std::vector<part_memory>& parts) {
+  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
+  std::vector<attention_part> views;
+  for (part_memory& each : parts)
+    views.push_back(each.part());
+  merged_attention<> out;
+  out.out = {made.out.data(), world.out_strides[0], world.out_strides[1]};
+  out.element = world.options.element;
+  out.log_sum_exp = {made.log_sum_exp.data(), world.query_heads() * sizeof(float)};
+  out.sequences = world.sequences.empty() ? nullptr : world.sequences.data();
+  merge_attention(host_executor{}, part_shape_of(world), views, out).value();
+  return made;
+}
+
+/// One head of `dim` elements, of floats, with tokens in consecutive blocks, and a query.
+struct one_head {
+  kv_layout layout;
+  std::vector<float> cache;
+  std::vector<std::int32_t> table;
+  std::int32_t length;
+  std::vector<float> query;
+
+  one_head(std::uint32_t dim, std::int32_t tokens)
+      : layout{.layers = 1, .heads = 1, .head_dim = dim, .block_tokens = 8, .element = dtype::f32},
+        cache(layout.total_bytes((static_cast<std::uint64_t>(tokens) + 7) / 8) / sizeof(float)),
+        table((static_cast<std::size_t>(tokens) + 7) / 8),
+        length(tokens),
+        query(dim) {
+    std::iota(table.begin(), table.end(), 0);
+  }
+  float* vector(std::uint32_t plane, std::uint64_t token) {
+    return cache.data() +
+           layout.strides(plane, table.size()).offset(0, token / 8, token % 8, 0) / sizeof(float);
+  }
+  template <class Run>
+  std::vector<float> attend(const Run& run, attention_options options = {}) {
+    std::vector<float> out(layout.head_dim + 1);
+    options.query_heads = 1;
+    options.element = dtype::f32;
+    options.arithmetic = attention_arithmetic::host_vectors;
+    options.log_sum_exp = &out[layout.head_dim];
+    std::vector<std::byte> workspace(attention_workspace_bytes(1, layout, options));
+    const padded_table_view tables{.block_table = table.data(),
+                                   .seq_lens = &length,
+                                   .num_sequences = 1,
+                                   .max_blocks = static_cast<std::int32_t>(table.size()),
+                                   .block_tokens = 8};
+    const std::uint64_t stride = layout.head_dim * sizeof(float);
+    paged_attention(run, tables, {.rows = 1},
+                    {reinterpret_cast<const std::byte*>(query.data()), stride, stride},
+                    {reinterpret_cast<std::byte*>(out.data()), stride, stride},
+                    {reinterpret_cast<std::byte*>(cache.data()), table.size(), layout}, 0, workspace, options)
+        .value();
+    return out;
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("host_vectors") {
+  TEST_CASE(
+      "each output is near what attention's definition says, on each path, and nothing else is touched") {
+    std::uint64_t seen = 0;
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      for (const auto seed : seeds(150, 60)) {
+        CAPTURE(seed);
+        std::mt19937_64 random(seed);
+        const attention_world world = vector_world(random);
+        seen += check(world, attend(world, host_vector_executor(path)));
+      }
+    }
+    CHECK(seen > 50'000);
+  }
+
+  TEST_CASE("threads, the places and layout of blocks, and the form of tables change no bit") {
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      for (const auto seed : seeds(40, 20)) {
+        CAPTURE(seed);
+        std::mt19937_64 random(seed);
+        const attention_world world = vector_world(random);
+        const attended alone = attend(world, host_vector_executor(path));
+        std::uint64_t parts = 0;
+        CHECK(attend(world, host_vector_executor(path, backwards{&parts})) == alone);
+        CHECK((parts != 0 || world.rows == 0));
+        CHECK(attend(world, host_vector_executor(path), table_form::padded) == alone);
+        const attention_world other = rearranged(world, random);
+        CHECK(attend(other, host_vector_executor(path)) == alone);
+        const scattered_planes planes(world.layout, world.blocks, world.cache);
+        CHECK(attend(world, host_vector_executor(path), table_form::padded, &planes) == alone);
+      }
+    }
+  }
+
+  TEST_CASE("rows that share their tokens get the bits that they have alone") {
+    for (const auto seed : seeds(40, 20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      attention_world world = vector_world(random);
+      const auto shared = static_cast<std::uint32_t>(2 + random() % 6);
+      world.share_rows(random, shared);
+      const attended alone = attend(world, host_vector_executor());
+      world.shared = shared;
+      CHECK(attend(world, host_vector_executor()) == alone);
+    }
+  }
+
+  TEST_CASE("parts of the rows, and parts of context-parallel ranks, merge to the whole") {
+    for (const auto seed : seeds(60, 30)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      attention_world world = vector_world(random);
+      const attention_part_shape shape = part_shape_of(world);
+      const auto count = static_cast<std::uint32_t>(2 + random() % 3);
+      const row_cuts cuts(random, world.rows, count);
+      std::vector<part_memory> parts;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        parts.emplace_back(shape, random());
+        CHECK(attend_part(world, host_vector_executor(), table_form::csr, parts.back(), cuts.begins[i].data(),
+                          cuts.ends[i].data()) == 0);
+      }
+      check(world, merged(world, parts));
+      if (world.lengths.empty()) {
+        if (!world.sequences.empty()) continue;
+        world.lengths = world.tokens;
+      }
+      std::vector<part_memory> of_ranks;
+      for (std::uint32_t rank = 0; rank < count; ++rank) {
+        const attention_world local = dealt(world, {.cp_rank = rank, .cp_size = count, .cp_interleave = 4});
+        of_ranks.emplace_back(shape, random());
+        CHECK(attend_part(local, host_vector_executor(), table_form::padded, of_ranks.back()) == 0);
+      }
+      check(world, merged(world, of_ranks));
+    }
+  }
+
+  TEST_CASE("attention to listed tokens has the bits of attention to a sequence of these alone") {
+    for (const auto seed : seeds(60, 30)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      listed_world world(random);
+      world.world.options.arithmetic = world.dense.options.arithmetic = attention_arithmetic::host_vectors;
+      CHECK(attend_listed(world.world, world, host_vector_executor(), table_form::csr) ==
+            attend(world.dense, host_vector_executor()));
+    }
+  }
+
+  TEST_CASE("vectors of any length are read to their end and not past it") {
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      for (std::uint32_t dim = 8; dim <= 256; dim += 8) {
+        CAPTURE(dim);
+        one_head world(dim, 41);
+        for (std::uint64_t t = 0; t < 41; ++t) {
+          world.vector(0, t)[dim - 1] = t == 40 ? 100.0F : 0.0F;
+          for (std::uint32_t e = 0; e < dim; ++e)
+            world.vector(1, t)[e] = static_cast<float>(t * 1000 + e);
+        }
+        world.query[dim - 1] = 1;
+        const std::vector<float> made = world.attend(host_vector_executor(path), {.scale = 1});
+        for (std::uint32_t e = 0; e < dim; ++e)
+          CHECK(made[e] == static_cast<float>(40'000 + e));
+      }
+    }
+  }
+
+  TEST_CASE("products of any size keep their weights, and one that is no number is seen") {
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      const host_vector_executor run(path);
+      one_head world(8, 40);
+      for (std::uint64_t t = 0; t < 40; ++t) {
+        world.vector(0, t)[0] = static_cast<float>(t) * 1000 - 20'000;
+        world.vector(1, t)[3] = static_cast<float>(t);
+      }
+      world.query[0] = 1;
+      for (const std::uint32_t count : {1U, 3U}) {
+        const std::vector<float> made = world.attend(run, {.scale = 1, .split = {16, count}});
+        CHECK(made[3] == 39);
+        CHECK(made[8] == 19'000);
+      }
+      world.vector(0, 20)[1] = std::numeric_limits<float>::quiet_NaN();
+      world.query[1] = 1;
+      const auto is_number = [&](const attention_options& options) {
+        const std::vector<float> made = world.attend(run, options);
+        CHECK(std::isnan(made[0]) == std::isnan(made[8]));
+        return !std::isnan(made[0]);
+      };
+      CHECK(!is_number({}));
+      CHECK(!is_number({.split = {8, 5}}));
+      CHECK(!is_number({.window = 20}));
+      CHECK(is_number({.window = 19}));  // tokens 21 to 39
+    }
+  }
+
+  TEST_CASE("a row without tokens gives zeros, and a logarithm of -infinity") {
+    one_head world(16, 8);
+    world.length = 0;
+    const std::vector<float> made = world.attend(host_vector_executor());
+    CHECK(std::vector<float>(made.begin(), made.end() - 1) == std::vector<float>(16, 0.0F));
+    CHECK(made[16] == -std::numeric_limits<float>::infinity());
+  }
+
+  TEST_CASE("other executors refuse it, and this one runs the reproducible arithmetic as they do") {
+    std::mt19937_64 random(1);
+    attention_world world(random);
+    CHECK(attend(world, host_vector_executor()) == attend(world, host_executor{}));
+    one_head head(8, 8);
+    CHECK_THROWS_WITH_AS(head.attend(host_executor{}),
+                         doctest::Contains("host_vectors needs a host_vector_executor"), std::exception);
+    CHECK_THROWS_AS(head.attend(testing::grid_executor{}), std::exception);
+  }
+
+  TEST_CASE("shares are planned for as many threads as are given") {
+    const kv_layout layout{.layers = 1, .heads = 8, .head_dim = 128, .block_tokens = 16};
+    const auto plan = [&](std::uint64_t rows, std::uint64_t tokens, std::uint32_t threads) {
+      return plan_attention(rows, 64, layout, tokens, {.multiprocessors = threads},
+                            attention_arithmetic::host_vectors)
+          .count;
+    };
+    CHECK(plan(1, 100'000, 1) == 1);  // eight heads
+    CHECK(plan(1, 100'000, 16) == 8);
+    CHECK(plan(64, 100'000, 16) == 1);
+    CHECK(plan(1, 1'000, 64) == 1);  // too short to divide
+    CHECK(plan(1, 2'048, 64) == 4);
+  }
+}
