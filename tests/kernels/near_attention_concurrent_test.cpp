@@ -1,6 +1,7 @@
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/host_vector_executor.hpp>
 #include <llmmem/kernels/near_attention.hpp>
 #include <llmmem/kernels/rank_attention.hpp>
 #include <llmmem/testing/near_storage.hpp>
@@ -83,11 +84,15 @@ struct near_world {
           .block_tokens = static_cast<std::int32_t>(world.layout.block_tokens)};
 }
 
-using host_holder = table_holder<host_executor, padded_table_view>;
-[[nodiscard]] host_holder holder_of(attention_world& world, std::vector<std::byte>& workspace) {
+template <class Run = host_executor>
+[[nodiscard]] table_holder<Run, padded_table_view> holder_of(attention_world& world,
+                                                             std::vector<std::byte>& workspace,
+                                                             attention_arithmetic arithmetic = {}) {
   workspace.assign(world.workspace_bytes(), std::byte{0xFF});
-  return {host_executor{}, tables_of(world), kv_memory{world.cache.data(), world.blocks, world.layout},
-          host_holder::options{.split = world.options.split, .workspace = workspace}};
+  return {Run(),
+          tables_of(world),
+          kv_memory{world.cache.data(), world.blocks, world.layout},
+          {.split = world.options.split, .arithmetic = arithmetic, .workspace = workspace}};
 }
 
 /// What a call leaves: outputs as floats, and what went over links.
@@ -149,7 +154,7 @@ TEST_SUITE("near_attention") {
       const near_world near(random);
       attention_world alone = near.world;
       std::vector<std::byte> alone_workspace;
-      host_holder whole = holder_of(alone, alone_workspace);
+      table_holder whole = holder_of(alone, alone_workspace);
       const near_made expected = attend(near.query, whole);
       CHECK(expected.traffic == near_traffic{});
       CHECK(same_bits(expected.out, directly(near)));
@@ -160,7 +165,7 @@ TEST_SUITE("near_attention") {
         in_world(size, seed * 2 + turn, [&](sim_ranks& ranks, std::uint32_t self) {
           attention_world mine = near.of_rank(self, size, run);
           std::vector<std::byte> mine_workspace;
-          host_holder own = holder_of(mine, mine_workspace);
+          table_holder own = holder_of(mine, mine_workspace);
           if (self != 0) {
             std::vector<std::byte> memory(near_serving_bytes(near.query));
             const near_traffic served = serve_attention(ranks, rank_id{0}, own, memory).value();
@@ -192,6 +197,22 @@ TEST_SUITE("near_attention") {
     }
   }
 
+  TEST_CASE("holders that attend by vectors of the host, and others, make one result") {
+    for (const auto seed : seeds(24, 12)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const near_world near(random);
+      attention_world first = near.of_rank(0, 2, 4);
+      attention_world second = near.of_rank(1, 2, 4);
+      std::vector<std::byte> first_workspace;
+      std::vector<std::byte> second_workspace;
+      table_holder by_vectors =
+          holder_of<host_vector_executor<>>(first, first_workspace, attention_arithmetic::host_vectors);
+      table_holder by_bits = holder_of(second, second_workspace);
+      CHECK(difference(attend(near.query, by_vectors, by_bits).out, directly(near)) <= 3e-6);
+    }
+  }
+
   TEST_CASE("ranks that share the tokens ask each other, and all get the same bits") {
     for (const auto seed : seeds(24, 6)) {
       CAPTURE(seed);
@@ -199,7 +220,7 @@ TEST_SUITE("near_attention") {
       const near_world near(random);
       attention_world alone = near.world;
       std::vector<std::byte> alone_workspace;
-      host_holder whole = holder_of(alone, alone_workspace);
+      table_holder whole = holder_of(alone, alone_workspace);
       const near_made expected = attend(near.query, whole);
       const auto size = static_cast<std::uint32_t>(1 + random() % 4);
       const std::uint32_t run = random() % 2 == 0 ? 1 : near.world.layout.block_tokens;
@@ -207,7 +228,7 @@ TEST_SUITE("near_attention") {
       in_world(size, seed, [&](sim_ranks& ranks, std::uint32_t self) {
         attention_world mine = near.of_rank(self, size, run);
         std::vector<std::byte> mine_workspace;
-        host_holder own = holder_of(mine, mine_workspace);
+        table_holder own = holder_of(mine, mine_workspace);
         sharing_ranks shared(ranks, own);
         made[self] = attend(near.query, shared);
       });
@@ -236,7 +257,7 @@ TEST_SUITE("near_attention") {
           const std::uint32_t self = to_index(ranks.rank());
           attention_world mine = near.of_rank(self, size, 1);
           std::vector<std::byte> mine_workspace;
-          host_holder own = holder_of(mine, mine_workspace);
+          table_holder own = holder_of(mine, mine_workspace);
           sharing_ranks shared(ranks, own);
           made[turn * size + self] = attend(near.query, shared);
           ranks.agree(0, ranks.after(10'000'000'000)).value();
@@ -256,7 +277,7 @@ TEST_SUITE("near_attention") {
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {
       attention_world mine = near.of_rank(self, 2, 1);
       std::vector<std::byte> mine_workspace;
-      host_holder own = holder_of(mine, mine_workspace);
+      table_holder own = holder_of(mine, mine_workspace);
       std::vector<std::byte> memory(2 * near_serving_bytes(near.query));
       const rank_id other{1};
       if (self == 1) {
@@ -294,7 +315,7 @@ TEST_SUITE("near_attention") {
       const near_world near(random);
       attention_world mine = near.of_rank(self, 2, 1);
       std::vector<std::byte> mine_workspace;
-      host_holder own = holder_of(mine, mine_workspace);
+      table_holder own = holder_of(mine, mine_workspace);
       std::vector<std::byte> memory(near_serving_bytes(near.query));
       const auto good = [&] {
         detail::near_header header;
@@ -351,7 +372,7 @@ TEST_SUITE("near_attention") {
     const near_world near(random);
     attention_world alone = near.world;
     std::vector<std::byte> alone_workspace;
-    host_holder whole = holder_of(alone, alone_workspace);
+    table_holder whole = holder_of(alone, alone_workspace);
     const near_made expected = attend(near.query, whole);
     const link_model link{.bytes_per_second = 1'000'000'000, .latency_ns = 1000};
     const link_model inside{.bytes_per_second = 10'000'000'000, .latency_ns = 0};
@@ -378,7 +399,7 @@ TEST_SUITE("near_attention") {
     const near_world near(random);
     attention_world alone = near.world;
     std::vector<std::byte> alone_workspace;
-    host_holder whole = holder_of(alone, alone_workspace);
+    table_holder whole = holder_of(alone, alone_workspace);
     std::vector<std::byte> workspace(near_workspace_bytes(near.query.shape(), 2));
     merged_attention<> out;
     std::vector<float> values(near.query.rows * near.query.query_heads * near.query.value_dim, 5.0F);

@@ -25,13 +25,16 @@ template <unsigned N>
 struct lanes_of {
   typedef float floats __attribute__((vector_size(N * 4)));
   typedef std::uint32_t words __attribute__((vector_size(N * 4)));
+  typedef std::int32_t integers __attribute__((vector_size(N * 4)));
 };
 template <unsigned N>
 using float_lanes = typename lanes_of<N>::floats;
 
 #define LLMMEM_LANES_INLINE [[gnu::always_inline]] inline
 /// Unrolls the loop after it, so that arrays indexed by the loop stay in registers.
-#if defined(__clang__)
+#if defined(__CUDACC__)
+#define LLMMEM_LANES_UNROLL  // nvcc knows no such pragma for the host
+#elif defined(__clang__)
 #define LLMMEM_LANES_UNROLL _Pragma("unroll")
 #else
 #define LLMMEM_LANES_UNROLL _Pragma("GCC unroll 16")
@@ -65,6 +68,7 @@ template <dtype Element, unsigned N>
 LLMMEM_LANES_INLINE void load_elements(const std::byte* from,
                                        float_lanes<N> (&to)[elements_in_word<Element>]) noexcept {
   using words = typename lanes_of<N>::words;
+  using integers = typename lanes_of<N>::integers;
   using floats = float_lanes<N>;
   words raw;
   std::memcpy(&raw, from, sizeof(raw));
@@ -76,23 +80,24 @@ LLMMEM_LANES_INLINE void load_elements(const std::byte* from,
   } else if constexpr (Element == dtype::f16) {
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < 2; ++i) {
-      const words bits = i == 0 ? raw : raw >> 16;
-      const words size = (bits & 0x7FFFU) << 13;
-      // The exponents' biases differ by 112. Infinities and NaNs keep their fraction.
-      const floats value = reinterpret_cast<floats>(size) * 0x1p112F;
-      const words endless = reinterpret_cast<words>(size >= 0x7C00U << 13) & 0x7F80'0000U;
-      to[i] = reinterpret_cast<floats>(reinterpret_cast<words>(value) | endless | (bits & 0x8000U) << 16);
+      // A signed shift moves the exponent to its place and leaves the sign. The biases differ by 112.
+      const words bits =
+          reinterpret_cast<words>(reinterpret_cast<integers>(raw << (16 - 16 * i)) >> 3) & 0x8FFF'E000U;
+      // Infinities and NaNs keep their fraction.
+      const words endless = reinterpret_cast<words>((bits & 0x0F80'0000U) == 0x0F80'0000U) & 0x7F80'0000U;
+      to[i] = reinterpret_cast<floats>(reinterpret_cast<words>(reinterpret_cast<floats>(bits) * 0x1p112F) |
+                                       endless);
     }
   } else {
     static_assert(Element == dtype::fp8_e4m3, "attention reads caches of f32, bf16, f16 and fp8_e4m3");
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < 4; ++i) {
-      const words bits = raw >> (8 * i);
-      const words size = (bits & 0x7FU) << 20;
-      // The exponents' biases differ by 120. The largest code is the NaN.
-      const floats value = reinterpret_cast<floats>(size) * 0x1p120F;
-      const words nan = reinterpret_cast<words>(size == 0x7FU << 20) & 0x7FC0'0000U;
-      to[i] = reinterpret_cast<floats>(reinterpret_cast<words>(value) | nan | (bits & 0x80U) << 24);
+      // The same; the biases differ by 120. The largest code is the NaN.
+      const words bits =
+          reinterpret_cast<words>(reinterpret_cast<integers>(raw << (24 - 8 * i)) >> 4) & 0x87F0'0000U;
+      const words nan = reinterpret_cast<words>((bits & 0x07F0'0000U) == 0x07F0'0000U) & 0x7FC0'0000U;
+      to[i] =
+          reinterpret_cast<floats>(reinterpret_cast<words>(reinterpret_cast<floats>(bits) * 0x1p120F) | nan);
     }
   }
 }

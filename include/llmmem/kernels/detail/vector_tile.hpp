@@ -303,13 +303,12 @@ LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weig
                                     sums.sum + h * stride);
 }
 
-/// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest
-/// must not be read past its end; or where each of many heads would convert them at several instructions a
-/// vector.
+/// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest must
+/// not be read past its end; or where a conversion takes several instructions a vector, and as many registers.
 template <dtype Element>
-[[nodiscard]] constexpr bool is_expanded(std::uint32_t elements, std::uint32_t heads) noexcept {
+[[nodiscard]] constexpr bool is_expanded(std::uint32_t elements) noexcept {
   if (elements != lane_stride<Element>(elements)) return true;
-  return Element != dtype::f32 && Element != dtype::bf16 && heads > 4;
+  return Element != dtype::f32 && Element != dtype::bf16;
 }
 
 template <dtype Element, unsigned N>
@@ -317,7 +316,7 @@ LLMMEM_LANES_INLINE void attend_by(const vector_tokens& tokens, const vector_tok
                                    vector_sums& sums) noexcept {
   vector_scratch scratch;
   const std::uint32_t count = tokens.count;
-  if (is_expanded<Element>(sums.key_elements, sums.heads)) {
+  if (is_expanded<Element>(sums.key_elements)) {
     expand<Element, N>(tokens.keys, next.keys, count, sums.key_elements, scratch);
     multiply<dtype::f32, false, N>({scratch.rows, scratch.rows}, sums, count, scratch.weights);
   } else {
@@ -325,7 +324,7 @@ LLMMEM_LANES_INLINE void attend_by(const vector_tokens& tokens, const vector_tok
   }
   for (std::uint32_t h = 0; h < sums.heads; ++h)
     weigh<N>(sums, h, count, scratch.weights + h * max_tile_tokens);
-  if (is_expanded<Element>(sums.value_elements, sums.heads)) {
+  if (is_expanded<Element>(sums.value_elements)) {
     expand<Element, N>(tokens.values, next.values, count, sums.value_elements, scratch);
     add_values<dtype::f32, false, N>({scratch.rows, scratch.rows}, scratch.weights, count, sums);
   } else {

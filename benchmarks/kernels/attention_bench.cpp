@@ -1,0 +1,189 @@
+// Attention on the host, on one core, as a share of what the core can do at most.
+//
+//   attend/<cache's type>/<query heads for each of the cache's>/<path>
+//                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
+//                  blocks of 16 tokens in random order
+//   reproducible   the same by the executor whose bits are those of a device
+//
+// Counters: gb_per_s, of keys and values, each counted once; gflop_per_s, two for each product and sum;
+// of_limit, the share of the smaller of two limits, measured before the first row: the rate at which the core
+// reads the same bytes in their own order, and its multiplications and additions in registers.
+
+#include <llmmem/kernels/host_vector_executor.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/paging/block_table.hpp>
+
+#include <benchmark/benchmark.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+constexpr std::uint32_t head_dim = 128;
+constexpr std::uint32_t heads = 8;
+constexpr std::uint64_t rows = 8;
+
+std::uint64_t cache_bytes() {
+  const char* const mib = std::getenv("LLMMEM_BENCH_ATTENTION_MIB");
+  return (mib == nullptr ? std::uint64_t{256} : std::strtoull(mib, nullptr, 10)) << 20;
+}
+
+struct free_memory {
+  void operator()(std::byte* at) const noexcept { std::free(at); }
+};
+
+/// A cache of bytes that are small numbers in every type, in huge pages where the machine has them.
+struct cache_memory {
+  std::uint64_t bytes;
+  std::unique_ptr<std::byte, free_memory> at;
+
+  explicit cache_memory(std::uint64_t size) : bytes((size + (2U << 20) - 1) / (2U << 20) * (2U << 20)) {
+    at.reset(static_cast<std::byte*>(std::aligned_alloc(2U << 20, bytes)));
+    ::madvise(at.get(), bytes, MADV_HUGEPAGE);
+    std::mt19937_64 random(1);
+    for (std::uint64_t i = 0; i + 8 <= bytes; i += 8) {
+      const std::uint64_t word = random() & 0xBFBF'BFBF'BFBF'BFBFU;
+      std::memcpy(at.get() + i, &word, 8);
+    }
+  }
+};
+
+template <class Run>
+double best_seconds(const Run& run) {
+  double best = 1e9;
+  for (int i = 0; i < 8; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+template <unsigned N>
+[[gnu::always_inline]] inline float add_products(std::uint64_t turns) {
+  detail::float_lanes<N> sum[12];
+  for (unsigned j = 0; j < 12; ++j)  // not alike, or a compiler computes one for all
+    sum[j] = detail::float_lanes<N>{} + static_cast<float>(turns % (j + 2));
+  const detail::float_lanes<N> factor = detail::float_lanes<N>{} + 0.999F;
+  const detail::float_lanes<N> each = detail::float_lanes<N>{} + 0.001F;
+  for (std::uint64_t i = 0; i < turns; ++i) {
+    LLMMEM_LANES_UNROLL
+    for (unsigned j = 0; j < 12; ++j)
+      sum[j] = sum[j] * factor + each;
+  }
+  float all = 0;
+  for (const auto& lanes : sum)
+    all += lanes[0];
+  return all;
+}
+float products_baseline(std::uint64_t turns) {
+  return add_products<4>(turns);
+}
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma")]] float products_avx2(std::uint64_t turns) {
+  return add_products<8>(turns);
+}
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] float products_avx512(std::uint64_t turns) {
+  return add_products<16>(turns);
+}
+#endif
+
+/// Multiplications and additions a second.
+double arithmetic_of(vector_path path) {
+  constexpr std::uint64_t turns = 1'000'000;
+  const double seconds = best_seconds([&] {
+#if defined(__x86_64__)
+    if (path == vector_path::avx512) return benchmark::DoNotOptimize(products_avx512(turns));
+    if (path == vector_path::avx2) return benchmark::DoNotOptimize(products_avx2(turns));
+#endif
+    benchmark::DoNotOptimize(products_baseline(turns));
+  });
+  return 2.0 * 12 * detail::lanes_in(path) * static_cast<double>(turns) / seconds;
+}
+
+/// Bytes a second, read in their order.
+double read_rate(const cache_memory& cache) {
+  return static_cast<double>(cache.bytes) / best_seconds([&] {
+           std::uint64_t sums[16]{};
+           const auto* const words = reinterpret_cast<const std::uint64_t*>(cache.at.get());
+           for (std::uint64_t i = 0; i + 16 <= cache.bytes / 8; i += 16) {
+             for (std::uint64_t j = 0; j < 16; ++j)
+               sums[j] += words[i + j];
+           }
+           benchmark::DoNotOptimize(sums);
+         });
+}
+
+void attend(benchmark::State& state, dtype element, std::uint32_t group, attention_arithmetic arithmetic,
+            vector_path path) {
+  static const cache_memory memory(cache_bytes());
+  const double read = read_rate(memory);
+  const double products = arithmetic_of(path);
+  const kv_layout layout{
+      .layers = 1, .heads = heads, .head_dim = head_dim, .block_tokens = 16, .element = element};
+  const std::uint64_t blocks = cache_bytes() / layout.block_bytes();
+  std::vector<std::int32_t> table(blocks);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937_64(2));
+  std::vector<std::int32_t> indptr;
+  for (std::uint64_t i = 0; i <= rows; ++i)
+    indptr.push_back(static_cast<std::int32_t>(blocks * i / rows));
+  const std::vector<std::int32_t> last(rows, 16);
+  const csr_table_view tables{indptr.data(), table.data(), last.data(), rows, 16};
+  const std::uint32_t query_heads = heads * group;
+  std::vector<float> queries(rows * query_heads * head_dim, 0.01F);
+  std::vector<float> out(queries.size());
+  const attention_options how{.query_heads = query_heads, .element = dtype::f32, .arithmetic = arithmetic};
+  const std::uint64_t vector = head_dim * sizeof(float);
+  const host_vector_executor run(path);
+  for (auto _ : state) {
+    paged_attention(run, tables, {.rows = rows},
+                    {reinterpret_cast<const std::byte*>(queries.data()), query_heads * vector, vector},
+                    {reinterpret_cast<std::byte*>(out.data()), query_heads * vector, vector},
+                    {memory.at.get(), blocks, layout}, 0, {}, how)
+        .value();
+    benchmark::ClobberMemory();
+  }
+  const auto bytes = static_cast<double>(layout.total_bytes(blocks));
+  const double flop = 4.0 * head_dim * query_heads * static_cast<double>(blocks * 16);
+  const double limit = std::min(read, products * bytes / flop);
+  const auto rate = [&](double each) {
+    return benchmark::Counter(each * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  };
+  state.counters["gb_per_s"] = rate(bytes / 1e9);
+  state.counters["gflop_per_s"] = rate(flop / 1e9);
+  state.counters["of_limit"] = rate(bytes / limit);
+}
+
+const bool are_registered = [] {
+  for (const dtype element : {dtype::f32, dtype::bf16, dtype::f16, dtype::fp8_e4m3}) {
+    for (const std::uint32_t group : {1U, 4U, 8U, 16U}) {
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        const std::string name =
+            "attend/" + std::string(name_of(element)) + "/" + std::to_string(group) + "/" + to_text(path);
+        benchmark::RegisterBenchmark(name.c_str(), attend, element, group, attention_arithmetic::host_vectors,
+                                     path);
+      }
+    }
+  }
+  benchmark::RegisterBenchmark("reproducible/bf16/8", attend, dtype::bf16, 8U,
+                               attention_arithmetic::reproducible, vector_path::baseline);
+  return true;
+}();
+
+}  // namespace
