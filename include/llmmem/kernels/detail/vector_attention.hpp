@@ -34,9 +34,9 @@ class vector_attention_work {
   void run(std::uint64_t item) const noexcept {
     const attention_place at = shares_.at(item, shape_, tables_);
     if (at.queries == 0) return;
-    vector_sums sums;
+    vector_sums sums;  // NOLINT(*-member-init): begin() writes what is read
     begin(at, sums);
-    vector_tokens tokens[2];
+    vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
     std::uint32_t position = gather(at, at.from, tokens[0]);
     for (unsigned turn = 0; tokens[turn].count != 0; turn ^= 1U) {
       position = gather(at, position, tokens[turn ^ 1U]);
@@ -47,7 +47,8 @@ class vector_attention_work {
 
  private:
   void begin(const attention_place& at, vector_sums& sums) const noexcept {
-    sums.begin<Element>(at.queries, shape_.key_packs * attention_pack, shape_.value_packs * attention_pack);
+    sums.begin<Element>(at.queries, std::size_t{shape_.key_packs} * attention_pack,
+                        std::size_t{shape_.value_packs} * attention_pack);
     const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
     for (std::uint32_t h = 0; h < at.queries; ++h) {
       for (std::uint32_t pack = 0; pack < shape_.key_packs; ++pack) {
@@ -58,7 +59,7 @@ class vector_attention_work {
     }
   }
 
-  [[nodiscard]] std::uint32_t place(std::uint32_t pack, std::uint32_t i) const noexcept {
+  [[nodiscard]] std::size_t place(std::uint32_t pack, std::uint32_t i) const noexcept {
     return lane_place<Element>(pack * attention_pack + i, lanes_in(path_));
   }
 
@@ -66,8 +67,8 @@ class vector_attention_work {
   /// in one block follow each other, so the table is asked once for them.
   std::uint32_t gather(const attention_place& at, std::uint32_t position,
                        vector_tokens& tokens) const noexcept {
-    const std::uint32_t most =
-        tile_tokens(lane_stride<Element>(std::max(shape_.key_packs, shape_.value_packs) * attention_pack));
+    const std::size_t elements = std::size_t{std::max(shape_.key_packs, shape_.value_packs)} * attention_pack;
+    const auto most = static_cast<std::uint32_t>(tile_tokens(lane_stride<Element>(elements)));
     tokens.count = 0;
     position = std::max(position, at.span.first);
     while (position < at.to && tokens.count < most) {

@@ -127,11 +127,11 @@ template <unsigned N, unsigned Width, bool Upper>
   return static_cast<int>(is_second ? lane + N : lane);
 }
 
-template <unsigned N, unsigned Width, int... I>
+template <unsigned N, unsigned Width, int... Lane>
 LLMMEM_LANES_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
-                                   std::integer_sequence<int, I...> /*lanes*/) noexcept {
-  a = __builtin_shufflevector(a, b, joined_lane<N, Width, false>(I)...) +
-      __builtin_shufflevector(a, b, joined_lane<N, Width, true>(I)...);
+                                   std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
+  a = __builtin_shufflevector(a, b, joined_lane<N, Width, false>(Lane)...) +
+      __builtin_shufflevector(a, b, joined_lane<N, Width, true>(Lane)...);
 }
 
 /// Lane i of `of[0]` becomes the sum of the lanes of `of[i]`.
@@ -152,10 +152,10 @@ template <unsigned N>
 LLMMEM_LANES_INLINE void take_larger(float_lanes<N>& a, const float_lanes<N>& b) noexcept {
   a = b > a ? b : a;
 }
-template <unsigned N, unsigned Step, int... I>
+template <unsigned N, unsigned Step, int... Lane>
 LLMMEM_LANES_INLINE void take_larger_half(float_lanes<N>& x,
-                                          std::integer_sequence<int, I...> /*lanes*/) noexcept {
-  const float_lanes<N> other = __builtin_shufflevector(x, x, (I ^ static_cast<int>(Step))...);
+                                          std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
+  const float_lanes<N> other = __builtin_shufflevector(x, x, (Lane ^ static_cast<int>(Step))...);
   take_larger<N>(x, other);
 }
 /// All lanes become the largest.
@@ -183,7 +183,7 @@ LLMMEM_LANES_INLINE void raise_two(float_lanes<N>& x) noexcept {
   power = power * rest + 1.0F;
   const words bits = reinterpret_cast<words>(power) + (reinterpret_cast<words>(shifted) << 23);
   const words counts = reinterpret_cast<words>(x >= -126.0F);
-  const words nan = reinterpret_cast<words>(x != x) & 0x7FFF'FFFFU;
+  const words nan = reinterpret_cast<words>(x != x) & 0x7FFF'FFFFU;  // NOLINT(misc-redundant-expression)
   x = reinterpret_cast<floats>((bits & counts) | nan);
 }
 

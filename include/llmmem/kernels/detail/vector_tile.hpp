@@ -20,23 +20,26 @@ inline namespace v0 {
 namespace detail {
 
 /// Elements of a vector at most, and floats of the widest lanes, to which lengths are rounded up.
-inline constexpr std::uint32_t vector_elements = 256;
-inline constexpr std::uint32_t widest_lanes = 16;
+inline constexpr std::size_t vector_elements = 256;
+inline constexpr std::size_t widest_lanes = 16;
 /// Floats of a tile's keys or values, and its tokens at most.
-inline constexpr std::uint32_t tile_floats = 4096;
-inline constexpr std::uint32_t max_tile_tokens = 32;
+inline constexpr std::size_t tile_floats = 4096;
+inline constexpr std::size_t max_tile_tokens = 32;
 
 /// Returns how many floats a vector takes in a tile: whole groups of words of the widest lanes.
 template <dtype Element>
-[[nodiscard]] constexpr std::uint32_t lane_stride(std::uint32_t elements) noexcept {
-  constexpr std::uint32_t group = widest_lanes * elements_in_word<Element>;
+[[nodiscard]] constexpr std::size_t lane_stride(std::size_t elements) noexcept {
+  constexpr std::size_t group = widest_lanes * elements_in_word<Element>;
   return (elements + group - 1) / group * group;
 }
 /// Returns the tokens of a tile of vectors of so many floats: a multiple of the widest lanes.
-[[nodiscard]] constexpr std::uint32_t tile_tokens(std::uint32_t stride) noexcept {
+[[nodiscard]] constexpr std::size_t tile_tokens(std::size_t stride) noexcept {
   return std::min(tile_floats / stride / widest_lanes * widest_lanes, max_tile_tokens);
 }
 static_assert(tile_tokens(vector_elements) == 16);
+
+// Products below are of a tile's lengths, at most 4096. Tiles are large, and written before they are read.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
 
 /// Tokens, in any places.
 struct vector_tokens {
@@ -52,14 +55,14 @@ struct vector_sums {
   alignas(64) float sum[vector_heads * vector_elements];
   alignas(64) float totals[vector_heads * widest_lanes];  // of the exponentials, in the lanes of a path
   float most[vector_heads];                               // of the products
-  std::uint32_t heads = 0;
-  std::uint32_t key_elements = 0;
-  std::uint32_t value_elements = 0;
-  std::uint32_t key_stride = 0;
-  std::uint32_t value_stride = 0;
+  std::size_t heads = 0;
+  std::size_t key_elements = 0;
+  std::size_t value_elements = 0;
+  std::size_t key_stride = 0;
+  std::size_t value_stride = 0;
 
   template <dtype Element>
-  void begin(std::uint32_t of_heads, std::uint32_t keys, std::uint32_t values) noexcept {
+  void begin(std::size_t of_heads, std::size_t keys, std::size_t values) noexcept {
     heads = of_heads;
     key_elements = keys;
     value_elements = values;
@@ -70,7 +73,7 @@ struct vector_sums {
     std::fill_n(most, heads, lowest());
     std::fill_n(totals, heads * widest_lanes, 0.0F);
   }
-  [[nodiscard]] float total(std::uint32_t head) const noexcept {
+  [[nodiscard]] float total(std::size_t head) const noexcept {
     const float* const lanes = totals + head * widest_lanes;
     return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
   }
@@ -89,18 +92,17 @@ struct vector_scratch {
 /// Converts vectors to floats, in the order of `lane_place`, up to the stride.
 template <dtype Element, unsigned N>
 LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* const* next_rows,
-                                std::uint32_t count, std::uint32_t elements,
-                                vector_scratch& scratch) noexcept {
+                                std::size_t count, std::size_t elements, vector_scratch& scratch) noexcept {
   constexpr unsigned in_word = elements_in_word<Element>;
-  constexpr std::uint32_t group = in_word * N;
-  constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
-  const std::uint32_t stride = lane_stride<Element>(elements);
-  const std::uint32_t whole = elements / group * group;
+  constexpr std::size_t group = in_word * N;
+  constexpr std::size_t bytes = sizeof(element_bits<Element>);
+  const std::size_t stride = lane_stride<Element>(elements);
+  const std::size_t whole = elements / group * group;
   float_lanes<N> x[in_word];
-  for (std::uint32_t t = 0; t < count; ++t) {
+  for (std::size_t t = 0; t < count; ++t) {
     float* const row = scratch.elements + t * stride;
     scratch.rows[t] = reinterpret_cast<const std::byte*>(row);
-    for (std::uint32_t e = 0; e < whole; e += group) {
+    for (std::size_t e = 0; e < whole; e += group) {
       __builtin_prefetch(next_rows[t] + e * bytes, 0, 2);
       load_elements<Element, N>(rows[t] + e * bytes, x);
       LLMMEM_LANES_UNROLL
@@ -118,7 +120,7 @@ LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* c
     for (unsigned i = 0; i < in_word; ++i)
       store_lanes<N>(x[i], row + whole + i * N);
   }
-  for (std::uint32_t t = count; t < max_tile_tokens; ++t)
+  for (std::size_t t = count; t < max_tile_tokens; ++t)
     scratch.rows[t] = scratch.rows[0];
 }
 
@@ -130,13 +132,13 @@ struct vector_rows {
 
 /// The products of `Heads` heads with N / `Heads` tokens: N sums, so that each of their N lanes ends in one.
 template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* query, std::uint32_t stride,
+LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* query, std::size_t stride,
                                        float* products) noexcept {
   constexpr unsigned tokens = N / Heads;
   constexpr unsigned in_word = elements_in_word<Element>;
-  constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
+  constexpr std::size_t bytes = sizeof(element_bits<Element>);
   float_lanes<N> sum[N]{};
-  for (std::uint32_t e = 0; e < stride; e += in_word * N) {
+  for (std::size_t e = 0; e < stride; e += in_word * N) {
     float_lanes<N> q[Heads][in_word];
     LLMMEM_LANES_UNROLL
     for (unsigned h = 0; h < Heads; ++h) {
@@ -166,9 +168,9 @@ LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* que
 }
 
 template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_sums& sums, std::uint32_t h,
-                                        std::uint32_t count, float* products) noexcept {
-  for (std::uint32_t t = 0; t < count; t += N / Heads)
+LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_sums& sums, std::size_t h,
+                                        std::size_t count, float* products) noexcept {
+  for (std::size_t t = 0; t < count; t += N / Heads)
     multiply_some<Element, Heads, Requests, N>({keys.rows + t, keys.next_rows + t},
                                                sums.query + h * sums.key_stride, sums.key_stride,
                                                products + h * max_tile_tokens + t);
@@ -176,16 +178,16 @@ LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_su
 
 /// Products past `count`, up to a multiple of the lanes, are of any tokens.
 template <dtype Element, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& sums, std::uint32_t count,
+LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& sums, std::size_t count,
                                   float* products) noexcept {
   if (sums.heads < 4) {
     multiply_heads<Element, 1, Requests, N>(keys, sums, 0, count, products);
-    for (std::uint32_t h = 1; h < sums.heads; ++h)
+    for (std::size_t h = 1; h < sums.heads; ++h)
       multiply_heads<Element, 1, false, N>(keys, sums, h, count, products);
     return;
   }
   multiply_heads<Element, 4, Requests, N>(keys, sums, 0, count, products);
-  std::uint32_t h = 4;
+  std::size_t h = 4;
   for (; h + 4 <= sums.heads; h += 4)
     multiply_heads<Element, 4, false, N>(keys, sums, h, count, products);
   for (; h < sums.heads; ++h)
@@ -194,12 +196,11 @@ LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& su
 
 /// Makes weights of a head's products, relative to the largest so far, to which its sums are brought.
 template <unsigned N>
-LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t count,
-                               float* weights) noexcept {
-  for (std::uint32_t t = count; t % N != 0; ++t)
+LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::size_t h, std::size_t count, float* weights) noexcept {
+  for (std::size_t t = count; t % N != 0; ++t)
     weights[t] = lowest();
   float_lanes<N> largest = float_lanes<N>{} + lowest();
-  for (std::uint32_t t = 0; t < count; t += N) {
+  for (std::size_t t = 0; t < count; t += N) {
     float_lanes<N> x;
     load_lanes<N>(weights + t, x);
     take_larger<N>(largest, x);
@@ -213,14 +214,14 @@ LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t
     const float factor = power_of_two(sums.most[h] - base);
     sums.most[h] = most;
     total = total * factor;
-    for (std::uint32_t e = 0; e < sums.value_stride; e += N) {
+    for (std::size_t e = 0; e < sums.value_stride; e += N) {
       float_lanes<N> x;
       load_lanes<N>(sums.sum + h * sums.value_stride + e, x);
       x = x * factor;
       store_lanes<N>(x, sums.sum + h * sums.value_stride + e);
     }
   }
-  for (std::uint32_t t = 0; t < count; t += N) {
+  for (std::size_t t = 0; t < count; t += N) {
     float_lanes<N> x;
     load_lanes<N>(weights + t, x);
     x = x - base;
@@ -233,11 +234,11 @@ LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::uint32_t h, std::uint32_t
 
 /// Adds the tokens' values, weighted, to `Groups` groups of words of the sums of `Heads` heads.
 template <dtype Element, unsigned Heads, unsigned Groups, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::uint32_t from, const float* weights,
-                                  std::uint32_t count, std::uint32_t stride, float* sums) noexcept {
+LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::size_t from, const float* weights,
+                                  std::size_t count, std::size_t stride, float* sums) noexcept {
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr unsigned vectors = Groups * in_word;
-  constexpr std::uint32_t bytes = sizeof(element_bits<Element>);
+  constexpr std::size_t bytes = sizeof(element_bits<Element>);
   float_lanes<N> sum[Heads][vectors];
   LLMMEM_LANES_UNROLL
   for (unsigned h = 0; h < Heads; ++h) {
@@ -245,10 +246,10 @@ LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::uint32_t from,
     for (unsigned v = 0; v < vectors; ++v)
       load_lanes<N>(sums + h * stride + from + v * N, sum[h][v]);
   }
-  for (std::uint32_t t = 0; t < count; ++t) {
+  for (std::size_t t = 0; t < count; ++t) {
     LLMMEM_LANES_UNROLL
     for (unsigned g = 0; g < Groups; ++g) {
-      const std::uint32_t at = (from + g * in_word * N) * bytes;
+      const std::size_t at = (from + g * in_word * N) * bytes;
       if constexpr (Requests) __builtin_prefetch(values.next_rows[t] + at, 0, 2);
       float_lanes<N> value[in_word];
       load_elements<Element, N>(values.rows[t] + at, value);
@@ -270,13 +271,13 @@ LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::uint32_t from,
 }
 
 template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weights, std::uint32_t count,
-                                   std::uint32_t stride, float* sums) noexcept {
+LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weights, std::size_t count,
+                                   std::size_t stride, float* sums) noexcept {
   // As many sums as hide the latency of an addition, and fit into the registers: 32 of 16 floats, else 16.
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr unsigned groups = std::max((N == 16 ? 16U : 8U) / (Heads == 1 ? 2 : Heads) / in_word, 1U);
-  constexpr std::uint32_t group = in_word * N;
-  std::uint32_t e = 0;
+  constexpr std::size_t group = in_word * N;
+  std::size_t e = 0;
   for (; e + groups * group <= stride; e += groups * group)
     add_some<Element, Heads, groups, Requests, N>(values, e, weights, count, stride, sums);
   for (; e < stride; e += group)
@@ -284,10 +285,10 @@ LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weigh
 }
 
 template <dtype Element, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weights, std::uint32_t count,
+LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weights, std::size_t count,
                                     vector_sums& sums) noexcept {
-  const std::uint32_t stride = sums.value_stride;
-  std::uint32_t h = 0;
+  const std::size_t stride = sums.value_stride;
+  std::size_t h = 0;
   if (sums.heads < 4) {
     add_heads<Element, 1, Requests, N>(values, weights, count, stride, sums.sum);
     h = 1;
@@ -303,10 +304,11 @@ LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weig
                                     sums.sum + h * stride);
 }
 
-/// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest must
-/// not be read past its end; or where a conversion takes several instructions a vector, and as many registers.
+/// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest
+/// must not be read past its end; or where a conversion takes several instructions a vector, and as many
+/// registers.
 template <dtype Element>
-[[nodiscard]] constexpr bool is_expanded(std::uint32_t elements) noexcept {
+[[nodiscard]] constexpr bool is_expanded(std::size_t elements) noexcept {
   if (elements != lane_stride<Element>(elements)) return true;
   return Element != dtype::f32 && Element != dtype::bf16;
 }
@@ -315,14 +317,14 @@ template <dtype Element, unsigned N>
 LLMMEM_LANES_INLINE void attend_by(const vector_tokens& tokens, const vector_tokens& next,
                                    vector_sums& sums) noexcept {
   vector_scratch scratch;
-  const std::uint32_t count = tokens.count;
+  const std::size_t count = tokens.count;
   if (is_expanded<Element>(sums.key_elements)) {
     expand<Element, N>(tokens.keys, next.keys, count, sums.key_elements, scratch);
     multiply<dtype::f32, false, N>({scratch.rows, scratch.rows}, sums, count, scratch.weights);
   } else {
     multiply<Element, true, N>({tokens.keys, next.keys}, sums, count, scratch.weights);
   }
-  for (std::uint32_t h = 0; h < sums.heads; ++h)
+  for (std::size_t h = 0; h < sums.heads; ++h)
     weigh<N>(sums, h, count, scratch.weights + h * max_tile_tokens);
   if (is_expanded<Element>(sums.value_elements)) {
     expand<Element, N>(tokens.values, next.values, count, sums.value_elements, scratch);
@@ -364,6 +366,8 @@ void attend_tile(vector_path path, const vector_tokens& tokens, const vector_tok
 #endif
   attend_baseline<Element>(tokens, next, sums);
 }
+
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
 
 }  // namespace detail
 }  // namespace v0
