@@ -134,6 +134,21 @@ TEST_SUITE("lease files") {
     }
   }
 
+  TEST_CASE("only of a process of the same place is it known that it ended") {
+    const detail::lease_owner self = detail::this_process();
+    REQUIRE_FALSE(self.place.empty());
+    CHECK_FALSE(detail::has_ended(self, self));
+    detail::lease_owner other = self;
+    other.start += 1;  // its number was given to another process
+    CHECK(detail::has_ended(other, self));
+    other.place = "elsewhere";
+    CHECK_FALSE(detail::has_ended(other, self));
+    CHECK_FALSE(detail::has_ended({.process = self.process, .start = 1}, {.process = 1}));
+    other = self;
+    other.process = 0;
+    CHECK_FALSE(detail::has_ended(other, self));
+  }
+
   TEST_CASE(
       "a process of another machine loses its lease when it was silent for its length, and a torn one too") {
     const temporary_folder folder;

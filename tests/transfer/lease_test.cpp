@@ -45,6 +45,7 @@ struct lease_world {
   std::vector<std::size_t> files{};      // of known texts
   std::uint64_t now = 0;
   std::set<int> dead{};
+  std::function<void(lease_world&)> before_create{};  // what another process does just then
   std::string events{};  // "t3": lease 3 is taken, "a3": its holder acts, "k3": it knows that its act counts
 
   [[nodiscard]] std::string key() const {
@@ -93,6 +94,7 @@ class stepped_system {
   /// In two steps, as where the file system has no links.
   [[nodiscard]] bool create(std::uint64_t number, const std::string& text) {
     const std::string made = step([&]() -> std::string {
+      if (world_->before_create) world_->before_create(*world_);
       if (world_->names.contains(number)) return "-";
       world_->names[number] = static_cast<int>(world_->files.size());
       world_->files.push_back(text_number(""));
@@ -432,6 +434,71 @@ TEST_SUITE("lease") {
       REQUIRE(lease.try_take());
       CHECK(world.now == before);
     }
+  }
+
+  TEST_CASE("one that takes over gives way to an owner that renews just then, and to a faster one") {
+    const std::string renewed = lease_text(8, false);  // other contents
+    const auto renew = [&](lease_world& world) { world.files[0] = text_number(renewed); };
+    const auto overtake = [&](lease_world& world) {
+      world.names[9] = static_cast<int>(world.files.size());
+      world.files.push_back(text_number(renewed));
+    };
+    for (const std::function<void(lease_world&)>& meanwhile :
+         {std::function<void(lease_world&)>(renew), std::function<void(lease_world&)>(overtake)}) {
+      lease_world world = with_lease(lease_text(9, false));
+      world.before_create = meanwhile;
+      std::vector<std::string> log;
+      stepped_system system(world, 0, log, true, true);
+      system.run_freely();
+      detail::lease_sightings seen;
+      stepped_lease lease(system, 10 * second, seen);
+      CHECK_FALSE(lease.try_take());
+      CHECK_FALSE(lease.is_held());
+      CHECK_FALSE(world.names.contains(6));
+      CHECK(world.names.contains(5));
+    }
+  }
+
+  TEST_CASE(
+      "a higher number ends a lease, also where the lower one was not removed, and so does its removal") {
+    for (const bool is_renewed : {true, false}) {
+      for (const bool is_removed : {true, false}) {
+        lease_world world;
+        std::vector<std::string> log;
+        stepped_system system(world, 0, log, true, true);
+        system.run_freely();
+        detail::lease_sightings seen;
+        stepped_lease lease(system, 10 * second, seen);
+        REQUIRE(lease.try_take());
+        if (is_removed) {
+          world.names.clear();
+        } else {
+          world.names[2] = static_cast<int>(world.files.size());
+          world.files.push_back(text_number(lease_text(9, false)));
+        }
+        const bool is_kept = is_renewed ? lease.renew() : lease.is_held();
+        CHECK_FALSE(is_kept);
+        CHECK_FALSE(lease.is_current());
+      }
+    }
+  }
+
+  TEST_CASE(
+      "the second look at a lease that was renewed since needs no wait, and one that was not, the rest of "
+      "it") {
+    lease_world world = with_lease(lease_text(9, false));
+    std::vector<std::string> log;
+    detail::lease_sightings seen;
+    seen.note("LOCK", {5, lease_text(8, false), 1000 * second});
+    stepped_system system(world, 0, log, true, true);
+    system.run_freely();
+    stepped_lease lease(system, 10 * second, seen);
+    CHECK_FALSE(lease.try_take());
+    CHECK(world.now == 0);
+    CHECK(seen.last("LOCK")->text == lease_text(9, false));
+    world.now += 12 * second;
+    CHECK(lease.try_take());
+    CHECK(world.now == 12 * second);
   }
 
   TEST_CASE("where each waits for a silent owner, and any of them sleeps, at most one acts with success") {
