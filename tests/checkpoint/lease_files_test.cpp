@@ -129,7 +129,12 @@ TEST_SUITE("lease files") {
     for (const bool waits : {true, false}) {
       const auto child = holder(folder, by_lease(9 * minutes));
       REQUIRE(child->next() == "has it");
+      detail::lease_owner owner = detail::this_process();
+      owner.process = child->process();
+      owner.start = detail::status_of(child->process())->start;
+      CHECK_FALSE(detail::has_ended(owner, detail::this_process()));
       child->end(waits);
+      REQUIRE(detail::has_ended(owner, detail::this_process()));
       CHECK(storage.try_lock("LOCK").has_value());  // else this waits for ten minutes
     }
   }

@@ -81,6 +81,7 @@ class told_child {
     }
     return text.empty() ? "ended" : text;
   }
+  [[nodiscard]] ::pid_t process() const noexcept { return child_; }
   void let_go_on() const { static_cast<void>(::write(down_[1], "!", 1) == 1); }
   void send(int signal) const { ::kill(child_, signal); }
   /// Kills it. @param waits  false: it stays a zombie.
