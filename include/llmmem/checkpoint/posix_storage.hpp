@@ -100,7 +100,6 @@ class posix_storage {
   posix_storage_options options_;
   std::string root_;  // absolute, because the process may change its directory
   std::unique_ptr<file_queue<Engine>> queue_;
-  std::shared_ptr<detail::lease_sightings> leases_ = std::make_shared<detail::lease_sightings>();
 };
 
 /// A new file: see `storage_output`.

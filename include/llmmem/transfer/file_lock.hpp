@@ -18,14 +18,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -38,6 +36,22 @@
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
+
+/// A folder whose names are read. `get` is null, with `errno`, if it cannot be opened.
+class open_folder {
+ public:
+  explicit open_folder(const std::string& path) noexcept : folder_(::opendir(path.c_str())) {}
+  open_folder(const open_folder&) = delete;
+  open_folder& operator=(const open_folder&) = delete;
+  ~open_folder() {
+    if (folder_ != nullptr) ::closedir(folder_);
+  }
+
+  [[nodiscard]] DIR* get() const noexcept { return folder_; }
+
+ private:
+  DIR* folder_;
+};
 
 /// Reads a short file as a whole, up to 4 KiB. Sets `errno` where there is none.
 [[nodiscard]] inline std::optional<std::string> read_short(const char* path) {
@@ -119,8 +133,8 @@ struct process_status {
   if (!now->is_zombie) return false;
   // The first thread may have ended before the others.
   const std::string tasks = "/proc/" + std::to_string(process) + "/task";
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(tasks.c_str()), &::closedir);
-  if (folder == nullptr) return false;
+  const open_folder folder(tasks);
+  if (folder.get() == nullptr) return false;
   int count = 0;
   while (const dirent* const each = ::readdir(folder.get()))
     count += each->d_name[0] != '.' ? 1 : 0;
@@ -147,8 +161,8 @@ class lease_folder {
 
   [[nodiscard]] std::vector<std::uint64_t> numbers() const {
     std::vector<std::uint64_t> found;
-    const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(folder_.c_str()), &::closedir);
-    if (folder == nullptr) {
+    const open_folder folder(folder_);
+    if (folder.get() == nullptr) {
       if (errno == ENOENT) return found;
       cannot_open(folder_, "the folder of leases cannot be listed", errno);
     }
@@ -228,8 +242,8 @@ class lease_folder {
 
   /// Of any process: one that is creating a lease finds that another one has it.
   void remove_drafts() const noexcept {
-    const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(folder_.c_str()), &::closedir);
-    if (folder == nullptr) return;
+    const open_folder folder(folder_);
+    if (folder.get() == nullptr) return;
     const std::string begin = stem_ + ".new-";
     while (const dirent* const each = ::readdir(folder.get())) {
       if (std::string_view(each->d_name).starts_with(begin))
@@ -303,15 +317,17 @@ class lease_folder {
   int own_ = -1;
 };
 
+/// What this process saw in leases of other processes.
+[[nodiscard]] inline lease_sightings& seen_before() {
+  static lease_sightings all;
+  return all;
+}
+
 /// A lease that is taken, and the thread that renews it.
 class kept_lease {
  public:
-  kept_lease(const std::string& path, std::uint32_t permissions, std::uint64_t length_ns,
-             std::shared_ptr<lease_sightings> seen)
-      : seen_(std::move(seen)),
-        folder_(path, permissions),
-        lease_(folder_, length_ns, *seen_),
-        length_ns_(length_ns) {}
+  kept_lease(const std::string& path, std::uint32_t permissions, std::uint64_t length_ns)
+      : folder_(path, permissions), lease_(folder_, length_ns, seen_before()), length_ns_(length_ns) {}
   kept_lease(const kept_lease&) = delete;
   kept_lease& operator=(const kept_lease&) = delete;
   ~kept_lease() {
@@ -356,7 +372,8 @@ class kept_lease {
 
  private:
   void run() noexcept {
-    const std::chrono::nanoseconds every(std::min(length_ns_ / 4, longest_renewal_ns));
+    const std::chrono::nanoseconds every(length_ns_ / 4 < longest_renewal_ns ? length_ns_ / 4
+                                                                             : longest_renewal_ns);
     std::unique_lock lock(mutex_);
     for (;;) {
       if (wake_.wait_for(lock, every, [this] { return stops_; })) return;
@@ -367,7 +384,6 @@ class kept_lease {
     }
   }
 
-  std::shared_ptr<lease_sightings> seen_;
   lease_folder folder_;
   lease<lease_folder> lease_;
   std::uint64_t length_ns_;
@@ -400,22 +416,19 @@ class kept_lease {
 class file_lock {
  public:
   file_lock() = default;
-  file_lock(file_lock&& other) noexcept = default;
+  file_lock(file_lock&& other) noexcept : lease_(std::exchange(other.lease_, nullptr)) {}
   file_lock& operator=(file_lock&& other) noexcept {
-    end();
-    lease_ = std::move(other.lease_);
+    std::swap(lease_, other.lease_);
     return *this;
   }
   ~file_lock() { end(); }
 
   /// Locks `file`, which outlives this object, or returns nothing if another object or process has it.
   /// May wait: see `file_options::lease_ns`.
-  /// @param seen  what earlier calls saw in leases of other processes, to wait less; may be empty.
   /// @throws file_error  when the system refuses: flock for another reason than that it has none, or a lease
   ///   file. @throws io_error  for a file that is no lease in the place of one.
   /// @throws argument_error  for a lease shorter than 1 ms or longer than 10 minutes.
-  [[nodiscard]] static std::optional<file_lock> try_take(
-      io_file& file, const file_options& options, std::shared_ptr<detail::lease_sightings> seen = nullptr);
+  [[nodiscard]] static std::optional<file_lock> try_take(io_file& file, const file_options& options);
 
   /// Whether the lease is still this object's: looks at its folder. True for other locks. An error of the
   /// file system means no.
@@ -433,20 +446,19 @@ class file_lock {
   [[nodiscard]] bool is_lease() const noexcept { return lease_ != nullptr; }
 
   /// Keeps a lease as long as the process lives, because a device may still write to the file.
-  void hold_until_exit() noexcept { static_cast<void>(lease_.release()); }
+  void hold_until_exit() noexcept { lease_ = nullptr; }
 
  private:
   void end() noexcept {
     // A forked child has no thread to wait for, and nothing to release.
-    if (lease_ != nullptr && lease_->process() != ::getpid()) static_cast<void>(lease_.release());
-    lease_.reset();
+    if (lease_ != nullptr && lease_->process() == ::getpid()) delete lease_;
+    lease_ = nullptr;
   }
 
-  std::unique_ptr<detail::kept_lease> lease_{};
+  detail::kept_lease* lease_ = nullptr;  // owned
 };
 
-inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_options& options,
-                                                    std::shared_ptr<detail::lease_sightings> seen) {
+inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_options& options) {
   if (options.locks == file_locks::caller) return file_lock();
   if (options.lease_ns < detail::least_lease_ns || options.lease_ns > detail::longest_lease_ns) {
     throw argument_error(file.path() + ": a lease of " + std::to_string(options.lease_ns) +
@@ -464,12 +476,10 @@ inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_op
   if (whole == nullptr) detail::cannot_open(file.path(), "cannot be locked", errno);
   const std::string path = whole;
   ::free(whole);
-  if (seen == nullptr) seen = std::make_shared<detail::lease_sightings>();
   file_lock made;
-  made.lease_ =
-      std::make_unique<detail::kept_lease>(path, options.permissions, options.lease_ns, std::move(seen));
+  made.lease_ = new detail::kept_lease(path, options.permissions, options.lease_ns);
   if (locked && options.locks == file_locks::system && !made.lease_->exists()) {
-    made.lease_.reset();
+    made.end();
     return made;
   }
   try {

@@ -5,11 +5,9 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -112,7 +110,7 @@ inline constexpr std::uint64_t longest_lease_ns = std::uint64_t{600} * 1'000'000
 
 /// Whether the contents cannot be those of a lease, also not in part.
 [[nodiscard]] inline bool is_foreign_lease(std::string_view text) noexcept {
-  const std::size_t common = std::min(text.size(), lease_mark.size());
+  const std::size_t common = text.size() < lease_mark.size() ? text.size() : lease_mark.size();
   return text.substr(0, common) != lease_mark.substr(0, common);
 }
 
@@ -130,23 +128,40 @@ class lease_sightings {
 
   [[nodiscard]] std::optional<sighting> last(const std::string& name) const {
     const std::scoped_lock lock(mutex_);
-    const auto found = all_.find(name);
-    return found == all_.end() ? std::nullopt : std::optional(found->second);
+    for (const named& each : all_) {
+      if (each.name == name) return each.seen;
+    }
+    return std::nullopt;
   }
   void note(const std::string& name, sighting seen) {
     const std::scoped_lock lock(mutex_);
-    if (all_.size() >= max_names && !all_.contains(name)) all_.clear();  // then they are watched again
-    all_[name] = std::move(seen);
+    for (named& each : all_) {
+      if (each.name != name) continue;
+      each.seen = std::move(seen);
+      return;
+    }
+    if (all_.size() >= max_names) all_.clear();  // then they are watched again
+    all_.push_back({name, std::move(seen)});
   }
   void forget(const std::string& name) {
     const std::scoped_lock lock(mutex_);
-    all_.erase(name);
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      if (all_[i].name != name) continue;
+      if (i + 1 != all_.size()) all_[i] = std::move(all_.back());
+      all_.pop_back();
+      return;
+    }
   }
 
  private:
-  static constexpr std::size_t max_names = 1024;
+  struct named {
+    std::string name{};
+    sighting seen{};
+  };
+
+  static constexpr std::size_t max_names = 256;
   mutable std::mutex mutex_;
-  std::map<std::string, sighting> all_;
+  std::vector<named> all_;
 };
 
 /// A lease of one name.
@@ -240,7 +255,7 @@ class lease {
   [[nodiscard]] std::uint64_t highest() const {
     std::uint64_t most = 0;
     for (const std::uint64_t each : system_->numbers())
-      most = std::max(most, each);
+      most = each > most ? each : most;
     return most;
   }
   [[nodiscard]] bool is_last() const { return highest() == number_ && system_->is_named(number_); }
@@ -289,7 +304,9 @@ class lease {
       if (is_over) return true;
       const std::uint64_t at = system_->now_ns();
       is_over = at >= end;
-      if (!is_over) system_->pause(std::min({end - at, length / 16 + 1, longest_look_ns}));
+      if (is_over) continue;
+      const std::uint64_t look = length / 16 + 1 < longest_look_ns ? length / 16 + 1 : longest_look_ns;
+      system_->pause(end - at < look ? end - at : look);
     }
   }
 
