@@ -100,6 +100,7 @@ class posix_storage {
   posix_storage_options options_;
   std::string root_;  // absolute, because the process may change its directory
   std::unique_ptr<file_queue<Engine>> queue_;
+  detail::lease_sightings leases_;  // of other processes
 };
 
 /// A new file: see `storage_output`.

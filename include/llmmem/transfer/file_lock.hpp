@@ -317,17 +317,15 @@ class lease_folder {
   int own_ = -1;
 };
 
-/// What this process saw in leases of other processes.
-[[nodiscard]] inline lease_sightings& seen_before() {
-  static lease_sightings all;
-  return all;
-}
-
 /// A lease that is taken, and the thread that renews it.
 class kept_lease {
  public:
-  kept_lease(const std::string& path, std::uint32_t permissions, std::uint64_t length_ns)
-      : folder_(path, permissions), lease_(folder_, length_ns, seen_before()), length_ns_(length_ns) {}
+  /// @param seen  used by `try_take` alone; null for none.
+  kept_lease(const std::string& path, std::uint32_t permissions, std::uint64_t length_ns,
+             lease_sightings* seen)
+      : folder_(path, permissions),
+        lease_(folder_, length_ns, seen != nullptr ? *seen : own_seen_),
+        length_ns_(length_ns) {}
   kept_lease(const kept_lease&) = delete;
   kept_lease& operator=(const kept_lease&) = delete;
   ~kept_lease() {
@@ -384,6 +382,7 @@ class kept_lease {
     }
   }
 
+  lease_sightings own_seen_;
   lease_folder folder_;
   lease<lease_folder> lease_;
   std::uint64_t length_ns_;
@@ -425,10 +424,12 @@ class file_lock {
 
   /// Locks `file`, which outlives this object, or returns nothing if another object or process has it.
   /// May wait: see `file_options::lease_ns`.
+  /// @param seen  what earlier calls saw in leases of other processes, to wait less; used in this call alone.
   /// @throws file_error  when the system refuses: flock for another reason than that it has none, or a lease
   ///   file. @throws io_error  for a file that is no lease in the place of one.
   /// @throws argument_error  for a lease shorter than 1 ms or longer than 10 minutes.
-  [[nodiscard]] static std::optional<file_lock> try_take(io_file& file, const file_options& options);
+  [[nodiscard]] static std::optional<file_lock> try_take(io_file& file, const file_options& options,
+                                                         detail::lease_sightings* seen = nullptr);
 
   /// Whether the lease is still this object's: looks at its folder. True for other locks. An error of the
   /// file system means no.
@@ -458,7 +459,8 @@ class file_lock {
   detail::kept_lease* lease_ = nullptr;  // owned
 };
 
-inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_options& options) {
+inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_options& options,
+                                                    detail::lease_sightings* seen) {
   if (options.locks == file_locks::caller) return file_lock();
   if (options.lease_ns < detail::least_lease_ns || options.lease_ns > detail::longest_lease_ns) {
     throw argument_error(file.path() + ": a lease of " + std::to_string(options.lease_ns) +
@@ -477,7 +479,7 @@ inline std::optional<file_lock> file_lock::try_take(io_file& file, const file_op
   const std::string path = whole;
   ::free(whole);
   file_lock made;
-  made.lease_ = new detail::kept_lease(path, options.permissions, options.lease_ns);
+  made.lease_ = new detail::kept_lease(path, options.permissions, options.lease_ns, seen);
   if (locked && options.locks == file_locks::system && !made.lease_->exists()) {
     made.end();
     return made;

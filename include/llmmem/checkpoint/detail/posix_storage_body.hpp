@@ -244,7 +244,7 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
     auto file = std::make_unique<io_file>(whole, how);
     std::optional<file_lock> lock;
     try {
-      lock = file_lock::try_take(*file, how);
+      lock = file_lock::try_take(*file, how, &leases_);
     } catch (const file_error& error) {
       throw storage_error(storage_call::lock, whole, error.number(), error.what());
     } catch (const io_error& error) {
