@@ -12,6 +12,13 @@ target_compile_definitions(llmmem_doctest_main PUBLIC DOCTEST_CONFIG_VOID_CAST_E
                                                       DOCTEST_CONFIG_SUPER_FAST_ASSERTS)
 target_link_libraries(llmmem_doctest_main PUBLIC doctest::doctest PRIVATE llmmem_test_support)
 
+# Preloaded into examples' programs: calls on files fail.
+if(LLMMEM_TEST_EXAMPLES)
+  add_library(llmmem_failing_calls MODULE EXCLUDE_FROM_ALL preload/failing_calls.cpp)
+  target_compile_features(llmmem_failing_calls PRIVATE cxx_std_20)
+  target_link_libraries(llmmem_failing_calls PRIVATE llmmem_warnings ${CMAKE_DL_LIBS})
+endif()
+
 option(LLMMEM_TESTS_ALONE "Makes a program of each test file, alone_<folder>_<header>: scripts/mutate builds one at a time"
        OFF)
 set(LLMMEM_TESTS_WITHOUT
@@ -78,6 +85,10 @@ function(llmmem_doctest_program target folder)
     llmmem_need_CLI11()
     llmmem_need_fmt()
     target_link_libraries(${target} PRIVATE llmmem_trace_reader CLI11::CLI11 fmt::fmt)
+  endif()
+  if(folder STREQUAL "train_gpt" AND TARGET llmmem_failing_calls)
+    add_dependencies(${target} llmmem_failing_calls)
+    target_compile_definitions(${target} PRIVATE "LLMMEM_FAILING_CALLS=\"$<TARGET_FILE:llmmem_failing_calls>\"")
   endif()
   # Not for all: NCCL is some 200 MB to load.
   if(folder STREQUAL "comm" AND TARGET llmmem::nccl)

@@ -309,6 +309,7 @@
 #include <llmmem/transfer/direct_span.hpp>
 #include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>
+#include <llmmem/transfer/file_lock.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/flow.hpp>

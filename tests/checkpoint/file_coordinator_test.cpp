@@ -564,8 +564,8 @@ TEST_SUITE("file_coordinator") {
     CHECK(zero.waits_for().ranks == std::vector<std::uint32_t>{1});
 
     const std::string text =
-        "simulated/LOCK.rank-1: it was removed or replaced while this process held it: another one may be "
-        "rank 1 now; nothing was committed";
+        "simulated/LOCK.rank-1: it was removed or replaced while this process held it, or its lease ran out: "
+        "another one may be rank 1 now; nothing was committed";
     CHECK_THROWS_WITH_AS(old[1].vote(stale, stale_part), text.c_str(), fenced);
     CHECK_THROWS_WITH_AS(static_cast<void>(old[1].try_begin(30)), text.c_str(), fenced);
 

@@ -326,12 +326,52 @@ TEST_SUITE("checkpoint_folder") {
       const auto taken = shared.try_lock("LOCK");
       REQUIRE(taken);
       const std::string text =
-          "simulated/LOCK: it was removed or replaced while this process held it: another one may commit to "
-          "the folder now; nothing was committed";
+          "simulated/LOCK: it was removed or replaced while this process held it, or its lease ran out: "
+          "another "
+          "one may commit to the folder now; nothing was committed";
       CHECK_THROWS_WITH_AS(first.commit(draft, all), text.c_str(), fenced);
       CHECK_THROWS_WITH_AS(static_cast<void>(first.begin(30)), text.c_str(), fenced);
       CHECK_THROWS_WITH_AS(static_cast<void>(first.tidy(keep_last_and_every{})), text.c_str(), fenced);
       CHECK(find_checkpoint(shared).found->id.step == 10);
+    }
+  }
+
+  TEST_CASE(
+      "a process that sleeps through the end of its lease in the middle of a commit acknowledges nothing") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    // Before which call of the commit another process takes the folder, and commits to it.
+    for (const bool renames : {true, false}) {
+      for (std::uint32_t sleeps_before = 0; sleeps_before < 12; ++sleeps_before) {
+        CAPTURE(renames);
+        CAPTURE(sleeps_before);
+        simulated_storage shared(tiny(renames));
+        std::optional<std::uint32_t> calls;
+        std::optional<checkpoint_folder<simulated_storage>> second;
+        const auto sleep = [&](storage_call, const std::string&) {
+          if (!calls || second || (*calls)++ != sleeps_before) return;
+          shared.remove("LOCK");
+          second.emplace(shared);
+          save_step(*second, world, 30);
+        };
+        hooked_storage sleepy(shared, sleep);
+        checkpoint_folder first(sleepy);
+        save_step(first, world, 10);
+        const checkpoint_draft draft = first.begin(20);
+        const checkpoint_manifest all = write_rank(sleepy, world, draft, 0);
+        calls = 0;
+        bool is_acknowledged = true;
+        try {
+          first.commit(draft, all);
+        } catch (const error&) {
+          is_acknowledged = false;
+        }
+        CHECK(is_acknowledged == !second.has_value());
+        if (!second) continue;
+        // What the other one committed is the newest, and no folder is the half of a checkpoint.
+        CHECK(find_checkpoint(shared).found->id.step == 30);
+        if (renames) CHECK(what_is_torn(shared, world, commit_method::rename) == "");
+        CHECK_THROWS_AS(static_cast<void>(first.begin(40)), fenced);
+      }
     }
   }
 

@@ -29,6 +29,7 @@ TEST_CASE("OpenSSL 3 is not here: tls_wrapper was not tested" * doctest::skip())
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -190,6 +191,64 @@ struct pair_over_relay {
   byte_relay relay;
   std::array<recorder, 2> heard;
   std::array<std::unique_ptr<socket_endpoint>, 2> ends;
+};
+
+/// A caller that has the secret, but is no endpoint.
+class hostile_peer {
+ public:
+  explicit hostile_peer(int socket) : context_(::SSL_CTX_new(::TLS_client_method())) {
+    SSL_CTX_set_min_proto_version(context_, TLS1_3_VERSION);
+    ::SSL_CTX_set_ciphersuites(context_, "TLS_AES_128_GCM_SHA256");
+    ::SSL_CTX_set_psk_use_session_callback(context_, &use_secret);
+    session_ = ::SSL_new(context_);
+    ::SSL_set_fd(session_, socket);
+    ::SSL_set_connect_state(session_);
+  }
+  hostile_peer(const hostile_peer&) = delete;
+  hostile_peer& operator=(const hostile_peer&) = delete;
+  ~hostile_peer() {
+    ::SSL_free(session_);
+    ::SSL_CTX_free(context_);
+  }
+
+  [[nodiscard]] bool is_shaken() { return ::SSL_do_handshake(session_) == 1; }
+  /// Returns how many it could send.
+  int update_keys(int count) {
+    ::signal(SIGPIPE, SIG_IGN);
+    for (int i = 0; i < count; ++i) {
+      if (::SSL_key_update(session_, SSL_KEY_UPDATE_NOT_REQUESTED) != 1 || ::SSL_do_handshake(session_) != 1)
+        return i;
+    }
+    return count;
+  }
+  bool write(std::size_t bytes) {
+    const std::vector<std::byte> all(bytes);
+    std::size_t sent = 0;
+    return ::SSL_write_ex(session_, all.data(), all.size(), &sent) == 1 && sent == bytes;
+  }
+
+ private:
+  static int use_secret(SSL* session, const EVP_MD*, const unsigned char** identity, std::size_t* bytes,
+                        SSL_SESSION** used) {
+    static constexpr std::string_view name = "llmmem";
+    constexpr std::string_view use = "llmmem tls 1.3 psk 1";
+    constexpr unsigned char cipher[] = {0x13, 0x01};
+    const detail::hmac_sha256 made(std::as_bytes(std::span(secret, std::string_view(secret).size())));
+    const detail::sha256_words words = made.of(std::as_bytes(std::span(use.data(), use.size())));
+    std::array<unsigned char, 32> key{};
+    for (std::size_t i = 0; i < key.size(); ++i)
+      key[i] = static_cast<unsigned char>(words[i / 4] >> (24 - 8 * (i % 4)));
+    *used = ::SSL_SESSION_new();
+    ::SSL_SESSION_set1_master_key(*used, key.data(), key.size());
+    ::SSL_SESSION_set_cipher(*used, ::SSL_CIPHER_find(session, cipher));
+    ::SSL_SESSION_set_protocol_version(*used, TLS1_3_VERSION);
+    *identity = reinterpret_cast<const unsigned char*>(name.data());
+    *bytes = name.size();
+    return 1;
+  }
+
+  SSL_CTX* context_;
+  SSL* session_ = nullptr;
 };
 
 std::vector<std::byte> pattern(std::size_t bytes) {
@@ -365,6 +424,58 @@ TEST_SUITE("connections over TLS") {
           "machine; give addresses for TCP, or no wrapper");
   }
 
+  TEST_CASE("a peer with the secret that only updates its key is refused, and holds up no other connection") {
+    tls_wrapper tls(secret);
+    detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in where = listen_on_loopback(listener);
+    const auto connected = [&] {
+      std::pair<detail::descriptor, detail::descriptor> both;
+      both.first = detail::descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      REQUIRE(::connect(both.first.get(), reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0);
+      both.second = detail::descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      return both;
+    };
+    auto good = connected();
+    for (const int each : {good.first.get(), good.second.get()})
+      ::fcntl(each, F_SETFL, O_NONBLOCK);
+    tls_wrapper other(secret);
+    const detail::descriptor writer(other.wrap(good.first.get(), true));
+    const detail::descriptor reader(tls.wrap(good.second.get(), false));
+    auto bad = connected();
+    ::fcntl(bad.second.get(), F_SETFL, O_NONBLOCK);
+    const detail::descriptor victim(tls.wrap(bad.second.get(), false));
+    bad.second.close();
+    hostile_peer peer(bad.first.get());
+    REQUIRE(peer.is_shaken());
+    // Some are allowed, and more with data.
+    CHECK(peer.update_keys(64) == 64);
+    CHECK(peer.write(1 << 20));
+    CHECK(peer.update_keys(1) == 1);
+    std::vector<std::byte> into(65536);
+    std::uint64_t seen = 0;
+    for (int i = 0; i < 4000 && seen < 1 << 20; ++i) {
+      const ssize_t got = ::recv(victim.get(), into.data(), into.size(), MSG_DONTWAIT);
+      if (got > 0) {
+        seen += static_cast<std::uint64_t>(got);
+      } else {
+        ::usleep(500);
+      }
+    }
+    CHECK(seen == 1 << 20);
+    CHECK(tls.stats().tampered == 0);
+    CHECK(peer.update_keys(100'000) < 100'000);
+    ssize_t end = -1;
+    for (int i = 0; i < 4000 && (end = ::recv(victim.get(), into.data(), 1, MSG_DONTWAIT)) != 0; ++i)
+      ::usleep(500);
+    CHECK(end == 0);
+    CHECK(tls.stats().tampered == 1);
+    CHECK(::send(writer.get(), into.data(), 5, MSG_NOSIGNAL) == 5);
+    ssize_t got = -1;
+    for (int i = 0; i < 4000 && (got = ::recv(reader.get(), into.data(), 5, MSG_DONTWAIT)) < 0; ++i)
+      ::usleep(500);
+    CHECK(got == 5);
+  }
+
   TEST_CASE("what an endpoint wrote last arrives, also if the other one sends to it meanwhile") {
     tls_wrapper one(secret);
     tls_wrapper other(secret);
@@ -405,6 +516,70 @@ TEST_SUITE("connections over TLS") {
       ssize_t got = 0;
       while ((got = ::recv(reader.get(), into.data(), into.size(), MSG_DONTWAIT)) > 0)
         seen += static_cast<std::uint64_t>(got);
+      return got == 0;
+    });
+    CHECK(written > 0);
+    CHECK(seen == written);
+    CHECK(other.stats().cut == 0);
+  }
+
+  TEST_CASE(
+      "what an endpoint wrote last arrives, also if the other one sends much after that and reads late") {
+    tls_wrapper one(secret);
+    tls_wrapper other(secret);
+    detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in where = listen_on_loopback(listener);
+    detail::descriptor caller(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(caller.get(), reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0);
+    detail::descriptor called(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ::fcntl(caller.get(), F_SETFL, O_NONBLOCK);
+    ::fcntl(called.get(), F_SETFL, O_NONBLOCK);
+    detail::descriptor writer(one.wrap(caller.get(), true));
+    detail::descriptor reader(other.wrap(called.get(), false));
+    caller.close();
+    called.close();
+    const auto until = [](auto is) {
+      for (int i = 0; i < 2000 && !is(); ++i)
+        ::usleep(500);
+    };
+    until([&] { return one.stats().shaken == 1 && other.stats().shaken == 1; });
+    // As much as the sockets in between take, so that some of it is on its way at the end.
+    const std::vector<std::byte> part(65536);
+    std::uint64_t written = 0;
+    for (int idle = 0; idle < 40; ++idle) {
+      const ssize_t went = ::send(writer.get(), part.data(), part.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (went > 0) {
+        written += static_cast<std::uint64_t>(went);
+        idle = 0;
+      } else {
+        ::usleep(500);
+      }
+    }
+    writer.close();
+    // The reader takes what is in its socket, so that its wrapper sends all, and then it sends more than the
+    // sockets hold: the writer's wrapper must take that.
+    std::uint64_t seen = 0;
+    std::vector<std::byte> into(65536);
+    std::uint64_t sent = 0;
+    const auto read_some = [&] {
+      const ssize_t got = ::recv(reader.get(), into.data(), into.size(), MSG_DONTWAIT);
+      if (got > 0) seen += static_cast<std::uint64_t>(got);
+      return got;
+    };
+    for (int idle = 0; idle < 200 && sent < 16 << 20; ++idle) {
+      const ssize_t went = ::send(reader.get(), part.data(), part.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (went > 0) {
+        sent += static_cast<std::uint64_t>(went);
+        idle = 0;
+      } else {
+        ::usleep(500);
+        if (seen < written / 4) static_cast<void>(read_some());
+      }
+    }
+    until([&] {
+      ssize_t got = 0;
+      while ((got = read_some()) > 0) {
+      }
       return got == 0;
     });
     CHECK(written > 0);

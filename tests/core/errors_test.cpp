@@ -67,7 +67,8 @@ constexpr error_code out_of_lanes{out_of_lanes_info};
 static_assert(errc::ok.number() == 0 && errc::out_of_blocks.number() == 1 &&
               errc::out_of_bytes.number() == 5);
 static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number() == 58);
-static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == last_error_number);
+static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
+              errc::lease_lost.number() == last_error_number);
 
 }  // namespace
 

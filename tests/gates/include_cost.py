@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 194_000
+UMBRELLA_LIMIT = 196_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups.
@@ -25,20 +25,21 @@ TOOL_LIMITS = {
     "llmmem/device/stream_ordered.hpp": 78_000,
     # <thread> alone is 52,000; <signal.h>, with which writes past `ulimit -f` are errors, 2,700.
     "llmmem/transfer/file_queue.hpp": 62_000,
-    "llmmem/transfer/file_space.hpp": 67_000,
+    "llmmem/transfer/file_lock.hpp": 74_000,
+    "llmmem/transfer/file_space.hpp": 77_000,
     "llmmem/tiering/model_file_space.hpp": 62_000,
     "llmmem/comm/socket_endpoint.hpp": 75_000,
     # Of a training run, once; <condition_variable> alone is 57,000, and a file queue is beneath.
-    "llmmem/checkpoint/async_checkpointer.hpp": 95_000,
+    "llmmem/checkpoint/async_checkpointer.hpp": 99_000,
     "llmmem/checkpoint/comm_coordinator.hpp": 85_000,
     "llmmem/checkpoint/commit_ticket.hpp": 65_000,
     "llmmem/checkpoint/file_coordinator.hpp": 85_000,
     "llmmem/checkpoint/load.hpp": 85_000,
     "llmmem/checkpoint/mirrored_coordinator.hpp": 85_000,
-    "llmmem/checkpoint/posix_storage.hpp": 75_000,
+    "llmmem/checkpoint/posix_storage.hpp": 81_000,
     "llmmem/checkpoint/tiered_view.hpp": 66_000,
-    "llmmem/tiering/persistent_file_space.hpp": 75_000,
-    "llmmem/transfer/striped_space.hpp": 68_000,
+    "llmmem/tiering/persistent_file_space.hpp": 83_000,
+    "llmmem/transfer/striped_space.hpp": 78_000,
     # Storages of any type are held by <memory>'s pointers, 15,000 lines; their code is compiled once.
     "llmmem/checkpoint/checkpointer_types.hpp": 65_000,
     "llmmem/checkpoint/coordinator.hpp": 75_000,
@@ -49,9 +50,9 @@ TOOL_LIMITS = {
     "llmmem/checkpoint/replica_source.hpp": 80_000,
     "llmmem/checkpoint/search.hpp": 75_000,
     "llmmem/checkpoint/hold.hpp": 75_000,
-    "llmmem/instantiate/checkpoint.hpp": 96_000,
+    "llmmem/instantiate/checkpoint.hpp": 103_000,
     # Loading, with a storage, or with a resharding plan into tiers.
-    "llmmem/checkpoint/safetensors_folder.hpp": 92_000,
+    "llmmem/checkpoint/safetensors_folder.hpp": 97_000,
     "llmmem/checkpoint/tiered_load.hpp": 88_000,
     # Ranks that are threads: <condition_variable>; and the simulator <thread> and <random> besides.
     "llmmem/comm/thread_network.hpp": 80_000,
@@ -59,7 +60,7 @@ TOOL_LIMITS = {
     # Rings between devices bring <mutex>, as the file spaces do that most have beneath.
     "llmmem/tiering/tiered_buffer.hpp": 65_000,
     "llmmem/tiering/tiered_tensors.hpp": 67_000,
-    "llmmem/tiering/persistent_tensors.hpp": 85_000,
+    "llmmem/tiering/persistent_tensors.hpp": 94_000,
     # Layouts and the copies of kernels; and with them the slots and transfers of tiers.
     "llmmem/offload/kv_mover.hpp": 62_000,
     "llmmem/offload/kv_tiers.hpp": 75_000,

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "pool/pool_node.hpp"
@@ -33,9 +34,9 @@ socket_options options_of(const std::string& folder, std::uint32_t seat, std::ui
           .socket_bytes = 4096};
 }
 
-std::vector<token_id> long_prompt() {
+std::vector<token_id> long_prompt(token_id first = 1) {
   std::vector<token_id> out(spans * span_tokens);
-  std::iota(out.begin(), out.end(), token_id{1});
+  std::iota(out.begin(), out.end(), first);
   return out;
 }
 
@@ -52,7 +53,9 @@ void hold_first_blocks(node_type& node, const kv_chain& chain) {
 
 /// Two nodes; one holds the first block of each span of a chain.
 struct pair_of_nodes {
-  pair_of_nodes() { hold_first_blocks(holder, chain); }
+  explicit pair_of_nodes(const kv_pool_options& how = {.ask_again_ns = 1'000'000}) : options(how) {
+    hold_first_blocks(holder, chain);
+  }
   void meet() {
     for (int i = 0; i < 2000 && (holder.pool().peers() == 0 || asker.pool().peers() == 0); ++i)
       step_both();
@@ -82,9 +85,10 @@ struct pair_of_nodes {
   temporary_folder folder;
   socket_endpoint one{options_of(folder.path(), 0)};
   socket_endpoint other{options_of(folder.path(), 1)};
-  node_form form{.groups = small_group, .slots = spans + 8, .lower_slots = 4};
-  node_type holder{one, form, {}};
-  node_type asker{other, form, {}};
+  node_form form{.groups = small_group, .slots = 2 * spans + 8, .lower_slots = 4};
+  kv_pool_options options;
+  node_type holder{one, form, options};
+  node_type asker{other, form, options};
   std::vector<token_id> prompt = long_prompt();
   kv_chain chain{holder.cache(), prompt};
 };
@@ -174,6 +178,71 @@ TEST_SUITE("kv_pool busy") {
     nodes.check_peers();
     CHECK(nodes.found() == spans / looked_at);
     CHECK(nodes.other.stats().overflowed == 0);
+  }
+
+  TEST_CASE("answers that a busy node dropped are asked for again, also with unlimited patience") {
+    pair_of_nodes nodes;
+    nodes.meet();
+    // Announcements to a node that reads nothing leave no space for answers to it.
+    nodes.holder.pool().publish(nodes.chain, nodes.chain.tokens());
+    for (int i = 0; i < 20; ++i)
+      nodes.holder.pool().progress();
+    using request_type = std::remove_cvref_t<decltype(*nodes.asker.pool().ask(nodes.chain, 0))>;
+    std::vector<request_type> requests;
+    for (std::uint64_t span = 0; span < spans; span += 25) {
+      requests.push_back(nodes.asker.pool().ask(nodes.chain, span * span_tokens, ~std::uint64_t{0}).value());
+      for (int j = 0; j < 20; ++j)
+        nodes.holder.pool().progress();
+    }
+    CHECK(nodes.holder.pool().stats().dropped_messages > 0);
+    const auto has_pending = [&] {
+      for (const request_type& each : requests) {
+        if (each.where().next == offload::answer::pending) return true;
+      }
+      return false;
+    };
+    for (int i = 0; i < 20'000 && has_pending(); ++i)
+      nodes.step_both();
+    CHECK_FALSE(has_pending());
+    CHECK(nodes.asker.pool().stats().asked_again > 0);
+    nodes.check_peers();
+  }
+
+  TEST_CASE("blocks whose request a busy node dropped are asked for again, also with unlimited patience") {
+    pair_of_nodes nodes({.ask_again_ns = 1'000'000, .max_serving = 1, .send_ns = 1'000'000, .slow_ns = 1});
+    nodes.holder.pool().publish(nodes.chain, nodes.chain.tokens());
+    nodes.meet();
+    for (int i = 0; i < 1000; ++i)
+      nodes.step_both();
+    using request_type = std::remove_cvref_t<decltype(*nodes.asker.pool().ask(nodes.chain, 0))>;
+    std::vector<request_type> requests;
+    for (std::uint64_t span = 0; span < spans; span += 25)
+      requests.push_back(nodes.asker.pool().ask(nodes.chain, span * span_tokens, ~std::uint64_t{0}).value());
+    for (int i = 0; i < 1000; ++i)
+      nodes.step_both();
+    const std::vector<token_id> other = long_prompt(1'000'000);
+    const kv_chain others{nodes.holder.cache(), other};
+    hold_first_blocks(nodes.holder, others);
+    nodes.holder.pool().publish(others, others.tokens());
+    for (int i = 0; i < 20; ++i)
+      nodes.holder.pool().progress();
+    for (request_type& each : requests)
+      each.fetch();
+    for (int i = 0; i < 20; ++i)
+      nodes.holder.pool().progress();
+    CHECK(nodes.holder.pool().stats().dropped_messages > 0);
+    const auto is_waiting = [&] {
+      for (const request_type& each : requests) {
+        if (!each.has_arrived()) return true;
+      }
+      return false;
+    };
+    for (int i = 0; i < 20'000 && is_waiting(); ++i)
+      nodes.step_both();
+    CHECK_FALSE(is_waiting());
+    CHECK(nodes.asker.pool().stats().asked_again > 0);
+    CHECK(nodes.asker.pool().stats().fetched_blocks > 0);
+    nodes.check_peers();
   }
 
   TEST_CASE("a node that announces more than the other one reads keeps its peer, and the rest follows") {

@@ -78,7 +78,7 @@ class kept_job {
   }
   void commit() {
     replica_->commit();
-    history_->committed(++version_, ranks_->epoch(), ranks_->seats());
+    history_->committed(++version_, ranks_->epoch(), ranks_->seats(), 0, 0);
     check();
   }
   void drop() { replica_->drop(); }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -48,14 +49,33 @@ class job_state {
 /// What was committed in which epoch, by which members: one job has one history, whatever its ranks believe.
 class job_history {
  public:
-  void committed(std::uint64_t step, std::uint64_t epoch, std::span<const llmmem::seat_id> members) {
+  /// @param process  the nonce of the process that committed, at `now_ns`.
+  void committed(std::uint64_t step, std::uint64_t epoch, std::span<const llmmem::seat_id> members,
+                 std::uint64_t process, std::uint64_t now_ns) {
     const std::lock_guard held(mutex_);
     const commit now{epoch, {members.begin(), members.end()}};
     if (commits_.size() <= step) commits_.resize(step + 1);
     if (commits_[step].epoch == 0) commits_[step] = now;
     if (commits_[step] != now) has_split_ = true;
+    all_.push_back({step, now, process, now_ns});
+  }
+  /// A process is over: it ended, or was killed.
+  void ended(std::uint64_t process, std::uint64_t now_ns) {
+    const std::lock_guard held(mutex_);
+    ends_.emplace(process, now_ns);
   }
   [[nodiscard]] bool has_split() const { return has_split_; }
+  /// Whether two processes committed different things of one step, while the first one lived.
+  [[nodiscard]] bool has_split_of_the_living() const {
+    for (const record& first : all_) {
+      for (const record& second : all_) {
+        if (first.step != second.step || first.what == second.what || second.now_ns < first.now_ns) continue;
+        const auto end = ends_.find(first.process);
+        if (end == ends_.end() || end->second > second.now_ns) return true;
+      }
+    }
+    return false;
+  }
   [[nodiscard]] std::size_t steps() const { return commits_.size(); }
 
  private:
@@ -66,8 +86,17 @@ class job_history {
     friend bool operator==(const commit&, const commit&) = default;
   };
 
+  struct record {
+    std::uint64_t step = 0;
+    commit what{};
+    std::uint64_t process = 0;
+    std::uint64_t now_ns = 0;
+  };
+
   std::mutex mutex_;
   std::vector<commit> commits_;
+  std::vector<record> all_;
+  std::map<std::uint64_t, std::uint64_t> ends_;
   bool has_split_ = false;
 };
 
@@ -181,7 +210,7 @@ job_end run_job(End& end, job_history& history, const job_options& options, Betw
     is_over = outcome->bits == 3;
     if (outcome->bits == 0) ++how.redone;
     if (outcome->bits == 1) {
-      history.committed(*step, ranks.epoch(), ranks.seats());
+      history.committed(*step, ranks.epoch(), ranks.seats(), end.nonce(), end.now_ns());
       state = next;
       ++*step;
     }

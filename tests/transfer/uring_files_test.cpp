@@ -20,12 +20,15 @@
 #include <set>
 #include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/without_flock.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -303,6 +306,31 @@ TEST_CASE("a space whose file was registered lets go of it: the next one may loc
       const std::vector<std::byte> memory(4096, std::byte{9});
       CHECK(space.copy_in_async(range, memory, {}).value().settled());
     }
+  }
+}
+
+TEST_CASE("a kernel that refuses a ring is asked what for: memory, files, or a container's profile") {
+  struct refusal {
+    int number;
+    const char* mend;
+  };
+  for (const refusal& each :
+       {refusal{
+            ENOMEM,
+            "the memory that the process may lock is used up: raise the limit (ulimit -l, RLIMIT_MEMLOCK), "
+            "take fewer requests, or use posix_io"},
+        refusal{EMFILE, "the process has too many open files: raise the limit (ulimit -n), or use posix_io"},
+        refusal{EPERM,
+                "a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io"}}) {
+    told_child child([&](auto tell, auto) {
+      if (!refuse_call(__NR_io_uring_setup, each.number)) return tell("not allowed");
+      tell(text_of([] { const uring_io engine(uring_options{.depth = 4}); }));
+    });
+    const std::string told = child.next();
+    if (told == "not allowed") continue;
+    CHECK(told == "uring_io: the kernel refused a ring of 4 requests: " +
+                      std::generic_category().message(each.number) + " (errno " +
+                      std::to_string(each.number) + "); " + each.mend);
   }
 }
 #endif

@@ -116,6 +116,8 @@ class checkpoint_folder_base {
   /// @throws durability_uncertain  when it is visible but may not survive a crash; and when its rename is
   ///   reported as failed and the folder cannot be examined: a file server may complete a call whose answer
   ///   is lost. A rename found complete is a commit.
+  ///   It is also thrown when the lock was taken away while the draft got its name (`checkpoint_storage`'s
+  ///   lease files): another process may have the folder, and may not know of it.
   /// @throws fenced                when the lock was taken away.
   /// @throws argument_error        for a manifest of another draft.
   /// @throws storage_error         for everything else: nothing was committed, and the draft should be
@@ -152,6 +154,10 @@ class checkpoint_folder_base {
  private:
   enum class draft_name : std::uint8_t { its_own, final, unknown };
   static constexpr std::string_view whole_for_now = " is complete, but a crash may remove it";
+  static constexpr std::string_view lock_lost =
+      ": it was removed or replaced while this process held it, or its lease ran out: another one may commit "
+      "to "
+      "the folder now";
   struct uncertainty;
   struct leaving_checkpoint {
     checkpoint_id id{};
@@ -166,6 +172,8 @@ class checkpoint_folder_base {
   [[nodiscard]] leaving_list leaving(retention_ref retention);
   [[nodiscard]] bool is_complete(const found_checkpoint& found);
   void check_lock() const;
+  void check_lock_after(const checkpoint_draft& draft);
+  void discard_drafts();
   void hold_lock();
   [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);
   void probe();

@@ -7,6 +7,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/space/file.hpp>
+#include <llmmem/transfer/file_lock.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 
 #if !defined(__linux__)
@@ -40,10 +41,11 @@ struct posix_storage_options {
   direct_io direct = direct_io::preferred;    ///< bypass the page cache, which a checkpoint would only flush
   std::uint32_t file_permissions = 0644;      ///< before the umask
   std::uint32_t folder_permissions = 0755;    ///< before the umask
-  /// With `file_locks::caller` the lock of the folder always succeeds: for file systems without locks, if the
-  /// caller ensures that only one process commits to the folder.
+  /// With `file_locks::caller` the lock of the folder always succeeds, if the caller ensures that only one
+  /// process commits to the folder.
   file_locks locks = file_locks::system;
-  symbolic_links links = symbolic_links::refuse;  ///< of files opened for reading
+  std::uint64_t lease_ns = file_options{}.lease_ns;  ///< of a lease file: see `file_options::lease_ns`
+  symbolic_links links = symbolic_links::refuse;     ///< of files opened for reading
   /// Of the writing queue. `max_failures` does not matter: each failure is reported and forgotten.
   file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
 };
@@ -98,6 +100,7 @@ class posix_storage {
   posix_storage_options options_;
   std::string root_;  // absolute, because the process may change its directory
   std::unique_ptr<file_queue<Engine>> queue_;
+  detail::lease_sightings leases_;  // of other processes
 };
 
 /// A new file: see `storage_output`.
@@ -143,19 +146,21 @@ class posix_storage<Engine>::input {
   std::uint64_t bytes_ = 0;
 };
 
-/// A lock held by this process: flock on a file of that name, which stays; only the file with
-/// `file_locks::caller`.
+/// A lock held by this process: flock on a file of that name, which stays, or a lease file for it
+/// (`file_lock`); only the file with `file_locks::caller`.
 template <io_engine Engine>
 class posix_storage<Engine>::lock_type {
  public:
-  /// Whether the name still refers to the locked file, which may have been removed or replaced.
+  /// Whether the name still refers to the locked file, which may have been removed or replaced, and its lease
+  /// is still this process's.
   [[nodiscard]] bool is_held() const noexcept;
 
  private:
   friend class posix_storage;
-  explicit lock_type(std::unique_ptr<io_file> file) : file_(std::move(file)) {}
+  lock_type(std::unique_ptr<io_file> file, file_lock lock) : file_(std::move(file)), lock_(std::move(lock)) {}
 
   std::unique_ptr<io_file> file_;
+  file_lock lock_;
 };
 
 static_assert(checkpoint_storage<posix_storage<>>);

@@ -31,6 +31,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -78,6 +79,10 @@ struct tls_stats {
 /// does: nothing of it reaches the endpoint. A machine that can write into the network can always end a
 /// connection: set `on_reset::suspected` where that must not count as a death.
 ///
+/// A peer that has the secret and sends nothing but updates of its key (`KeyUpdate`) holds up no other
+/// connection: the thread takes one record at a time of each. More than 64 of them, and one for each MiB of
+/// data, end the connection as `tampered`: endpoints send none.
+///
 /// @par Complexity      32 KiB of buffers and OpenSSL's own memory (some 40 KiB) for each connection.
 /// @par Thread safety   any thread calls it; it outlives its endpoints. Not for use in a forked child.
 /// @par Errors          the constructor: `argument_error` for an empty secret, `system_error`.
@@ -85,14 +90,15 @@ struct tls_stats {
 class tls_wrapper final : public socket_wrapper {
  public:
   explicit tls_wrapper(std::string_view secret);
-  /// Sends what endpoints have written, for one second at most, and ends all connections.
+  /// Sends what endpoints have written, and waits until the others have read it, for one second at most; ends
+  /// all connections.
   ~tls_wrapper();
 
   [[nodiscard]] int wrap(int connected, bool has_called) noexcept override;
   [[nodiscard]] seat_absence why_ended(int wrapped) const noexcept override {
     const std::lock_guard lock(mutex_);
     const auto at = static_cast<std::size_t>(wrapped);
-    return wrapped >= 0 && at < ends_.size() ? ends_[at] : seat_absence::no_contact;
+    return wrapped >= 0 && at < ends_.size() ? ends_[at].why : seat_absence::no_contact;
   }
   [[nodiscard]] tls_stats stats() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -107,6 +113,13 @@ class tls_wrapper final : public socket_wrapper {
   };
   struct session_deleter {
     void operator()(SSL* session) const noexcept { ::SSL_free(session); }
+  };
+
+  /// Of the connection that had a number of an endpoint's socket last: the number of one that is closed may
+  /// be given to another socket while its connection still sends.
+  struct ending {
+    std::uint64_t connection = 0;
+    seat_absence why = seat_absence::no_contact;
   };
 
   /// Bytes on their way from one side to the other.
@@ -124,7 +137,12 @@ class tls_wrapper final : public socket_wrapper {
     detail::descriptor network;
     detail::descriptor local;
     std::unique_ptr<SSL, session_deleter> session;
-    int endpoint = -1;  // the number of the endpoint's socket
+    int endpoint = -1;              // the number of the endpoint's socket
+    std::uint64_t number = 0;       // of all connections
+    std::uint64_t taken = 0;        // plain bytes
+    std::uint64_t key_updates = 0;  // of the other end
+    std::chrono::steady_clock::time_point lingers_until{};
+    bool is_lingering = false;  // all is sent; the other end has not read all
     bool is_shaken = false;
     bool is_broken = false;
     bool is_left = false;      // the endpoint has closed its socket
@@ -143,6 +161,10 @@ class tls_wrapper final : public socket_wrapper {
   void move(connection& c) noexcept;
   [[nodiscard]] bool shake(connection& c) noexcept;
   [[nodiscard]] bool send_out(connection& c) noexcept;
+  void linger(connection& c) noexcept;
+  [[nodiscard]] int next_wait_ms(bool is_soon) const noexcept;
+  static void see_record(int is_written, int version, int type, const void* bytes, std::size_t size,
+                         SSL* session, void* of);
   [[nodiscard]] bool take_in(connection& c) noexcept;
   /// Notes what OpenSSL waits for; false when the connection is broken.
   [[nodiscard]] bool waits(connection& c, int result) noexcept;
@@ -152,7 +174,8 @@ class tls_wrapper final : public socket_wrapper {
   }
   void ended(const connection& c, seat_absence why) noexcept {
     const std::lock_guard lock(mutex_);
-    ends_[static_cast<std::size_t>(c.endpoint)] = why;
+    ending& last = ends_[static_cast<std::size_t>(c.endpoint)];
+    if (last.connection == c.number) last.why = why;
   }
 
   static constexpr std::string_view identity_ = "llmmem";
@@ -162,8 +185,9 @@ class tls_wrapper final : public socket_wrapper {
   detail::descriptor wake_;
   mutable std::mutex mutex_;  // protects the members up to `is_ending_`
   std::list<std::unique_ptr<connection>> fresh_;
-  std::vector<seat_absence> ends_;  // by the number of the endpoint's socket
+  std::vector<ending> ends_;  // by the number of the endpoint's socket
   tls_stats stats_;
+  std::uint64_t wrapped_ = 0;
   bool is_ending_ = false;
   std::list<std::unique_ptr<connection>> connections_;  // the thread's
   std::thread thread_;
@@ -195,6 +219,9 @@ inline tls_wrapper::tls_wrapper(std::string_view secret) {
   ::SSL_CTX_set_psk_find_session_callback(c, &find_secret);
   ::SSL_CTX_set_psk_use_session_callback(c, &use_secret);
   SSL_CTX_set_app_data(c, this);
+  // One call reads one record, also of a peer that sends only records without data.
+  SSL_CTX_clear_mode(c, SSL_MODE_AUTO_RETRY);
+  ::SSL_CTX_set_msg_callback(c, &see_record);
   wake_ = detail::descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.is_open()) throw system_error("tls_wrapper: eventfd" + detail::because(errno));
   // The program's own threads handle signals; a write to a connection that has ended raises none.
@@ -278,9 +305,11 @@ inline int tls_wrapper::wrap(int connected, bool has_called) noexcept {
     const auto at = static_cast<std::size_t>(theirs.get());
     {
       const std::lock_guard lock(mutex_);
-      if (ends_.size() <= at) ends_.resize(at + 1, seat_absence::no_contact);
+      if (ends_.size() <= at) ends_.resize(at + 1);
+      made->number = ++wrapped_;
+      SSL_set_msg_callback_arg(made->session.get(), made.get());
+      ends_[at] = {made->number, seat_absence::no_contact};
       fresh_.push_back(std::move(made));
-      ends_[at] = seat_absence::no_contact;
       ++stats_.open;
     }
     const std::uint64_t one = 1;
@@ -294,12 +323,14 @@ inline int tls_wrapper::wrap(int connected, bool has_called) noexcept {
 /// The thread: moves bytes until the wrapper ends.
 inline void tls_wrapper::run() noexcept {
   std::vector<pollfd> polled;
-  for (int rest_ms = 1000;;) {
-    bool is_ending = false;
+  bool is_ending = false;
+  std::chrono::steady_clock::time_point ends{};
+  for (;;) {
     {
       const std::lock_guard lock(mutex_);
       connections_.splice(connections_.end(), fresh_);
-      is_ending = is_ending_;
+      if (is_ending_ && !std::exchange(is_ending, true))
+        ends = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     }
     for (auto at = connections_.begin(); at != connections_.end();) {
       move(**at);
@@ -311,7 +342,7 @@ inline void tls_wrapper::run() noexcept {
         ++at;
       }
     }
-    if (is_ending && (connections_.empty() || rest_ms <= 0)) break;
+    if (is_ending && (connections_.empty() || std::chrono::steady_clock::now() >= ends)) break;
     try {
       polled.assign(1, {wake_.get(), POLLIN, 0});
       for (const auto& each : connections_) {
@@ -324,8 +355,7 @@ inline void tls_wrapper::run() noexcept {
       polled.resize(1);  // looks again soon
     }
     const bool is_whole = polled.size() == 1 + 2 * connections_.size();
-    if (is_ending) rest_ms -= 10;
-    ::poll(polled.data(), polled.size(), is_ending || !is_whole ? 10 : -1);
+    ::poll(polled.data(), polled.size(), next_wait_ms(is_ending || !is_whole));
     std::size_t at = 2;
     for (const auto& each : connections_) {
       if (!is_whole) break;
@@ -345,13 +375,14 @@ inline void tls_wrapper::run() noexcept {
 /// Moves bytes both ways as far as possible, and sets the events to wait for.
 inline void tls_wrapper::move(connection& c) noexcept {
   c.network_events = c.local_events = 0;
+  if (c.is_lingering) return linger(c);
   if (!c.is_shaken && !shake(c)) return;
   // Each way until it must wait; a bounded number of times, so that no connection keeps others waiting.
   for (int i = 0; i < 64; ++i) {
     const bool has_sent = send_out(c);
     if (c.is_broken) return;
     const bool has_taken = take_in(c);
-    if (c.is_broken || (!has_sent && !has_taken)) return;
+    if (c.is_broken || c.is_lingering || (!has_sent && !has_taken)) return;
   }
   c.network_events = POLLIN | POLLOUT;  // there is more
 }
@@ -435,14 +466,46 @@ inline bool tls_wrapper::send_out(connection& c) noexcept {
     count(&tls_stats::bytes_out, sent);
   }
   if (c.out.is_over) {  // the endpoint has closed its socket
-    static_cast<void>(::SSL_shutdown(c.session.get()));
-    // Unread bytes would make the system reset the connection before the other end has read all.
-    for (int i = 0;
-         i < 64 && ::recv(c.network.get(), c.out.bytes.data(), c.out.bytes.size(), MSG_DONTWAIT) > 0; ++i) {
-    }
-    c.is_broken = true;
+    ::ERR_clear_error();
+    const int done = ::SSL_shutdown(c.session.get());
+    if (done < 0 && waits(c, done)) return has_moved;
+    ::shutdown(c.network.get(), SHUT_WR);
+    c.is_lingering = true;
+    c.lingers_until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    linger(c);
   }
   return has_moved;
+}
+
+/// Drops what the other end sends until it has read all and closes: bytes that are left to read would make
+/// the system reset the connection, and the other end would lose what it has not read.
+inline void tls_wrapper::linger(connection& c) noexcept {
+  for (int i = 0; i < 64; ++i) {
+    const ssize_t got = ::recv(c.network.get(), c.in.bytes.data(), c.in.bytes.size(), MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && errno == EINTR)) continue;
+    c.is_broken = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+    break;
+  }
+  if (std::chrono::steady_clock::now() >= c.lingers_until) c.is_broken = true;
+  c.network_events = POLLIN;
+  c.is_left = true;  // the endpoint's socket is of no interest
+}
+
+/// How long the thread may wait for an event.
+inline int tls_wrapper::next_wait_ms(bool is_soon) const noexcept {
+  if (is_soon) return 10;
+  for (const auto& each : connections_) {
+    if (each->is_lingering) return 100;
+  }
+  return -1;
+}
+
+/// OpenSSL calls it for each message of a connection.
+inline void tls_wrapper::see_record(int is_written, int /*version*/, int type, const void* bytes,
+                                    std::size_t size, SSL* /*session*/, void* of) {
+  if (is_written != 0 || type != SSL3_RT_HANDSHAKE || size == 0 || of == nullptr) return;
+  if (*static_cast<const unsigned char*>(bytes) == SSL3_MT_KEY_UPDATE)
+    ++static_cast<connection*>(of)->key_updates;
 }
 
 /// From the network to the endpoint; returns whether anything moved.
@@ -454,7 +517,11 @@ inline bool tls_wrapper::take_in(connection& c) noexcept {
     if (done == 1) {
       c.in.begin = 0;
       c.in.end = got;
+      c.taken += got;
       count(&tls_stats::bytes_in, got);
+    } else if (c.key_updates > 64 + (c.taken >> 20)) {
+      c.in.is_over = true;
+      count(&tls_stats::tampered);
     } else if (!waits(c, done)) {
       c.in.is_over = true;
       const bool is_cut = ::SSL_get_error(c.session.get(), done) == SSL_ERROR_SYSCALL ||

@@ -157,7 +157,7 @@ class kv_pool {
   void hear_publish(seat_id from, detail::pool_reader in) noexcept;
   void hear_ask(seat_id from, detail::pool_reader in) noexcept;
   void hear_answer(seat_id from, detail::pool_reader in) noexcept;
-  void hear_get(seat_id from, detail::pool_reader in) noexcept;
+  void hear_get(seat_id from, detail::pool_reader in, bool is_again) noexcept;
   void hear_missing(seat_id from, detail::pool_reader in) noexcept;
   void hear_gone(seat_id from, detail::pool_reader in) noexcept;
   [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
@@ -167,7 +167,7 @@ class kv_pool {
   void post(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
   void post_hello(seat_id to) noexcept;
   void post_published(std::uint32_t entry) noexcept;
-  void post_missing(const detail::pool_serving& what) noexcept;
+  void post_missing(detail::pool_serving what) noexcept;
   [[nodiscard]] bool may_post(seat_id to) const noexcept;
   void post_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
 
@@ -179,6 +179,15 @@ class kv_pool {
                     detail::pool_span& into, std::span<std::uint64_t> masks) const noexcept;
   void ask_spans(std::uint32_t slot) noexcept;
   [[nodiscard]] bool ask_span(std::uint32_t slot, std::size_t index) noexcept;
+  void post_question(std::uint32_t slot, std::size_t index) noexcept;
+  void ask_again(std::uint32_t slot) noexcept;
+  void put_wanted(detail::pool_writer& out, const record& of, std::size_t index) noexcept;
+  [[nodiscard]] std::uint64_t wait_for_block() const noexcept {
+    constexpr std::uint64_t most = ~std::uint64_t{0};
+    return options_.ask_again_ns > most / 4 ? most : options_.ask_again_ns * 4;
+  }
+  [[nodiscard]] std::uint64_t time_to_ask_again(record& of, std::uint64_t first_ns,
+                                                std::uint32_t times) noexcept;
   void publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks) noexcept;
   void retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                const block_key& key) noexcept;

@@ -18,6 +18,10 @@ struct kv_pool_options {
   /// How long a request may take, from `ask` on. It gives up blocks that have not arrived by then, and the
   /// engine computes them. Default: 1 s.
   std::uint64_t patience_ns = 1'000'000'000;
+  /// After how long a question is sent again that was not answered, because a busy node drops answers; a
+  /// block that was asked for and did not begin to come, after four times as long. Each repetition doubles
+  /// it, up to 64 times.
+  std::uint64_t ask_again_ns = 250'000'000;
   std::uint32_t max_requests = 64;  ///< requests that are asked and not ended
   std::uint32_t max_gets = 256;     ///< blocks that all requests together await from other nodes at once
   /// Blocks that other nodes await from this one at once; beyond that it answers that it has none.
@@ -66,6 +70,7 @@ struct fetch_result {
 /// Counters of a `kv_pool`.
 struct stats {
   std::uint64_t asked_spans = 0;     ///< questions to the directory, own part included
+  std::uint64_t asked_again = 0;     ///< questions, and requests for a block, that were sent again
   std::uint64_t fetched_blocks = 0;  ///< from other nodes
   std::uint64_t fetched_bytes = 0;
   std::uint64_t served_blocks = 0;  ///< to other nodes

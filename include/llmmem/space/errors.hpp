@@ -135,6 +135,12 @@ inline constexpr std::array space_errors{
                    "it was opened only for reading; open it with open_mode::update or open_mode::create (a "
                    "model_file_space is never written: adopt its contents, and keep changes in "
                    "another buffer)"},
+    error_info{.number = 100,
+               .name = "lease_lost",
+               .raises = error_kind::io,
+               .sentence =
+                   "the lease of the file ran out while this process was stopped, and another process "
+                   "may have the file now; open it again, with a longer lease_ns"},
 };
 
 }  // namespace detail
@@ -172,6 +178,8 @@ inline constexpr error_code grow_failed = detail::code_of<52>(detail::space_erro
 inline constexpr error_code file_ends = detail::code_of<53>(detail::space_errors);
 /// Another process holds the file `where`: index = the system's error number.
 inline constexpr error_code file_locked = detail::code_of<54>(detail::space_errors);
+/// The lease of the file `where` was not renewed in time.
+inline constexpr error_code lease_lost = detail::code_of<100>(detail::space_errors);
 /// The file was opened only for reading: wanted = bytes.
 inline constexpr error_code not_opened = detail::code_of<55>(detail::space_errors);
 

@@ -78,8 +78,9 @@ struct direct_limits {
 
 /// What prevents two processes, or two objects in one, from writing to the same file.
 enum class file_locks : std::uint8_t {
-  system,  ///< the system does (flock)
-  caller   ///< the caller does: for file systems without locks. No lock is taken
+  system,      ///< flock; a lease file (`file_lock`) if the file system has no flock
+  lease_file,  ///< a lease file, also where there is flock: for a folder that other machines mount without it
+  caller       ///< the caller does. No lock is taken
 };
 
 /// The options for opening a file.
@@ -88,6 +89,10 @@ struct file_options {
   direct_io direct = direct_io::preferred;
   std::uint32_t permissions = 0600;       ///< of a new file, before the umask
   file_locks locks = file_locks::system;  ///< for users of the file that lock it
+  /// How long a lease file stays valid after its last renewal, 1 ms to 10 minutes. When a process of another
+  /// machine was killed, the next one waits for this time and an eighth; while it lives, for a quarter of it,
+  /// 2 s at most. A process that is stopped for this time loses the lock.
+  std::uint64_t lease_ns = 30'000'000'000;
 };
 
 /// A file that the system does not open, or not as requested.
@@ -225,6 +230,11 @@ class io_file {
     }
     locked_by_ = ::getpid();
     return {};
+  }
+  /// Ends the lock now.
+  void release_lock() noexcept {
+    ::flock(buffered_, LOCK_UN);
+    locked_by_ = -1;
   }
   /// Makes the lock end with the object, even if others still have the open file: a kernel releases the files
   /// of an I/O ring some time after the ring. Not for a file to which a device may still write. No effect in
@@ -426,25 +436,6 @@ namespace detail {
 /// Whether a refusal with this number means that the file system has no locks.
 [[nodiscard]] constexpr bool has_no_locks(int number) noexcept {
   return number == ENOLCK || number == ENOSYS || number == EOPNOTSUPP || number == EINVAL;
-}
-
-/// What to do if the file system refuses a lock because it has none.
-inline constexpr std::string_view without_locks =
-    "the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and ensure "
-    "that no other process has the file";
-
-/// Locks a file for one object alone, according to its options.
-/// @throws io_error  when another one holds it, or the system has no locks.
-inline void hold_alone(io_file& file, file_locks locks) {
-  if (locks == file_locks::caller) return;
-  const result<void> locked = file.lock();
-  if (locked) return;
-  if (locked.error().code == errc::file_locked) locked.error().raise();
-  const int number = static_cast<int>(locked.error().index);
-  throw file_error(file.path() + ": cannot be locked: " + std::generic_category().message(number) +
-                       " (errno " + std::to_string(number) + ")" +
-                       (has_no_locks(number) ? "; " + std::string(without_locks) : std::string()),
-                   number);
 }
 
 }  // namespace detail

@@ -102,7 +102,6 @@ class persistent_file_space : public file_space<Engine> {
   template <class... Args>
   persistent_file_space(std::string path, persistent_file_options options, Args&&... engine)
       : base(std::move(path), options.space, std::forward<Args>(engine)...), options_(std::move(options)) {
-    detail::hold_alone(this->file(), options_.space.file.locks);
     open_header();
     index_.emplace(index_path(), chunk_index_options{.file_id = file_id_,
                                                      .max_chunks = options_.max_chunks,

@@ -9,12 +9,14 @@
 #include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/live_ranges.hpp>
+#include <llmmem/transfer/file_lock.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,9 +45,10 @@ struct file_space_options {
 /// durable before `file().sync()`.
 ///
 /// A space that writes owns its file exclusively: a second one on the same path, in this process or another,
-/// is refused, because the two would overwrite each other. Give each rank and each tier its own path. If the
-/// file system has no locks, or with `file_locks::caller`, the caller must ensure that; devices are not
-/// locked.
+/// is refused, because the two would overwrite each other. Give each rank and each tier its own path. The
+/// lock is flock or a lease file (`file_lock`); with `file_locks::caller` the caller must ensure that;
+/// devices are not locked. Once a lease has run out because this process was stopped, copies fail with
+/// `errc::lease_lost`.
 ///
 /// @par Complexity      O(live ranges) for allocation; a copy as in `file_queue`.
 /// @par Thread safety   any number of threads; one mutex, not held while the file system allocates or
@@ -77,7 +80,11 @@ class file_space {
   file_space& operator=(const file_space&) = delete;
   /// The next space may have the file at once, unless a request was never answered.
   ~file_space() {
-    if (queue_.stats().lost == 0) file_.unlock_at_end();
+    if (queue_.stats().lost == 0) {
+      file_.unlock_at_end();
+    } else {
+      lock_.hold_until_exit();
+    }
   }
 
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept;
@@ -133,9 +140,10 @@ class file_space {
   void hold() {
     struct stat seen{};
     const bool is_file = ::fstat(file_.buffered(), &seen) == 0 && S_ISREG(seen.st_mode);
-    if (!file_.is_writable() || !is_file || options_.file.locks == file_locks::caller) return;
-    const result<void> locked = file_.lock();
-    if (!locked && locked.error().code == errc::file_locked) locked.error().raise();
+    if (!file_.is_writable() || !is_file) return;
+    std::optional<file_lock> lock = file_lock::try_take(file_, options_.file);
+    if (!lock) failure{errc::file_locked, 0, 0, 0, file_.path().c_str()}.raise();
+    lock_ = std::move(*lock);
   }
   [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
     if (options.budget == 0)
@@ -148,6 +156,7 @@ class file_space {
   }
   [[nodiscard]] failure refusal(range_type range, std::uint64_t bytes) const noexcept {
     const char* const where = file_.path().c_str();
+    if (!lock_.is_current()) return {.code = errc::lease_lost, .where = where};
     if (range.bytes != bytes) {
       return {.code = errc::size_mismatch, .wanted = range.bytes, .found = bytes, .where = where};
     }
@@ -171,6 +180,7 @@ class file_space {
 
   file_space_options options_;
   io_file file_;
+  file_lock lock_;
   std::uint64_t page_;
   mutable std::mutex mutex_;
   live_ranges<nothing> live_;

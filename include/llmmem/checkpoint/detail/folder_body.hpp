@@ -21,6 +21,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_re
     throw io_error(storage_.path(std::string(checkpoint_names::lock)) +
                    ": another process commits to this folder; stop it, or use another folder");
   }
+  discard_drafts();
   for (const storage_entry& each : storage_.list("")) {
     if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
     if (const auto id = read_folder_name(each.name)) committed_ = std::max(committed_, id->generation);
@@ -32,9 +33,31 @@ LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_re
 
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
   if (lock_->is_held()) return;
-  throw fenced(storage_.path(std::string(checkpoint_names::lock)) +
-               ": it was removed or replaced while this process held it: another one may commit to the "
-               "folder now; nothing was committed");
+  throw fenced(storage_.path(std::string(checkpoint_names::lock)) + std::string(lock_lost) +
+               "; nothing was committed");
+}
+
+/// A process that was stopped between the look at its lease and the rename may have committed when another
+/// one had the folder, which then may not know of it.
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock_after(const checkpoint_draft& draft) {
+  if (lock_->is_held()) return;
+  uncertain_.push_back(draft.id.generation);  // space for it is reserved
+  throw durability_uncertain(storage_.path(std::string(checkpoint_names::lock)) + std::string(lock_lost) +
+                             "; " + folder_name(draft.id) + " may exist, whole, or not at all");
+}
+
+/// Takes the names of drafts away from a process that had the folder before and was only asleep: its rename
+/// then fails. Removing their files first would let it name a part of a checkpoint.
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::discard_drafts() {
+  for (const storage_entry& each : storage_.list("")) {
+    std::string_view rest = each.name;
+    if (each.what != storage_entry::kind::folder || !detail::take_text(rest, checkpoint_names::draft))
+      continue;
+    try {
+      storage_.rename(each.name, std::string(checkpoint_names::trash) + std::string(rest));
+    } catch (const storage_error&) {  // where folders cannot be renamed, drafts have other names
+    }
+  }
 }
 
 /// Takes the lock again if its file was removed. Not in the middle of a save: other ranks may have found the
@@ -223,6 +246,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draf
                          " bytes, but readers accept at most " + std::to_string(max_manifest_bytes) +
                          "; use larger chunks");
   }
+  check_lock();  // the next holder has removed the draft: its error would not say why
   check_stored(manifest);
   // Everything that can fail comes before it becomes visible; if there is no memory for the text, it is still
   // uncertain.
@@ -235,6 +259,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draf
   } else {
     commit_by_manifest(draft, text, uncertain);
   }
+  check_lock_after(draft);
   committed_ = std::max(committed_, draft.id.generation);
 }
 
@@ -441,6 +466,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove
     const std::string name = folder_name(each.id);
     const auto entry = std::ranges::find(entries, name, &storage_entry::name);
     const bool is_link = entry != entries.end() && entry->what == storage_entry::kind::link;
+    check_lock();  // the next holder counts on what it finds
     const bool is_done = !has(stays, each.id.generation) && met.bear([&] {
       if (has(needed, each.id.generation)) {
         storage_.sync_folder("");

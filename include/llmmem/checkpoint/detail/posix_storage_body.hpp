@@ -236,20 +236,24 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
   const std::string whole = checked_path(storage_call::lock, below);
   for (;;) {
     detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
-    auto file = std::make_unique<io_file>(
-        whole, file_options{open_mode::create, direct_io::never, options_.file_permissions});
-    if (options_.locks == file_locks::system) {
-      if (const result<void> locked = file->lock(); !locked) {
-        if (locked.error().code == errc::file_locked) return std::nullopt;
-        const int number = static_cast<int>(locked.error().index);
-        throw storage_error(
-            storage_call::lock, whole, number,
-            detail::has_no_locks(number) ? std::string(detail::without_locks) : std::string());
-      }
-      file->unlock_at_end();  // even if a forked child still has the open file
+    const file_options how{.mode = open_mode::create,
+                           .direct = direct_io::never,
+                           .permissions = options_.file_permissions,
+                           .locks = options_.locks,
+                           .lease_ns = options_.lease_ns};
+    auto file = std::make_unique<io_file>(whole, how);
+    std::optional<file_lock> lock;
+    try {
+      lock = file_lock::try_take(*file, how, &leases_);
+    } catch (const file_error& error) {
+      throw storage_error(storage_call::lock, whole, error.number(), error.what());
+    } catch (const io_error& error) {
+      throw storage_error(storage_call::lock, whole, 0, error.what());
     }
+    if (!lock) return std::nullopt;
+    file->unlock_at_end();  // even if a forked child still has the open file
     // Between opening and locking it may have been removed: then the lock protects nothing.
-    lock_type held(std::move(file));
+    lock_type held(std::move(file), std::move(*lock));
     if (held.is_held()) return held;
   }
 }
@@ -339,7 +343,7 @@ bool posix_storage<Engine>::lock_type::is_held() const noexcept {
   struct ::stat ours{};
   struct ::stat named{};
   return ::fstat(file_->buffered(), &ours) == 0 && ::lstat(file_->path().c_str(), &named) == 0 &&
-         ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+         ours.st_dev == named.st_dev && ours.st_ino == named.st_ino && lock_.is_held();
 }
 
 }  // namespace v0

@@ -36,9 +36,11 @@ LLMMEM_CHECKPOINT_BODY std::string rank_session_base::where(const checkpoint_dra
 LLMMEM_CHECKPOINT_BODY void rank_session_base::check_lock() const {
   if (lock_.is_held()) return;
   const std::string rank = std::to_string(options_.rank);
-  throw fenced(storage_.path(std::string(checkpoint_names::rank_lock) + rank) +
-               ": it was removed or replaced while this process held it: another one may be rank " + rank +
-               " now; nothing was committed");
+  throw fenced(
+      storage_.path(std::string(checkpoint_names::rank_lock) + rank) +
+      ": it was removed or replaced while this process held it, or its lease ran out: another one may be "
+      "rank " +
+      rank + " now; nothing was committed");
 }
 
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::try_join() {

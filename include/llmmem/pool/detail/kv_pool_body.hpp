@@ -43,6 +43,7 @@ kv_pool_options kv_pool<Tiers, Endpoint>::checked(const kv_pool_options& options
   if (options.max_gets == 0) refuse("max_gets");
   if (options.max_serving == 0) refuse("max_serving");
   if (options.directory_spans == 0) refuse("directory_spans");
+  if (options.ask_again_ns == 0) refuse("ask_again_ns");
   return options;
 }
 
@@ -312,7 +313,7 @@ bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
   }
 }
 
-/// For messages without which the receiver only waits until its patience ends.
+/// For messages without which the receiver asks again.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::post_or_drop(seat_id to, detail::pool_frame kind,
                                             const detail::pool_writer& message) noexcept {
@@ -350,7 +351,12 @@ void kv_pool<Tiers, Endpoint>::post_published(std::uint32_t entry) noexcept {
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_missing(const detail::pool_serving& what) noexcept {
+void kv_pool<Tiers, Endpoint>::post_missing(detail::pool_serving what) noexcept {
+  if (!may_post(what.to) && serving_count_ < serving_.size()) {
+    what.is_missing = true;
+    serving_[(serving_first_ + serving_count_++) % serving_.size()] = what;
+    return;
+  }
   detail::pool_writer out;
   out.put(what.id);
   out.put(what.part);

@@ -52,6 +52,7 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
   made.first_open = 0;
   made.came = {.first = first, .tokens = first};
   made.asked_spans = 0;
+  made.ask_again = ~std::uint64_t{0};
   made.is_live = true;
   ask_spans(slot);
   return request(*this, slot);
@@ -88,15 +89,89 @@ bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) n
     span.is_answered = true;
     return true;
   }
+  post_question(slot, index);
+  return true;
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::post_question(std::uint32_t slot, std::size_t index) noexcept {
+  record& of = requests_[slot];
+  detail::pool_span& span = of.spans[index];
+  const std::uint64_t which = of.first_span + index;
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  const std::uint32_t count = digests_of(*of.chain, which, digests);
   detail::pool_writer out;
   out.put(id_of(slot, of));
   out.put(static_cast<std::uint32_t>(index));
-  out.put(key);
+  out.put(of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)]);
   out.put(count);
   for (std::uint32_t i = 0; i < count; ++i)
     out.put(digests[i]);
+  span.ask_again = time_to_ask_again(of, options_.ask_again_ns, span.asked_times++);
   post(span.asked, detail::pool_frame::ask, out);
-  return true;
+}
+
+/// When something that is asked now is asked again, if nothing comes. @param times  that it was asked before.
+template <class Tiers, endpoint Endpoint>
+std::uint64_t kv_pool<Tiers, Endpoint>::time_to_ask_again(record& of, std::uint64_t first_ns,
+                                                          std::uint32_t times) noexcept {
+  const std::uint64_t now = end_->now_ns();
+  constexpr std::uint64_t never = ~std::uint64_t{0};
+  const std::uint32_t doublings = times < 6 ? times : 6;
+  const std::uint64_t wait = first_ns > never >> doublings ? never : first_ns << doublings;
+  const std::uint64_t at = wait > never - now ? never : now + wait;
+  if (at < of.ask_again) of.ask_again = at;
+  return at;
+}
+
+/// A node whose queue of messages to this one was half full has dropped its answer; with unlimited patience
+/// this one would wait for it without end. Nothing is asked again of a node that does not read.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
+  record& of = requests_[slot];
+  const std::uint64_t now = end_->now_ns();
+  if (now < of.ask_again) return;
+  of.ask_again = ~std::uint64_t{0};
+  const auto waits_until = [&of](std::uint64_t at) {
+    if (at < of.ask_again) of.ask_again = at;
+  };
+  for (std::size_t i = 0; i < of.spans.size(); ++i) {
+    detail::pool_span& span = of.spans[i];
+    if (span.is_answered || span.asked == no_seat || span.asked == self()) continue;
+    if (now >= span.ask_again && may_post(span.asked)) {
+      ++counted_.asked_again;
+      if (span.asked_times == 0xFF) --span.asked_times;
+      post_question(slot, i);
+    } else {
+      waits_until(span.ask_again);
+    }
+  }
+  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
+    part& each = of.parts[i];
+    if (each.state != part_state::asked || each.is_receiving || each.received != 0) continue;
+    if (now < each.ask_again || !may_post(each.holder)) {
+      waits_until(each.ask_again);
+      continue;
+    }
+    ++counted_.asked_again;
+    if (each.asked_times == 0xFF) --each.asked_times;
+    each.ask_again = time_to_ask_again(of, wait_for_block(), each.asked_times++);
+    detail::pool_writer out;
+    out.put(id_of(slot, of));
+    out.put(of.chain->keys()[each.chunk / pool::span_chunks * pool::span_chunks]);
+    put_wanted(out, of, i);
+    post(each.holder, detail::pool_frame::get_again, out);
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::put_wanted(detail::pool_writer& out, const record& of,
+                                          std::size_t index) noexcept {
+  const part& each = of.parts[index];
+  out.put(static_cast<std::uint32_t>(index));
+  out.put(each.group);
+  out.put(static_cast<std::uint32_t>(each.chunk % pool::span_chunks));
+  out.put(key_of(of, each));
 }
 
 template <class Tiers, endpoint Endpoint>
@@ -229,7 +304,10 @@ template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   if (end_->now_ns() >= of.deadline) give_up_late(of);  // also of a request that fetches when it is late
-  if (!of.is_late) ask_spans(slot);
+  if (!of.is_late) {
+    ask_spans(slot);
+    ask_again(slot);
+  }
   detail::pool_writer out;
   seat_id to = no_seat;
   std::uint64_t span = 0;
@@ -265,10 +343,9 @@ void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
       out.put(id_of(slot, of));
       out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
     }
-    out.put(static_cast<std::uint32_t>(i));
-    out.put(each.group);
-    out.put(static_cast<std::uint32_t>(each.chunk % pool::span_chunks));
-    out.put(key_of(of, each));
+    each.asked_times = 1;
+    each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
+    put_wanted(out, of, i);
   }
   flush();
 }

@@ -110,7 +110,9 @@ void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& fram
     case pool_frame::answer:
       return hear_answer(from, in);
     case pool_frame::get:
-      return hear_get(from, in);
+      return hear_get(from, in, false);
+    case pool_frame::get_again:
+      return hear_get(from, in, true);
     case pool_frame::missing:
       return hear_missing(from, in);
     case pool_frame::gone:
@@ -202,8 +204,10 @@ void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in)
   const auto index = in.take<std::uint32_t>();
   const auto count = in.take<std::uint32_t>();
   record* const of = find(id);
-  if (of == nullptr || index >= of->spans.size() || of->spans[index].asked != from ||
-      of->spans[index].is_answered || count > pool::max_holders) {
+  const bool is_asked = of != nullptr && index < of->spans.size() && of->spans[index].asked == from;
+  if (is_asked && of->spans[index].is_answered && of->spans[index].asked_times > 1)
+    return;  // the second answer
+  if (!is_asked || of->spans[index].is_answered || count > pool::max_holders) {
     ++counted_.refused_frames;
     return;
   }
@@ -223,7 +227,15 @@ void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in)
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in) noexcept {
+void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in, bool is_again) noexcept {
+  const auto is_queued = [this](const detail::pool_serving& one) {
+    for (std::size_t i = 0; i < serving_count_; ++i) {
+      const detail::pool_serving& each = serving_[(serving_first_ + i) % serving_.size()];
+      if (each.to == one.to && each.nonce == one.nonce && each.id == one.id && each.part == one.part)
+        return true;
+    }
+    return false;
+  };
   detail::pool_serving wanted{.to = from, .nonce = peers_[to_index(from)].nonce, .since = end_->now_ns()};
   wanted.id = in.take<std::uint64_t>();
   wanted.span = in.take<block_key>();
@@ -233,6 +245,7 @@ void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in) no
     wanted.place = in.take<std::uint32_t>();
     wanted.key = in.take<block_key>();
     if (!in.is_right() || wanted.group >= groups_ || wanted.place >= pool::span_chunks) break;
+    if (is_again && is_queued(wanted)) continue;
     if (serving_count_ == serving_.size()) {
       post_missing(wanted);
       continue;
@@ -318,7 +331,7 @@ void kv_pool<Tiers, Endpoint>::serve() {
     --serving_count_;
     if (next.to == no_seat || !is_present(next.to, next.nonce)) continue;
     const std::uint64_t now = end_->now_ns();
-    if (peers_[to_index(next.to)].slow_until > now) {
+    if (next.is_missing || peers_[to_index(next.to)].slow_until > now) {
       post_missing(next);
       continue;
     }

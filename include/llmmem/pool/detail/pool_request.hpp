@@ -36,10 +36,12 @@ struct pool_part {
   std::uint64_t received = 0;  ///< bytes
   seat_id holder = no_seat;    ///< that was asked
   pool_part_state state = pool_part_state::queued;
-  std::uint8_t tried = 0;     ///< bit i: holder i of the span
-  bool is_receiving = false;  ///< the transport has been given the slot's memory
-  bool is_broken = false;     ///< its node sends no more of it than the frame that is coming
-  bool is_fetched = false;    ///< came from another node
+  std::uint64_t ask_again = 0;   ///< when the holder is asked again
+  std::uint8_t asked_times = 0;  ///< the same holder
+  std::uint8_t tried = 0;        ///< bit i: holder i of the span
+  bool is_receiving = false;     ///< the transport has been given the slot's memory
+  bool is_broken = false;        ///< its node sends no more of it than the frame that is coming
+  bool is_fetched = false;       ///< came from another node
 };
 
 /// A node that the directory names.
@@ -52,7 +54,9 @@ struct pool_holder {
 struct pool_span {
   seat_id asked = no_seat;
   bool is_answered = false;
+  std::uint8_t asked_times = 0;  ///< of nodes that did not answer
   std::uint32_t holder_count = 0;
+  std::uint64_t ask_again = ~std::uint64_t{0};  ///< when it is asked again: its answer may have been dropped
   std::array<pool_holder, pool::max_holders> holders{};
 };
 
@@ -67,6 +71,7 @@ struct pool_record {
   std::size_t asked_spans = 0;   ///< the questions of all spans before it have been sent
   std::uint64_t chunks = 0;      ///< of the chain when it was asked for: it may have grown since
   std::size_t first_open = 0;    ///< parts before it are done
+  std::uint64_t ask_again = ~std::uint64_t{0};  ///< no earlier is anything asked again
   pool::fetch_result came{};
   std::vector<pool_span> spans;
   std::vector<std::uint64_t> masks;  ///< by span, holder and group
@@ -84,6 +89,7 @@ struct pool_serving {
   std::uint32_t part = 0;
   std::uint32_t group = 0;
   std::uint32_t place = 0;  ///< in the span
+  bool is_missing = false;  ///< this node does not have it, and says so when the other one reads again
 };
 
 /// What two nodes must have in common, so that a block of one is right in the other.

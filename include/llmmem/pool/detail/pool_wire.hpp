@@ -27,6 +27,7 @@ enum class pool_frame : std::uint16_t {
   missing,    ///< one of them will not come
   data,       ///< bytes of one
   gone,       ///< the sender holds this block of a span no more
+  get_again,  ///< as `get`, for blocks that were asked for before
 };
 
 /// Writes numbers and keys one after the other into a message.
