@@ -227,8 +227,9 @@ TEST_CASE("options and tensors that cannot be are refused by name") {
   const sizes none;
   refused("map_to_chunks: unit is 0; it must be at least 1", none, {.unit = 0});
   refused("map_to_chunks: split_bytes is 0; it must be at least unit", none, {.split_bytes = 0});
-  refused("map_to_chunks: split_bytes 100 is no multiple of unit 64", none, {.split_bytes = 100, .unit = 64});
-  refused("map_to_chunks: group_bytes 65 is no multiple of unit 64", none,
+  refused("map_to_chunks: split_bytes 100 is not a multiple of unit 64", none,
+          {.split_bytes = 100, .unit = 64});
+  refused("map_to_chunks: group_bytes 65 is not a multiple of unit 64", none,
           {.group_bytes = 65, .split_bytes = 128, .unit = 64});
   refused("map_to_chunks: group_bytes 192 is more than split_bytes 128, the most that a chunk has", none,
           {.group_bytes = 192, .split_bytes = 128, .unit = 64});

@@ -91,7 +91,7 @@ TEST_CASE("a persistent file space gives out its one range, once at a time") {
   const temporary_folder folder;
   space one(folder.file("tier"), of(64 * kib));
   CHECK(one.recovery().is_new);
-  CHECK(one.recovery().message() == "0 chunks are there again; the file is new");
+  CHECK(one.recovery().message() == "0 chunks were restored; the file is new");
   CHECK(one.try_allocate(0, 1).code() == errc::zero_bytes);
   CHECK(one.try_allocate(1, 3).code() == errc::bad_alignment);
   CHECK(one.try_allocate(1, 128 * kib).error() == failure{errc::bad_granularity, 0, 64 * kib, 128 * kib});
@@ -158,8 +158,7 @@ TEST_CASE("a file of another layout is refused, or given up when that is asked f
     const space over(path, of(64 * kib, 2, llmmem::tiering::other_layout::start_over));
     CHECK(over.recovery().started_over);
     CHECK(over.index().size() == 0);
-    CHECK(over.recovery().message() ==
-          "0 chunks are there again; it held another layout, which was given up");
+    CHECK(over.recovery().message() == "0 chunks were restored; it held another layout, which was given up");
   }
   const space again(path, of(64 * kib, 2));
   CHECK(!again.recovery().started_over);
@@ -194,7 +193,8 @@ TEST_CASE("a damaged first page, or a missing index, costs the chunks and says s
   put_file(path, whole);
   std::filesystem::remove(path + ".index");
   const space opened(path, of(64 * kib));
-  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
+  CHECK(opened.recovery().message() ==
+        "0 chunks were restored; its index was missing, all chunks were given up");
 }
 
 TEST_CASE("the index of another file is refused") {
@@ -278,8 +278,9 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
   {
     const space opened(path, of(64 * kib));
     CHECK(opened.recovery().message() ==
-          "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
-          "not be read, 72 bytes there are none; 1 chunks were dropped, because a damaged record may have "
+          "0 chunks were restored; the end of the index was damaged: 1 records that had been durable could "
+          "not be read, 72 bytes there are not records; 1 chunks were dropped, because a damaged record may "
+          "have "
           "been theirs");
   }
   make(path, "text");
@@ -288,7 +289,7 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
   put_file(path + ".index", index);
   const space opened(path, of(64 * kib));
   CHECK(opened.recovery().message() ==
-        "0 chunks are there again; 42 bytes at the end of the index were no complete record");
+        "0 chunks were restored; 42 bytes at the end of the index were an incomplete record");
 }
 
 TEST_CASE("an index that was emptied counts as missing") {
@@ -297,5 +298,6 @@ TEST_CASE("an index that was emptied counts as missing") {
   make(path, "text");
   put_file(path + ".index", {});
   const space opened(path, of(64 * kib));
-  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
+  CHECK(opened.recovery().message() ==
+        "0 chunks were restored; its index was missing, all chunks were given up");
 }

@@ -176,13 +176,13 @@ TEST_CASE("the same tensors opened in the next process have their contents") {
   {
     life now(path);
     CHECK(now.tensors.recovery().message() ==
-          "0 tensors are there again; nothing was kept before; 5 were never persisted");
+          "0 tensors were restored; nothing was kept before; 5 were never persisted");
     CHECK(now.tensors.without_contents().size() == 5);
   }
   keep_all(path);
   for (int again = 0; again < 2; ++again) {
     life now(path);
-    CHECK(now.tensors.recovery().message() == "5 tensors are there again");
+    CHECK(now.tensors.recovery().message() == "5 tensors were restored");
     CHECK(now.tensors.without_contents().empty());
     for (std::size_t i = 0; i < usual.size(); ++i)
       CHECK(now.holds(usual[i].name, static_cast<int>(i) + 1));
@@ -243,7 +243,7 @@ TEST_CASE("other tensors take the place of those that were kept where that is as
   {
     life now(path, other, llmmem::tiering::other_layout::start_over);
     CHECK(now.tensors.recovery().message() ==
-          "0 tensors are there again; other tensors were kept, which were given up; 5 were never persisted");
+          "0 tensors were restored; other tensors were kept, which were given up; 5 were never persisted");
     CHECK(now.disk.index().size() == 0);
     CHECK(now.buffer.stats().tiers[1].chunks == 2);
   }
@@ -317,7 +317,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
     CHECK(found.missing == std::vector{tensor_id{0}, tensor_id{1}, tensor_id{2}, tensor_id{4}});
     CHECK(found.kept == 1);
     CHECK(found.message() ==
-          "1 tensors are there again; 4 are missing, the first of them \"a\": compute them again");
+          "1 tensors were restored; 4 are missing, the first of them \"a\": compute them again");
     CHECK(now.tensors.without_contents() == found.missing);
     CHECK(now.holds("alone", 4));
     CHECK(now.tensors.has_contents(tensor_id{4}, 0).value());
@@ -486,7 +486,7 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
   keep_all(path);
   std::filesystem::remove(path);  // the tier begins anew beside it
   CHECK(life(path).tensors.recovery().message() ==
-        "0 tensors are there again; their table was of another file, all were given up; 5 were never "
+        "0 tensors were restored; their table was of another file, all were given up; 5 were never "
         "persisted");
   std::ofstream(table, std::ios::trunc) << "something that somebody else has written, and is longer";
   CHECK_THROWS_WITH_AS(

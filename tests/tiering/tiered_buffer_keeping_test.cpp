@@ -308,7 +308,7 @@ TEST_CASE("a chunk that is resized leaves nothing behind where it was") {
     REQUIRE(now.buffer.flush(other));
   }
   life<two<plain_codec>> now(path);
-  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.disk.recovery().message() == "1 chunks were restored");
   CHECK(now.buffer.find(key_from_id(1)).code() == errc::no_such_key);
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == second);
 }
@@ -344,7 +344,7 @@ TEST_CASE("a chunk whose copy between has to leave while it is resized leaves no
     REQUIRE(buffer.flush(other));
   }
   life<two<plain_codec>> now(path, of(64 * kib));
-  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.disk.recovery().message() == "1 chunks were restored");
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == third);
 }
 
@@ -399,11 +399,11 @@ TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes 
     CHECK(now.buffer.check_kept().value() == 2);
     CHECK(now.buffer.find(key_from_id(7)).code() == errc::no_such_key);
     CHECK(now.disk.recovery().message() ==
-          "7 chunks are there again; 2 chunks were dropped: their bytes were damaged");
+          "7 chunks were restored; 2 chunks were dropped: their bytes were damaged");
     CHECK(now.buffer.check_kept().value() == 0);
   }
   life<two<plain_codec>> now(path);
-  CHECK(now.disk.recovery().message() == "7 chunks are there again");
+  CHECK(now.disk.recovery().message() == "7 chunks were restored");
   for (const std::uint64_t id : {0U, 1U, 3U, 4U, 5U, 6U, 8U})
     CHECK(now.contents(now.buffer.find(key_from_id(id)).value()) == contents[id]);
 }
@@ -422,26 +422,26 @@ TEST_CASE("chunks that cannot be allocated any more are given up, and counted by
   {
     const life<two<plane_codec>> now(path);
     CHECK(now.disk.recovery().message() ==
-          "0 chunks are there again; 10 chunks were dropped: written with another codec, or too large for "
+          "0 chunks were restored; 10 chunks were dropped: written with another codec, or too large for "
           "this buffer");
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(4 * kib));
     CHECK(now.disk.recovery().message() ==
-          "4 chunks are there again; 6 chunks were dropped: past the budget, or overlapping others");
+          "4 chunks were restored; 6 chunks were dropped: past the budget, or overlapping others");
     CHECK(now.disk.index().size() == 4);
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(512 * kib), 3);
     CHECK(now.disk.recovery().message() ==
-          "3 chunks are there again; 7 chunks were dropped: more than max_chunks of the buffer");
+          "3 chunks were restored; 7 chunks were dropped: more than max_chunks of the buffer");
   }
   fill();
   const life<two<plain_codec>> now(path, of(512 * kib, 8));
   CHECK(now.disk.recovery().message() ==
-        "8 chunks are there again; 2 chunks were dropped: more than max_chunks of the space");
+        "8 chunks were restored; 2 chunks were dropped: more than max_chunks of the space");
 }
 
 TEST_CASE("an index without space fails what would change it, and persist says so until there is space") {
