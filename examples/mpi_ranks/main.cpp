@@ -17,7 +17,7 @@ namespace {
 
 using namespace llmmem;
 constexpr std::uint64_t second = 1'000'000'000;
-constexpr std::size_t count = 300'007;  // no multiple of the ranks
+constexpr std::size_t count = 300'007;  // not a multiple of the ranks
 
 /// Whole numbers, so that sums are exact in any order.
 float value(std::uint32_t rank, std::size_t i) {

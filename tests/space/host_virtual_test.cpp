@@ -143,7 +143,7 @@ TEST_CASE("ranges begin at a multiple of the granularity asked for") {
   CHECK(report.huge_advised + report.huge_refused == 1);  // a hint: either is right
 }
 
-TEST_CASE("a granularity that is no multiple of the page size is refused with both") {
+TEST_CASE("a granularity that is not a multiple of the page size is refused with both") {
   const std::string text = "host_mapper: a granularity of " + std::to_string(page + 1) +
                            " bytes is not a multiple of the page size, " + std::to_string(page);
   CHECK_THROWS_WITH_AS(host_mapper({.granularity = page + 1}), text.c_str(), argument_error);
