@@ -74,7 +74,7 @@ TEST_SUITE("files that one process has alone") {
     const file_space<> next(path, {.budget = 1 << 20});
   }
 
-  TEST_CASE("by the caller's word, and of a device, several may have it") {
+  TEST_CASE("several objects may open a path if the caller allows it, or if it is a device") {
     const temporary_folder folder;
     const file_options shared{.locks = file_locks::caller};
     const file_space<> first(folder.file("tier"), {.budget = 1 << 20, .file = shared});
@@ -83,7 +83,7 @@ TEST_SUITE("files that one process has alone") {
     const file_space<> again("/dev/full", {.budget = 1 << 20, .file = {.direct = direct_io::never}});
   }
 
-  TEST_CASE("where a file system has no locks, what needs one says what may be done, and does it") {
+  TEST_CASE("if a file system has no locks, a space that needs one names the option, which then works") {
     const temporary_folder folder;
     for (const int number : {ENOLCK, ENOSYS, EOPNOTSUPP}) {
       const int how = without_flock(number, [&] {
