@@ -1,5 +1,5 @@
 /// @file
-/// What `checkpoint_tool` was asked to do.
+/// The command line of `checkpoint_tool`.
 #pragma once
 
 #include <llmmem/checkpoint/search.hpp>
@@ -23,12 +23,12 @@ using example::usage_error;
 
 enum class command_kind : std::uint8_t { list, show, verify, diff, convert, copy, compact, prune };
 
-/// Which rank gets which elements of a tensor.
+/// The distribution of a tensor's elements over the ranks.
 enum class partition_kind : std::uint8_t {
-  flat,        ///< all tensors end to end, a range for each rank
+  flat,        ///< all tensors concatenated, with a range for each rank
   rows,        ///< a band of rows of each
-  columns,     ///< a band of columns of each that has two dimensions or more
-  replicated,  ///< as ranks that hold all of it write it: about as many bytes each
+  columns,     ///< a band of columns of each tensor with two dimensions or more
+  replicated,  ///< each rank holds all, and writes about the same number of bytes
 };
 
 struct command_line {
@@ -48,7 +48,7 @@ struct command_line {
 
 namespace detail {
 
-/// A command as CLI11 has it, and the texts that were given for it.
+/// A command of CLI11, and its given texts.
 struct command_texts {
   CLI::App* app = nullptr;
   std::optional<std::string> first{};
@@ -66,8 +66,8 @@ struct command_texts {
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
-/// @throws usage_error  which names what is missing or wrong, and what would be right.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
+/// @throws usage_error  the text names what is missing or wrong, and valid values.
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
   CLI::App app("Looks at and works on a folder of llmmem checkpoints.", "checkpoint_tool");

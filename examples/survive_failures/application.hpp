@@ -1,5 +1,5 @@
 /// @file
-/// The program: trains on ranks that die, and proves that it made no difference.
+/// The program: trains on ranks that die, and proves that the result is the same.
 #pragma once
 
 #include <fmt/format.h>

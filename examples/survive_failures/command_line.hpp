@@ -1,5 +1,5 @@
 /// @file
-/// What the program was asked to do.
+/// The command line.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -22,7 +22,7 @@
 
 namespace survive_failures {
 
-/// Silence is looked at every 50 ms: with less, a process that is well might be killed for a moment's load.
+/// Silence is checked every 50 ms: with less, a healthy process might be killed for a moment's load.
 inline constexpr std::uint64_t least_silence_ms = 200;
 
 struct command_line {
@@ -31,7 +31,7 @@ struct command_line {
   bool json = false;
 };
 
-/// The options; refers to `app`, as that does to this.
+/// The options; this and `app` refer to each other.
 class job_options {
  public:
   explicit job_options(CLI::App& app) {
@@ -74,7 +74,7 @@ class job_options {
   job_options& operator=(const job_options&) = delete;
 
   /// @pre the app has parsed.
-  /// @throws usage_error  saying what would be right.
+  /// @throws usage_error  the text has valid values.
   [[nodiscard]] command_line asked() const {
     command_line all;
     job_plan& plan = all.plan;
