@@ -65,7 +65,7 @@ template <class Names>
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
   CLI::App app(
-      "Records what training and serving programs allocate, and finds the smallest budget at which each "
+      "Records the allocations of training and serving programs, and finds the smallest budget at which each "
       "arena survives it.",
       "allocation_trace");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

@@ -70,7 +70,7 @@ struct command_texts {
 /// @throws usage_error  the text names what is missing or wrong, and valid values.
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
-  CLI::App app("Looks at and works on a folder of llmmem checkpoints.", "checkpoint_tool");
+  CLI::App app("Inspects and changes a folder of llmmem checkpoints.", "checkpoint_tool");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
   bool sizes = false;
@@ -85,10 +85,10 @@ struct command_texts {
         ->type_name("");
     if (second != nullptr) to.app->add_option(second, to.second, second_what)->type_name("");
   };
-  constexpr const char* which = "a step, or a checkpoint's name (default: the newest whole one)";
+  constexpr const char* which = "a step, or a checkpoint's name (default: the newest complete one)";
   add(list, "list", "names the checkpoints of a folder, and says which are whole", "DIR", nullptr, nullptr);
-  add(show, "show", "tells what is in a checkpoint", "DIR", "STEP|NAME", which);
-  add(verify, "verify", "reads every byte, and says what is damaged", "DIR", "STEP|NAME",
+  add(show, "show", "shows the contents of a checkpoint", "DIR", "STEP|NAME", which);
+  add(verify, "verify", "reads every byte, and reports damage", "DIR", "STEP|NAME",
       "a step, or a checkpoint's name (default: all of them)");
   add(diff, "diff", "compares two checkpoints, tensor by tensor, whatever their sharding", "A", "B",
       "the other: DIR/STEP, DIR/NAME, DIR; or STEP or NAME of the same folder");
@@ -99,9 +99,9 @@ struct command_texts {
       nullptr);
   add(prune, "prune", "removes checkpoints that need not stay", "DIR", nullptr, nullptr);
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  verify.app->add_flag("--sizes", sizes, "look at sizes and headers only, read no data");
+  verify.app->add_flag("--sizes", sizes, "check only sizes and headers, read no data");
   convert.app->add_option("--world", world, "ranks (default: 1, as Hugging Face has it)")->type_name("M");
-  convert.app->add_option("--partition", partition, "who has what, with several ranks (default: flat)")
+  convert.app->add_option("--partition", partition, "the distribution over several ranks (default: flat)")
       ->type_name("flat|rows|columns|replicated");
   convert.app->add_option("--max-shard-mib", shard, "MiB of tensors in a file (default: 5 GB)")
       ->type_name("N");

@@ -114,7 +114,7 @@ struct pruning {
   for (const pruned_checkpoint& each : plan.checkpoints) {
     const std::string_view what = each.what == fate::stays ? "stays"
                                   : each.what == fate::not_whole
-                                      ? "not whole: left as it is, verify tells why"
+                                      ? "incomplete: left as it is, verify shows why"
                                   : plan.is_dry ? "would go"
                                                 : "is gone";
     text += fmt::format("  {:<26}{:>11}  {}", folder_name(each.id), bytes_shown(each.bytes), what);

@@ -49,7 +49,8 @@ struct command_line {
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
   app.add_option("--families", families, "system prompts that requests share (default: 4)")->type_name("N");
-  app.add_option("--block-bytes", bytes, "keys and values of 16 tokens, a multiple of 64 (default: 16384)")
+  app.add_option("--block-bytes", bytes,
+                 "bytes of keys and values of 16 tokens, a multiple of 64 (default: 16384)")
       ->type_name("B");
   app.add_option("--host-blocks", blocks, "blocks of each node's host tier (default: 8192)")->type_name("N");
   app.add_option("--kill-at", kill,

@@ -61,7 +61,7 @@ struct command_line {
   app.add_option("--block-tokens", block, "of attention blocks (default: 16)")->type_name("N");
   app.add_option("--snapshot-tokens", snapshot, "from one state kept to the next (default: 512)")
       ->type_name("N");
-  app.add_option("--seed", seed, "of what is made up (default: 1)")->type_name("N");
+  app.add_option("--seed", seed, "seed of the generated requests (default: 1)")->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (model && *model != "all") {

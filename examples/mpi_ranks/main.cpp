@@ -87,7 +87,7 @@ bool check_all(mpi_ranks::mpi_transport& ranks) {
     const rank_id last{(self + world - 1) % world};
     const auto late = ranks.recv(bytes, last, 99, ranks.after(second / 100));
     check(late.code() == errc::peer_timed_out,
-          "a message that nobody sends is waited for beyond the deadline");
+          "the wait for a message that no rank sends passes the deadline");
     barrier(ranks, {.by = by()}).value();
     ranks
         .exchange(std::as_bytes(std::span(out)), next, std::as_writable_bytes(std::span(into)), last, 99,

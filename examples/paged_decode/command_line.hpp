@@ -92,7 +92,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
   CLI::App app(
-      "Decodes with a small transformer over a paged cache, and holds it to a contiguous one, bit for bit.",
+      "Decodes with a small transformer over a paged cache, and compares it with a contiguous one, bit for "
+      "bit.",
       "paged_decode");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
@@ -129,7 +130,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       {"--message", "tokens that a turn begins with", 1, 4096, &talks.message_tokens},
       {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
   };
-  app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
+  app.add_option("--kv", form, "form of keys and values: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
       ->type_name("FORM");
   for (number& each : numbers)
     app.add_option(each.option, each.text, fmt::format("{} (default: {})", each.about, *each.into))

@@ -138,16 +138,16 @@ inline void check_chart(const hit_ratio_chart& chart) {
                                      "\" has a point at capacity 0, which a logarithmic axis cannot show");
       }
       if (!(point.ratio >= 0 && point.ratio <= 1)) {
-        throw llmmem::argument_error(
-            fmt::format("chart: series \"{}\" has the hit ratio {} at capacity {}; it lies between 0 and 1",
-                        line.name, point.ratio, point.capacity));
+        throw llmmem::argument_error(fmt::format(
+            "chart: series \"{}\" has the hit ratio {} at capacity {}; it must be between 0 and 1", line.name,
+            point.ratio, point.capacity));
       }
     }
   }
   if (chart.series.empty()) throw llmmem::argument_error("chart: nothing to draw, there is no series");
   if (chart.ceiling && !(*chart.ceiling >= 0 && *chart.ceiling <= 1)) {
     throw llmmem::argument_error(
-        fmt::format("chart: the ceiling is {}; it lies between 0 and 1", *chart.ceiling));
+        fmt::format("chart: the ceiling is {}; it must be between 0 and 1", *chart.ceiling));
   }
 }
 

@@ -111,7 +111,8 @@ namespace detail {
          "gzip or zstd")
       ->type_name("FILE");
   app.add_flag("--generate", generate, "replay a built-in synthetic trace instead");
-  app.add_option("--format", format, "mooncake, azure, bailian or burstgpt (default: told from the content)")
+  app.add_option("--format", format,
+                 "mooncake, azure, bailian or burstgpt (default: recognised by the content)")
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
@@ -128,25 +129,25 @@ namespace detail {
                  "model whose KV cache is sized (default: llama3-70b): " + detail::model_names())
       ->type_name("PRESET");
   app.add_option("--tiers", tiers,
-                 "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for what it drops")
+                 "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for evicted blocks")
       ->type_name("BLOCKS");
   app.add_option("--block-bytes", block_bytes,
                  "bytes of a block that --tiers move and check, a multiple of 8 (default: 16)")
       ->type_name("B");
   app.add_option("--tier-dir", tier_folder,
-                 "folder for the file of the nvme tier (default: host memory stands for it)")
+                 "folder for the file of the nvme tier (default: host memory replaces it)")
       ->type_name("DIR");
-  app.add_option(
-         "--pool", pool,
-         "nodes that serve the trace in turns, each with --tiers of that size: apart, and as one pool")
+  app.add_option("--pool", pool,
+                 "nodes that serve the trace alternately, each with --tiers of that size: separately, and as "
+                 "one pool")
       ->type_name("NODES");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
       ->type_name("FILE.svg");
-  app.add_option("--seed", seed, "of the generator and of whatever else is drawn at random (default: 1)")
+  app.add_option("--seed", seed, "of the generator and of all other random numbers (default: 1)")
       ->type_name("N");
   app.add_flag("--skip-bad", asked.skip_bad,
-               "count malformed lines and go on, instead of stopping at the first");
+               "count malformed lines and continue, instead of stopping at the first");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
 
   if (trace_file && generate) throw usage_error("--trace and --generate exclude each other; give one");

@@ -43,10 +43,9 @@ class job_options {
     number("--ranks", "that train together", usual.ranks);
     number("--steps", "of training", usual.steps);
     number("--faults", "to do to them, evenly over the steps", usual.faults);
-    app.add_option(
-           "--redundancy", redundancy_,
-           "how the state is kept beside its owner (default: mirror:2): F copies in all; one parity of "
-           "K ranks; M parities of K; or computed twice")
+    app.add_option("--redundancy", redundancy_,
+                   "how other ranks keep the state (default: mirror:2): F copies in total; one parity of "
+                   "K ranks; M parities of K; or computed twice")
         ->type_name("mirror:F|parity:K|rs:K+M|compute");
     app.add_option("--transport", transport_,
                    "processes joined by sockets (default); threads; or a simulation in virtual time")
@@ -60,10 +59,10 @@ class job_options {
     number("--restart-ms", "from a death to the start of a fresh rank in its place", usual.restart_ms);
     number("--silence-ms", "until a process that stands still is killed by the others, 200 at least",
            usual.silence_ms);
-    app.add_option(
-           "--checkpoint-dir", checkpoint_dir_,
-           "save the job there too, for when more die than the redundancy bears, and go on from what is "
-           "there")
+    app.add_option("--checkpoint-dir", checkpoint_dir_,
+                   "also save the job there, in case more die than the redundancy tolerates, and continue "
+                   "from what is "
+                   "there")
         ->type_name("DIR");
     number("--checkpoint-every", "steps", usual.checkpoint_every);
     app.add_option("--text", text_, "train on this file, any bytes (default: as train_gpt)")

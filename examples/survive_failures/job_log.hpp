@@ -208,7 +208,7 @@ class job_log {
     figures_.steps_lost += lost;
     step_ = event.step;
     if (event.value != 0) figures_.restored_from.push_back(event.step);
-    const char* const how = event.value != 0 ? "loaded" : "begun anew, no checkpoint";
+    const char* const how = event.value != 0 ? "loaded" : "started again, no checkpoint";
     if (event.value != 0 || lost != 0) row(fmt::format("step {} {}: {} steps lost", event.step, how, lost));
     if (!event.said().empty()) row(fmt::format("rank {}: {}", event.seat, event.said()));
   }

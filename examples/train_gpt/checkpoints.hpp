@@ -119,7 +119,7 @@ class run_checkpoints {
     if (all.ends && !is_last) {
       save(done, losses);
       const std::string unsaved = finish();
-      throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; go on with --resume",
+      throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; continue with --resume",
                                       done, unsaved.empty() ? "saved" : "NOT saved: " + unsaved));
     }
     if (all.saves || is_last) save(done, losses);
@@ -159,14 +159,15 @@ class run_checkpoints {
     const std::uint64_t id = newest.found ? newest.found->id.generation + 1 : 0;
     for (const std::uint64_t each : ranks_->exchange(id)) {
       if (each == id) continue;
-      throw llmmem::format_error(asked_->checkpoints.folder +
-                                 ": its ranks found different checkpoints to go on with; look at the folder, "
-                                 "and start again");
+      throw llmmem::format_error(
+          asked_->checkpoints.folder +
+          ": its ranks found different checkpoints to continue with; look at the folder, "
+          "and start again");
     }
     if (!newest.found) {
       if (!newest.skip_reason.empty())
         throw llmmem::format_error(asked_->checkpoints.folder + ": " + newest.message +
-                                   "; take another folder to begin anew");
+                                   "; take another folder to start again");
       return {};
     }
     const llmmem::found_checkpoint& found = *newest.found;

@@ -119,7 +119,7 @@ class training_options {
     number("--batch", "sequences of a step", usual.shape.batch);
     app.add_option("--memory", memory_, "plain: all in host memory; tiered: needs --budget-mib")
         ->type_name("plain|tiered");
-    number("--budget-mib", "MiB of the first tier, which holds all that is computed with", 0);
+    number("--budget-mib", "MiB of the first tier, which holds all data of the computation", 0);
     number("--host-mib", "MiB of a second tier of host memory; 0: none", 0);
     app.add_option("--schedule", schedule_, "when pieces are brought up (default: next_use)")
         ->type_name("on_demand|lookahead|next_use");
@@ -133,29 +133,32 @@ class training_options {
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
         ->type_name("in_backward|after_backward");
-    app.add_option("--checkpoint-dir", asked_.checkpoints.folder, "save the run in this folder as it goes")
+    app.add_option("--checkpoint-dir", asked_.checkpoints.folder,
+                   "save the run in this folder during training")
         ->type_name("DIR");
     app.add_option("--checkpoint-copy", asked_.checkpoints.copy,
-                   "copy checkpoints to this folder, behind the training; --resume looks there, too")
+                   "copy checkpoints to this folder in the background; --resume also looks there")
         ->type_name("DIR");
     app.add_option("--checkpoint-every", every_,
-                   "steps between two saves (default: auto, as often as pays); the last step is saved, too")
+                   "steps between two saves (default: auto, the optimum); the last step is also saved")
         ->type_name("N|auto");
     app.add_flag("--resume", asked_.checkpoints.resumes,
-                 "go on with the newest checkpoint in --checkpoint-dir, if there is one");
+                 "continue with the newest checkpoint in --checkpoint-dir, if there is one");
     number("--ranks", "that share each batch; 0: none", 0);
     app.add_option("--transport", transport_,
                    "what --ranks are: threads of this process (default), or processes joined by sockets")
         ->type_name("thread|socket");
     app.add_option("--parallel", parallel_,
-                   "what each of --ranks keeps (default: data): all; or of the optimizer's state (zero1), "
-                   "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
+                   "the state that each of --ranks keeps (default: data): all; or its shard of the "
+                   "optimizer's (zero1), "
+                   "also of gradients (zero2), also of weights (zero3); the figures do not depend on it")
         ->type_name("data|zero1|zero2|zero3");
     number("--gather-ahead", "layers whose weights zero3 gathers before it uses them, and has room for", 0);
-    app.add_option("--recompute", recompute_,
-                   "activations that the backward pass computes again (default: none): the attention's "
-                   "(selective), all from each block's input (full), or the cheapest within so many bytes at "
-                   "once, of each rank; the figures do not depend on it")
+    app.add_option(
+           "--recompute", recompute_,
+           "activations that the backward pass recomputes (default: none): the attention's "
+           "(selective), all from each block's input (full), or the cheapest within this many bytes at "
+           "once, of each rank; the figures do not depend on it")
         ->type_name("none|selective|full|budget:BYTES");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }

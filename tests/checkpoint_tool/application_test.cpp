@@ -716,7 +716,7 @@ TEST_SUITE("prune") {
     const auto expected = [](const char* goes, const char* summary) {
       return std::string("DIR/run\n") +
              "  step-0000000030-g00000005    12.3 KiB  stays\n"
-             "  step-0000000025-g00000004         0 B  not whole: left as it is, verify tells why\n"
+             "  step-0000000025-g00000004         0 B  incomplete: left as it is, verify shows why\n"
              "  step-0000000020-g00000003    12.3 KiB  stays\n"
              "  step-0000000015-g00000002    12.3 KiB  " +
              goes +

@@ -154,7 +154,7 @@ TEST_SUITE("checkpoint_fallback") {
         run_right(saved_plan(folder, 20, 1000, 1), {{.after_step = 8, .delay_ns = 0, .seats = {0, 1, 3}}});
     CHECK(ended.figures.restored_from.empty());
     CHECK(ended.figures.steps_lost >= 8);
-    CHECK(ended.notes.find("step 0 begun anew, no checkpoint: ") != std::string::npos);
+    CHECK(ended.notes.find("step 0 started again, no checkpoint: ") != std::string::npos);
   }
 
   TEST_CASE("tolerated losses are restored from memory, also if there are files") {
@@ -257,10 +257,10 @@ TEST_SUITE("checkpoint_fallback") {
     const said first = run_program({"--steps", "10", "--checkpoint-dir", saved, "--checkpoint-every", "5"});
     CAPTURE(first.notes);
     CHECK(first.status == example::exit_status::success);
-    CHECK(first.notes.find("goes on from step") == std::string::npos);
+    CHECK(first.notes.find("continues from step") == std::string::npos);
     const said second = run_program({"--steps", "12", "--checkpoint-dir", saved});
     CHECK(second.status == example::exit_status::success);
-    CHECK(second.notes.rfind("goes on from step 10 in " + saved + "\n", 0) == 0);
+    CHECK(second.notes.rfind("continues from step 10 in " + saved + "\n", 0) == 0);
     const said other = run_program({"--steps", "12", "--checkpoint-dir", saved, "--seed", "9"});
     CHECK(other.status == example::exit_status::failure);
     CHECK(other.notes.find("is a checkpoint of another job: --ranks 4 --seed 1 ") != std::string::npos);

@@ -108,7 +108,7 @@ TEST_CASE(
   child_process again(program, run_in(folder, "1210"), folder.file("out"), folder.file("notes"));
   CHECK(result_of(folder, again)["restored_from"] == nlohmann::json({1200}));
   CHECK(contents_of(folder.file("notes"))
-            .rfind("goes on from step 1200 in " + folder.file("saved") + "\n", 0) == 0);
+            .rfind("continues from step 1200 in " + folder.file("saved") + "\n", 0) == 0);
 }
 
 TEST_CASE("a program killed with all its ranks continues from its newest checkpoint") {

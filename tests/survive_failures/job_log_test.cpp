@@ -206,7 +206,7 @@ TEST_SUITE("job_log") {
               .find("checkpoints  2 times loaded, the last of step 50; 58 steps were lost\n") !=
           std::string::npos);
     CHECK(job.kept.text().find("step 50 loaded: 7 steps lost\n") != std::string::npos);
-    CHECK(job.kept.text().find("step 0 begun anew, no checkpoint: 50 steps lost\n") != std::string::npos);
+    CHECK(job.kept.text().find("step 0 started again, no checkpoint: 50 steps lost\n") != std::string::npos);
   }
 
   TEST_CASE(

@@ -340,7 +340,7 @@ TEST_CASE("a run asked to end saves its state, and resumes from there") {
   CAPTURE(contents_of(folder.file("notes")));
   if (end.status != 0) {  // it was quicker than the signal
     CHECK(end.status == 1);
-    CHECK(contents_of(folder.file("notes")).find("; go on with --resume") != std::string::npos);
+    CHECK(contents_of(folder.file("notes")).find("; continue with --resume") != std::string::npos);
     CHECK(contents_of(folder.file("out")).empty());
   }
   child_process next(program, arguments, folder.file("out"), folder.file("notes"));
