@@ -65,7 +65,8 @@ class closing_cache {
       grown_.push_back({each.sequence, tokens(each.sequence), each.tokens.size(), {}});
     }
     std::vector<llmmem::append_result> added(batch.size());
-    // Blocks are written in the pool and copied here when full, so copies on write happen in the pool.
+    // The copies on write in `added` need no work here: open blocks are written in the pool, and only full
+    // ones are stored here.
     allocator_.append_batch(growths, added).value();
     for (growing& each : grown_) {
       const sequence one[] = {each.of};

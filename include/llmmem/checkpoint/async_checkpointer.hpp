@@ -81,7 +81,7 @@ struct checkpointer_traits {
 ///
 /// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).
 /// @par Thread safety   the thread that owns the state uses `begin_snapshot`, `gate` and guards; any thread
-///      uses the rest. It runs two threads of its own (one if the view is not concurrent).
+///   uses the rest. It runs two threads of its own (one if the view is not concurrent).
 /// @par Errors          the constructor throws the errors of `plan_files`, `length_error` for a ring of less
 ///   than two chunks, `argument_error` for incremental saves without a way to detect changes, and
 ///   `out_of_memory`.

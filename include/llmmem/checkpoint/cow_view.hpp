@@ -55,8 +55,8 @@ inline namespace v0 {
 ///   others lack. `is_unchanged_since` O(log(changed runs)); the first call for a tag O(pages), with 16 bytes
 ///   per run.
 /// @par Thread safety   the writer of the ranges takes a view; then any one thread at a time may read it, and
-///      several threads may read copies. The ranges, their bytes and their pools outlive it: see
-///      `snapshot_guard`.
+///   several threads may read copies. The ranges, their bytes and their pools outlive it: see
+///   `snapshot_guard`.
 /// @par Errors          the constructor throws `argument_error` for an empty list, a null range or a
 ///                      duplicate, and `out_of_memory` for a refused snapshot.
 class cow_state_view {

@@ -85,7 +85,7 @@ class resource_runtime : public Runtime {
 /// @tparam Resource  copyable; must have the property `cuda::mr::device_accessible`: the compiler rejects
 ///                   host memory in a space of device memory
 /// @par Thread safety   the space holds its lock during calls; a resource that other code also uses must be
-///      synchronised.
+///   synchronised.
 /// @par Errors          the constructor throws `system_error` if there is no such device, or no stream.
 template <class Resource, device_runtime Runtime>
 class cccl_source : public device_pool_source<detail::resource_runtime<Resource, Runtime>> {

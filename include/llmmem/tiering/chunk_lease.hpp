@@ -20,7 +20,7 @@ inline namespace v0 {
 ///
 /// @tparam Desk  grants leases and ends them: a part of `basic_tiered_buffer`.
 /// @par Thread safety   a lease begins and ends on the buffer's thread; the holder may share the bytes
-///      between threads.
+///   between threads.
 template <class Desk, access_mode Mode>
 class chunk_lease {
  public:
