@@ -61,8 +61,7 @@ class job_options {
            usual.silence_ms);
     app.add_option("--checkpoint-dir", checkpoint_dir_,
                    "also save the job there, in case more die than the redundancy tolerates, and continue "
-                   "from what is "
-                   "there")
+                   "from what is there")
         ->type_name("DIR");
     number("--checkpoint-every", "steps", usual.checkpoint_every);
     app.add_option("--text", text_, "train on this file, any bytes (default: as train_gpt)")

@@ -148,12 +148,13 @@ class training_options {
     app.add_option("--transport", transport_,
                    "what --ranks are: threads of this process (default), or processes joined by sockets")
         ->type_name("thread|socket");
-    app.add_option("--parallel", parallel_,
-                   "the state that each of --ranks keeps (default: data): all; or its shard of the "
-                   "optimizer's (zero1), "
-                   "also of gradients (zero2), also of weights (zero3); the figures do not depend on it")
+    app.add_option(
+           "--parallel", parallel_,
+           "the state that each of --ranks keeps (default: data): all; or its shard of the "
+           "optimizer's (zero1), also of gradients (zero2), also of weights (zero3); the figures do not "
+           "depend on it")
         ->type_name("data|zero1|zero2|zero3");
-    number("--gather-ahead", "layers whose weights zero3 gathers before it uses them, and has room for", 0);
+    number("--gather-ahead", "layers whose weights zero3 gathers in advance, and has memory for", 0);
     app.add_option(
            "--recompute", recompute_,
            "activations that the backward pass recomputes (default: none): the attention's "

@@ -160,8 +160,8 @@ struct tier_place {
     static_assert(
         sizeof(Other) == 0,
         "this place names a space of another type than its tier's: give a tiered_buffer its places in the "
-        "order of its "
-        "tiers, as in tiered_buffer<host_space, file_space<>> buffer({}, {host, bytes}, {file, bytes})");
+        "order of its tiers, as in tiered_buffer<host_space, file_space<>> buffer({}, {host, bytes}, "
+        "{file, bytes})");
   }
 };
 
