@@ -354,7 +354,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
       found = detail::open_manifest(storage_, id);
     } catch (const storage_error& error) {
       const bool is_none = error.number() == ENOENT && !detail::leads_nowhere(storage_, folder_name(id));
-      if (is_none) continue;  // not whole
+      if (is_none) continue;  // incomplete
       // The checkpoint may still be complete, and refer to any older one.
       list.unread = error.what();
       return list;
